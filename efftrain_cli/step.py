@@ -1,0 +1,106 @@
+"""The values that one training step is made of. Decisions about them live in `plan.py`; nothing here computes.
+
+`Progress` goes in, `StepPlan` says what the step shall be, `StepResult` what it was, and `after_step` makes the next
+`Progress`. All are immutable. No torch at import, so that plans can be printed without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Progress(NamedTuple):
+    """How far a run has come: the readable numbers of a checkpoint. Everything a plan depends on is here.
+
+    A tuple rather than a dataclass because a plan of 100,000 steps makes 100,000 of them.
+    """
+
+    step: int = 0
+    """Finished optimizer steps."""
+    segment: int = 0
+    """Starts and resumes of this run so far, less one; in metrics.jsonl the highest segment of a step counts."""
+    stage: int = 0
+    """Stage of a staged recipe, from 0."""
+    windows: int = 0
+    """Full-length windows of the corpus consumed."""
+    sequences: int = 0
+    """Sequences trained on."""
+    tokens: int = 0
+    """Targets trained on."""
+    tokens_discarded: int = 0
+    """Tokens of consumed windows that no step trained on."""
+    flops: float = 0.0
+    """FLOPs executed, logit matmul included."""
+    train_seconds: float = 0.0
+    """Seconds spent training, without evaluation, checkpoints and compilation."""
+    batch_size: int = 0
+    """Sequences in the next batch where a method adapts it; 0 where the recipe decides."""
+    schedule_step: int = 0
+    """Steps as the learning-rate schedule counts them; growth may set it."""
+    schedule_tokens: int = 0
+    """Tokens as the learning-rate schedule counts them; growth may set it."""
+    lr_warmup_tokens: int = 0
+    """`schedule_tokens` at the end of the learning-rate warmup: where the decay by tokens begins."""
+    best_loss: float | None = None
+    """Lowest training loss of any finished step, nats per token."""
+    simigrad_window: tuple[tuple[float, float, float], ...] = ()
+    """SimiGrad's recent (<A,B>, |A|^2, |B|^2), newest last."""
+
+
+class StepPlan(NamedTuple):
+    """Everything decided about one optimizer step before it runs."""
+
+    step: int
+    """1-based: the step about to run."""
+    lr: float
+    batch_size: int
+    """Sequences, over all micro-batches and ranks."""
+    seq_len: int
+    """Tokens per sequence."""
+    accumulation_steps: int
+    """Micro-batches; their sizes differ by at most one sequence."""
+    window_start: int
+    """Position in the stream of windows where this step's batch begins."""
+    pieces: int
+    """Sequences cut from each window: 1 where the window is truncated to `seq_len`."""
+    keep: tuple[float, ...]
+    """Keep probability of each block, length n_layer; gates are drawn where the forward pass runs."""
+    evaluate: bool
+    """Measure the validation loss after this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token ids of one step on one rank: `tokens` and `targets` are int64 (sequences, seq_len)."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step was. Tensors stay on the device until `read_records` brings many of them over at once."""
+
+    tokens: int
+    """Targets trained on, all ranks."""
+    flops: float
+    """FLOPs executed, logit matmul included: `metrics.flops_per_token` over the blocks that ran."""
+    flops_without_logits: float = 0.0
+    loss: Tensor | None = None
+    """0-d fp32, nats per token over the whole step."""
+    grad_norm: Tensor | None = None
+    """0-d fp32, global l2 norm before clipping."""
+    adam_sqrt_v_l1: Tensor | None = None
+    """0-d fp32, sum of sqrt(v) over Adam's raw fp32 second moments after the update."""
+    adam_sqrt_v_max: Tensor | None = None
+    """0-d fp32, maximum of sqrt(v)."""
+    nonfinite: Tensor | None = None
+    """0-d fp32, sticky: 1 from the first step whose loss or gradient was not finite; such updates are not applied."""
+    blocks_executed: float = 0.0
+    """Blocks computed per sequence, averaged over the micro-batches."""
+    simigrad_dots: tuple[float, float, float] | None = None
+    """<A,B>, |A|^2, |B|^2 of the two half-batch gradients, when SimiGrad read them this step."""
