@@ -1,0 +1,36 @@
+"""The Typer application, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from efftrain_cli.errors import EfftrainError
+
+app = typer.Typer(
+    name="efftrain",
+    help="Train GPT models with training-efficiency methods and compare them honestly.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # locals can hold keys
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def efftrain() -> None:
+    """Train GPT models with training-efficiency methods and compare them honestly."""
+
+
+def run_app() -> None:
+    """Runs the command line. A user's mistake prints one message on stderr and no traceback."""
+    try:
+        app()
+    except EfftrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the void.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
