@@ -1,0 +1,47 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = REPOSITORY.parent / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_root(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Token shards go to a temporary cache that all tests of a session share; runs go to the test's own folder."""
+    os.environ.setdefault("EFFTRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def efftrain(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `efftrain ARGS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there; never raises on its exit code."""
+
+    def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs"), **env}
+        return subprocess.run(
+            [sys.executable, "-m", "efftrain_cli", *args],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real text beside the repository; the test skips where it is absent."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("the folder of shared test data is not beside the repository")
+    return SHARED / "data"
