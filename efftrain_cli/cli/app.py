@@ -25,6 +25,8 @@ def efftrain() -> None:
 
 def run_app() -> None:
     """Runs the command line. A user's mistake prints one message on stderr and no traceback."""
+    from efftrain_cli.cli import commands  # noqa: F401  the commands register themselves on `app`
+
     try:
         app()
     except EfftrainError as error:

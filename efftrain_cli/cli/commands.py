@@ -1,0 +1,3 @@
+"""Every command, by importing its module."""
+
+from __future__ import annotations
