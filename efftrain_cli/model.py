@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +139,23 @@ class GPT(nn.Module):
             raise ValueError(f"{end} positions asked of a model that has {self.config.seq_len}")
         return self.wte(tokens) + self.wpe.weight[position:end]
 
-    def run_blocks(self, x: Tensor, gates: Sequence[bool] | None = None, scales: Tensor | None = None) -> Tensor:
-        """Residual stream through the blocks. A block whose gate is False is skipped; `scales` is (n_layer,) or None."""
+    def run_blocks(
+        self,
+        x: Tensor,
+        gates: Sequence[bool] | None = None,
+        scales: Tensor | None = None,
+        recompute: bool = False,
+    ) -> Tensor:
+        """Residual stream through the blocks.
+
+        A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
+        block's activations are computed again in the backward pass instead of stored.
+        """
         for i, block in enumerate(self.h):
-            if gates is None or gates[i]:
-                x = block(x, None if scales is None else scales[i])
+            if gates is not None and not gates[i]:
+                continue
+            scale = None if scales is None else scales[i]
+            x = checkpoint(block, x, scale, use_reentrant=False) if recompute else block(x, scale)
         return x
 
     def head(self, x: Tensor) -> Tensor:
@@ -160,9 +173,10 @@ class GPT(nn.Module):
         targets: Tensor,
         gates: Sequence[bool] | None = None,
         scales: Tensor | None = None,
+        recompute: bool = False,
     ) -> Tensor:
         """Summed cross-entropy of (batch, seq_len) tokens against targets, nats, 0-d fp32."""
-        return self.head_loss_sum(self.run_blocks(self.embed(tokens), gates, scales), targets)
+        return self.head_loss_sum(self.run_blocks(self.embed(tokens), gates, scales, recompute), targets)
 
     def forward(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Logits (batch, seq_len, vocab_size). With `caches` (one per block) only new tokens are given."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -79,6 +80,10 @@ class Batch:
 
     tokens: Tensor
     targets: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on `device`, without waiting for the copy where it comes from pinned memory."""
+        return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# One thread a process: tests run side by side, and threads that wait for each other by spinning would starve them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
 

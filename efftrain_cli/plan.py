@@ -1,0 +1,110 @@
+"""Where the methods meet: what each step shall be, and what a finished step makes of the run's progress.
+
+Both functions are pure. Everything that a method decides about a step is decided here and nowhere else, so a schedule
+can be printed before anything is spent (`efftrain pretrain --plan`), tested without a trainer, and resumed exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from efftrain_cli.metrics import flops_per_token
+from efftrain_cli.recipe import Recipe
+from efftrain_cli.step import Progress, StepPlan, StepResult
+
+
+@cache
+def _keep_all(n_layer: int) -> tuple[float, ...]:
+    return (1.0,) * n_layer
+
+
+def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
+    """Rows of the embedding matrix: `vocab_size` rounded up to the recipe's multiple."""
+    multiple = recipe.model.vocab_multiple
+    return -(-vocab_size // multiple) * multiple
+
+
+def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
+    """Decides the step after `progress`."""
+    step = progress.step + 1
+    full = recipe.model.seq_len
+    train = recipe.train
+
+    seq_len, pieces = full, 1
+    if recipe.seq_len_warmup is not None:
+        seq_len = recipe.seq_len_warmup.seq_len_at(step, full)
+        pieces = recipe.seq_len_warmup.pieces_at(seq_len, full)
+
+    batch_size = train.batch_size
+    if recipe.batch_size_warmup is not None:
+        batch_size = recipe.batch_size_warmup.batch_size_at(progress.sequences, train.batch_size)
+
+    tokens = batch_size * seq_len
+    lr = recipe.optim.lr_at(
+        progress.schedule_step + 1,
+        progress.schedule_tokens + tokens,
+        progress.lr_warmup_tokens,
+        recipe.optim.decay_tokens or train.tokens,
+    )
+    return StepPlan(
+        step=step,
+        lr=lr,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        accumulation_steps=min(batch_size, -(-tokens // train.micro_batch_tokens)),
+        window_start=progress.windows,
+        pieces=pieces,
+        keep=_keep_all(recipe.model.n_layer),
+        evaluate=step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens,
+    )
+
+
+def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepResult) -> Progress:
+    """The run's progress once `plan` has been carried out with `result`. `best_loss` and `train_seconds`, which the
+    host learns later, are set by `trainer.read_records`."""
+    windows = -(-plan.batch_size // plan.pieces)
+    schedule_step = progress.schedule_step + 1
+    schedule_tokens = progress.schedule_tokens + result.tokens
+    return progress._replace(
+        step=plan.step,
+        windows=progress.windows + windows,
+        sequences=progress.sequences + plan.batch_size,
+        tokens=progress.tokens + result.tokens,
+        tokens_discarded=progress.tokens_discarded + windows * recipe.model.seq_len - result.tokens,
+        flops=progress.flops + result.flops,
+        schedule_step=schedule_step,
+        schedule_tokens=schedule_tokens,
+        lr_warmup_tokens=schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens,
+    )
+
+
+def plan_run(
+    recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None
+) -> Iterator[tuple[StepPlan, Progress]]:
+    """Every step from `progress` to the end of the budget, each with the progress after it.
+
+    Where a step's outcome decides later ones (adaptive batching, a growth trigger) the plan assumes what the method
+    states for it. FLOPs are 0 unless `vocab_size` is given.
+    """
+    progress = Progress() if progress is None else progress
+    rows = None if vocab_size is None else padded_vocab_size(recipe, vocab_size)
+    while progress.tokens < recipe.train.tokens:
+        plan = plan_step(recipe, progress)
+        progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, rows))
+        yield plan, progress
+
+
+def assumed_result(recipe: Recipe, plan: StepPlan, vocab_rows: int | None) -> StepResult:
+    """What a step is expected to be before it runs: every target trained on, blocks executed at their mean."""
+    tokens = plan.batch_size * plan.seq_len
+    if vocab_rows is None:
+        return StepResult(tokens=tokens, flops=0.0)
+    blocks = sum(plan.keep)
+    per_token = flops_per_token(recipe.model.n_embd, plan.seq_len, vocab_rows, blocks)
+    return StepResult(
+        tokens=tokens,
+        flops=per_token.with_logits * tokens,
+        flops_without_logits=per_token.without_logits * tokens,
+        blocks_executed=blocks,
+    )

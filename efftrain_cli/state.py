@@ -1,0 +1,212 @@
+"""The state of training, and its form on disk: named tensors and readable numbers, nothing else.
+
+A checkpoint is a directory that exists whole or not at all: it is written beside its final name, flushed, and renamed.
+Every file's sha256 is in manifest.json and verified before any tensor is used. No pickle is read or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.errors import CheckpointError
+from efftrain_cli.model import GPT
+from efftrain_cli.step import Progress
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Everything that a step changes."""
+
+    model: GPT
+    optimizer: torch.optim.AdamW
+    progress: Progress = field(default_factory=Progress)
+    nonfinite: Tensor = field(default_factory=lambda: torch.zeros(()))
+    """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
+    method_tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Named tensors of a method that needs any beyond model and optimizer."""
+
+
+def model_tensors(state: TrainState) -> dict[str, Tensor]:
+    """The parameters by name; the tied head is not listed twice."""
+    return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+
+
+def optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
+    """Adam's state by parameter name: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`."""
+    tensors = {}
+    for name, parameter in state.model.named_parameters():
+        for key, value in state.optimizer.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
+
+
+def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+    """Copies named tensors into `state`.
+
+    Raises:
+        CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied then.
+    """
+    problems = []
+    for kind, have, given in (
+        ("model", model_tensors(state), model),
+        ("optimizer", optimizer_tensors(state), optimizer),
+    ):
+        problems += [f"{kind} tensor {name} is missing" for name in have.keys() - given.keys()]
+        problems += [f"{kind} tensor {name} is not part of this model" for name in given.keys() - have.keys()]
+        problems += [
+            f"{kind} tensor {name} has shape {tuple(given[name].shape)}, the recipe's model needs {tuple(have[name].shape)}"
+            for name in have.keys() & given.keys()
+            if have[name].shape != given[name].shape
+        ]
+    if problems:
+        raise CheckpointError("the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20]))
+    with torch.no_grad():
+        for have, given in ((model_tensors(state), model), (optimizer_tensors(state), optimizer)):
+            for name, tensor in have.items():
+                tensor.copy_(given[name])
+
+
+def progress_to_json(progress: Progress) -> dict[str, object]:
+    """The progress as JSON values, with the schema's version."""
+    return {"schema_version": SCHEMA_VERSION, **progress._asdict()}
+
+
+def progress_from_json(values: dict[str, object]) -> Progress:
+    """The inverse of `progress_to_json`; fields that an older checkpoint lacks keep their defaults.
+
+    Raises:
+        CheckpointError: the schema is newer than this program, or a field is unknown.
+    """
+    values = dict(values)
+    version = values.pop("schema_version", None)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise CheckpointError(
+            f"the checkpoint has schema_version {version!r}; this efftrain reads up to {SCHEMA_VERSION}: update efftrain"
+        )
+    unknown = values.keys() - set(Progress._fields)
+    if unknown:
+        raise CheckpointError(f"progress.json has unknown fields: {', '.join(sorted(unknown))}")
+    window = values.get("simigrad_window", ())
+    return Progress(**{**values, "simigrad_window": tuple(tuple(entry) for entry in window)})  # type: ignore
+
+
+def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> None:
+    """Writes the state as `directory`, whole or not at all.
+
+    Raises:
+        OSError: the disk is full or not writable; nothing is left behind then.
+        FileExistsError: `directory` exists.
+    """
+    from safetensors.torch import save_file
+
+    if directory.exists():
+        raise FileExistsError(directory)
+    temporary = directory.with_name(f"{directory.name}.tmp")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        save_file(_contiguous(model_tensors(state)), temporary / "model.safetensors")
+        save_file(_contiguous(optimizer_tensors(state)), temporary / "optimizer.safetensors")
+        if state.method_tensors:
+            save_file(_contiguous(state.method_tensors), temporary / "method.safetensors")
+        (temporary / "progress.json").write_text(json.dumps(progress_to_json(state.progress), indent=1))
+        (temporary / "recipe.toml").write_text(recipe_toml)
+        write_manifest(temporary)
+        for path in (*temporary.iterdir(), temporary):
+            _fsync(path)
+        os.rename(temporary, directory)
+        _fsync(directory.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Verifies a checkpoint and reads it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or unexpected; the message names it.
+    """
+    from safetensors.torch import load_file
+
+    verify_checkpoint(directory)
+    progress = progress_from_json(json.loads((directory / "progress.json").read_text()))
+    method = directory / "method.safetensors"
+    return (
+        progress,
+        load_file(directory / "model.safetensors"),
+        load_file(directory / "optimizer.safetensors"),
+        load_file(method) if method.exists() else {},
+    )
+
+
+def write_manifest(directory: Path) -> None:
+    """Writes manifest.json: size and sha256 of every other file in `directory`."""
+    files = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
+        hashes = list(pool.map(sha256_of, files))
+    entries = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, hashes, strict=True)
+    }
+    (directory / MANIFEST).write_text(json.dumps({"schema_version": SCHEMA_VERSION, "files": entries}, indent=1))
+
+
+def verify_checkpoint(directory: Path) -> None:
+    """Checks every file of a checkpoint against its manifest.
+
+    Raises:
+        CheckpointError: naming the first bad file.
+    """
+    manifest = directory / MANIFEST
+    try:
+        entries = json.loads(manifest.read_text())["files"]
+        expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{manifest} is missing: the checkpoint is not complete") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{manifest} is damaged: it is no manifest") from None
+    required = {"model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"}
+    for name in sorted(required - expected.keys()):
+        raise CheckpointError(f"{manifest} is damaged: it does not list {name}")
+    for name, (size, _) in expected.items():
+        path = directory / name
+        if "/" in name or not path.is_file():
+            raise CheckpointError(f"{path} is missing")
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{path} is damaged: {path.stat().st_size} bytes, {size} were written")
+    with ThreadPoolExecutor() as pool:
+        hashes = pool.map(sha256_of, [directory / name for name in expected])
+        for (name, (_, digest)), found in zip(expected.items(), hashes, strict=True):
+            if found != digest:
+                raise CheckpointError(f"{directory / name} is damaged: its sha256 is not the one that was written")
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,232 @@
+"""The one training loop. It names no method: what a step is comes from `plan.py`, its gradient from `build.py`.
+
+`train` is a generator. Its caller owns logging, checkpoints and when to stop, so training can be watched, cut short
+and continued without callbacks. Records hold device tensors; `read_records` brings many to the host at once, so that
+no step waits for the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.build import autocast, build_forward_backward, compute_dtype
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.metrics import peak_flops
+from efftrain_cli.model import GPT
+from efftrain_cli.optim import adam_sqrt_v, set_lr
+from efftrain_cli.plan import after_step, plan_step
+from efftrain_cli.recipe import Recipe
+from efftrain_cli.state import TrainState
+from efftrain_cli.step import Progress, StepPlan, StepResult
+
+
+class Stopwatch:
+    """Seconds between two points of the device's own time line; reading them waits for the device, so read late."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._start: float | torch.cuda.Event = self._now()
+        self._end: float | torch.cuda.Event = self._start
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def stop(self) -> Stopwatch:
+        """Marks the end; returns itself."""
+        self._end = self._now()
+        return self
+
+    def seconds(self) -> float:
+        """Elapsed seconds between construction and `stop`."""
+        if isinstance(self._start, float) and isinstance(self._end, float):
+            return self._end - self._start
+        assert isinstance(self._start, torch.cuda.Event) and isinstance(self._end, torch.cuda.Event)
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One finished step, or step 0: the state before training, with its validation loss only."""
+
+    progress: Progress
+    """After the step; `best_loss` and `train_seconds` in it are not yet those of this step."""
+    plan: StepPlan | None = None
+    result: StepResult | None = None
+    val_loss: Tensor | None = None
+    """0-d fp32, nats per token at full length, all blocks, measured after the step's update."""
+    training: Stopwatch | None = None
+    evaluation: Stopwatch | None = None
+
+
+def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str) -> Tensor:
+    """Mean cross-entropy over validation windows (n, seq_len + 1) at full length with all blocks: 0-d fp32, nats per
+    token. Touches no training state and no random generator."""
+    device = next(model.parameters()).device
+    seq_len = windows.shape[1] - 1
+    total = torch.zeros((), device=device)
+    with torch.no_grad(), autocast(dtype, device):
+        for chunk in windows.split(max(1, micro_batch_tokens // seq_len)):
+            chunk = chunk.to(device, non_blocking=True)
+            total += model.loss_sum(chunk[:, :-1], chunk[:, 1:])
+    return total / (windows.shape[0] * seq_len)
+
+
+def train(
+    state: TrainState,
+    recipe: Recipe,
+    train_data: Windows,
+    val_windows: Tensor,
+    until: int | None = None,
+) -> Iterator[StepRecord]:
+    """Trains `state` in place and yields a record per step until the token budget, or step `until`, is reached.
+
+    A fresh state yields a record for step 0 first. The last step is evaluated whatever ends the run. A step whose loss
+    or gradient is not finite changes nothing, nor does any later one; `read_records` tells.
+
+    Args:
+        val_windows: (n, seq_len + 1) token ids, the fixed validation set.
+    """
+    device = next(state.model.parameters()).device
+    dtype = compute_dtype(recipe.train.dtype, device)
+    forward_backward = build_forward_backward(recipe, state.model, device)
+    parameters = list(state.model.parameters())
+
+    def measure() -> tuple[Tensor, Stopwatch]:
+        watch = Stopwatch(device)
+        loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype)
+        return loss, watch.stop()
+
+    if state.progress.step == 0:
+        val_loss, evaluation = measure()
+        yield StepRecord(progress=state.progress, val_loss=val_loss, evaluation=evaluation)
+
+    while state.progress.tokens < recipe.train.tokens and (until is None or state.progress.step < until):
+        training = Stopwatch(device)
+        plan = plan_step(recipe, state.progress)
+        batch = train_data.batch(plan).to(device)
+        gradient = forward_backward(batch, plan)
+        grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if recipe.optim.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, recipe.optim.grad_clip, grad_norm)
+        finite = torch.isfinite(grad_norm) & torch.isfinite(gradient.loss)
+        state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
+        set_lr(state.optimizer, plan.lr)
+        # The fused kernels leave weights, moments and step counts alone where found_inf is 1.
+        state.optimizer.found_inf = state.nonfinite
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        sqrt_v_l1, sqrt_v_max = adam_sqrt_v(state.optimizer)
+        result = StepResult(
+            tokens=gradient.tokens,
+            flops=gradient.flops,
+            flops_without_logits=gradient.flops_without_logits,
+            blocks_executed=gradient.blocks_executed,
+            simigrad_dots=gradient.simigrad_dots,
+            loss=gradient.loss,
+            grad_norm=grad_norm,
+            adam_sqrt_v_l1=sqrt_v_l1,
+            adam_sqrt_v_max=sqrt_v_max,
+            nonfinite=state.nonfinite,
+        )
+        state.progress = after_step(recipe, state.progress, plan, result)
+        training.stop()
+        val_loss, evaluation = measure() if plan.evaluate or plan.step == until else (None, None)
+        yield StepRecord(
+            progress=state.progress,
+            plan=plan,
+            result=result,
+            val_loss=val_loss,
+            training=training,
+            evaluation=evaluation,
+        )
+
+
+def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord]) -> list[dict[str, object]]:
+    """The rows of metrics.jsonl for `records`, in one transfer from the device.
+
+    The only writer of `progress.best_loss` and `progress.train_seconds`: call it on every record, in order, and before
+    a checkpoint is written. Values that are not finite become None, with `nonfinite` True.
+    """
+    if not records:
+        return []
+    device = state.nonfinite.device
+    absent = torch.full((), float("nan"), device=device)
+    scalars = [
+        absent if value is None else value.float()
+        for record in records
+        for value in (
+            record.val_loss,
+            *(
+                (None,) * 5
+                if record.result is None
+                else (
+                    record.result.loss,
+                    record.result.grad_norm,
+                    record.result.adam_sqrt_v_l1,
+                    record.result.adam_sqrt_v_max,
+                    record.result.nonfinite,
+                )
+            ),
+        )
+    ]
+    values = torch.stack(scalars).view(len(records), 6).tolist()
+    peak = None
+    if device.type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(device), compute_dtype(recipe.train.dtype, device))
+    best, train_seconds = state.progress.best_loss, state.progress.train_seconds
+    rows = []
+    for record, (val_loss, loss, grad_norm, sqrt_v_l1, sqrt_v_max, nonfinite) in zip(records, values, strict=True):
+        progress, plan, result = record.progress, record.plan, record.result
+        row: dict[str, object] = {
+            "step": progress.step,
+            "segment": progress.segment,
+            "stage": progress.stage,
+            "tokens": progress.tokens,
+            "tokens_discarded": progress.tokens_discarded,
+            "windows": progress.windows,
+            "sequences": progress.sequences,
+            "total_flops": progress.flops,
+            "val_loss": finite_or_none(val_loss),
+            "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
+        }
+        if plan is not None and result is not None and record.training is not None:
+            seconds = record.training.seconds()
+            train_seconds += seconds
+            row |= {
+                "seq_len": plan.seq_len,
+                "batch_size": plan.batch_size,
+                "accumulation_steps": plan.accumulation_steps,
+                "lr": plan.lr,
+                "loss": finite_or_none(loss),
+                "loss_ratio": None if best is None else finite_or_none(loss / best),
+                "grad_norm": finite_or_none(grad_norm),
+                "adam_sqrt_v_l1": finite_or_none(sqrt_v_l1),
+                "adam_sqrt_v_max": finite_or_none(sqrt_v_max),
+                "nonfinite": bool(nonfinite),
+                "seconds": seconds,
+                "tokens_per_second": result.tokens / seconds,
+                "flops": result.flops,
+                "flops_without_logits": result.flops_without_logits,
+                "mfu": None if peak is None else result.flops / seconds / peak,
+            }
+            if loss == loss and not nonfinite:
+                best = loss if best is None else min(best, loss)
+        row["train_seconds"] = train_seconds
+        rows.append(row)
+    state.progress = state.progress._replace(best_loss=best, train_seconds=train_seconds)
+    return rows
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no NaN and no infinity: None stands for both."""
+    return value if value - value == 0 else None
