@@ -1,23 +1,92 @@
-"""Progressive layer dropping (Zhang & He, NeurIPS 2020, arXiv 2010.13369)."""
+"""Progressive layer dropping: "Accelerating Training of Transformer-Based Language Models with Progressive Layer Dropping",
+Zhang and He, NeurIPS 2020, arXiv 2010.13369.
+
+In a pre-LN transformer the blocks refine one residual stream, so a block can be skipped at random and the rest still
+make sense. Deep blocks are skipped more often than shallow ones, and dropping sets in only after the first updates.
+A skipped block is not computed, so a step costs fewer FLOPs; at evaluation all blocks run.
+
+    theta(t) = (1 - theta) exp(-gamma t) + theta,   gamma = 100 / T,   t = updates done before the step
+    p_l      = 1 - (l / L) (1 - theta(t)),          l = 1 .. L         keep probability of block l
+    G_l      ~ Bernoulli(p_l)                                          one gate for both sub-layers
+    h        = x + G_l attn(LN(x)) / p_l
+    y        = h + G_l ffn(LN(h)) / p_l
+
+Dividing by p_l keeps the expected branch output equal to the dense one, so nothing is rescaled at evaluation. The equations are
+those that later papers and re-implementations give; the released BERT example (DeepSpeedExamples, bing_bert) samples
+with the p of the block before and divides by the p of the block itself, which inflates every branch: `keep = "code"`
+does that, for comparison only.
+
+Attaches at two places. `plan_step` puts `keep_probabilities` into the plan. The forward pass asks `gates` which blocks to call,
+on the host, from a counter-based generator: equal on every rank, the same after a resume, and no device is waited for.
+A block that no micro-batch of a step called has a gradient of zero, as in DeepSpeed: AdamW still decays its weights and
+follows its momentum, and every parameter's Adam step count stays the run's.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.section import SECTION
+
+GAMMA_STEPS = 100
+"""gamma = GAMMA_STEPS / T: after T / 100 updates theta has come 63 % of its way."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ProgressiveLayerDrop:
     """Progressive layer dropping: skip whole blocks at random, more of them later in training and deeper in the model."""
 
-    theta: float = 0.5
-    """Keep probability of the last block that the schedule approaches, in (0, 1]; 1 drops nothing."""
-    steps: int
-    """T, optimizer steps that set the pace gamma = 100 / T."""
+    theta: float = Field(default=0.5, gt=0, le=1)
+    """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops nothing."""
+    steps: int = Field(ge=0)
+    """T, optimizer steps of the whole run, which set the pace gamma = 100 / T; 0: no ramp, theta is constant."""
     keep: Literal["equation", "code"] = "equation"
     """Keep probabilities and scale: the paper's equation, or the released code's mismatched pair."""
     granularity: Literal["step", "micro_step"] = "micro_step"
-    """How often the gates are drawn."""
+    """How often the gates are drawn: once per optimizer step, or for every micro-batch."""
+
+    def theta_at(self, step: int) -> float:
+        """theta(t) of 1-based `step`: t = step - 1 updates came before it, so step 1 drops nothing unless theta is constant."""
+        if self.steps == 0:
+            return self.theta
+        return (1 - self.theta) * math.exp(-GAMMA_STEPS / self.steps * (step - 1)) + self.theta
+
+    def keep_probabilities(self, step: int, n_layer: int) -> tuple[float, ...]:
+        """p_l with which each of `n_layer` blocks is kept in 1-based `step`, first block first."""
+        drop = 1 - self.theta_at(step)
+        before = 1 if self.keep == "code" else 0
+        return tuple(1 - (block - before) / n_layer * drop for block in range(1, n_layer + 1))
+
+    def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
+        """Factor of each block's two residual branches in 1-based `step`: 1 / p_l of the equation, for both values of `keep`."""
+        drop = 1 - self.theta_at(step)
+        return tuple(1 / (1 - block / n_layer * drop) for block in range(1, n_layer + 1))
+
+    def gates(
+        self, keep: Sequence[float], *, seed: int, step: int, micro_step: int, paired: bool = False
+    ) -> tuple[bool, ...]:
+        """Which blocks run in micro-batch `micro_step` (from 0) of 1-based `step`; `keep` is the plan's.
+
+        `paired`: micro-batches 2j and 2j + 1 share their gates. SimiGrad compares the gradients of two halves of a batch; with
+        gates of their own the halves would differ by which blocks ran, and it would enlarge the batch to average that
+        away.
+        """
+        sharing = 2 if paired else 1
+        draw = 0 if self.granularity == "step" else micro_step // sharing
+        return draw_gates(keep, seed=seed, updates=step - 1, draw=draw)
+
+
+def draw_gates(keep: Sequence[float], *, seed: int, updates: int, draw: int) -> tuple[bool, ...]:
+    """G_l ~ Bernoulli(keep_l), a pure function of its arguments: the counter of a Philox generator is (draw, updates).
+
+    No state is kept, so there is none to save, to synchronise between ranks or to disturb by other random draws.
+    """
+    import numpy as np
+
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, draw, updates]))
+    return tuple(bool(u < p) for u, p in zip(generator.random(len(keep)), keep, strict=True))

@@ -1,31 +1,247 @@
-"""SimiGrad (Qin, Rajbhandari, Ruwase, Yan, Yang, He, NeurIPS 2021)."""
+"""SimiGrad: "SimiGrad: Fine-Grained Adaptive Batching for Large Scale Training using Gradient Similarity Measurement",
+Qin, Rajbhandari, Ruwase, Yan, Yang and He, NeurIPS 2021.
+
+The gradients of the two halves of a batch are compared by their cosine. A low cosine means that the batch is mostly
+noise and should grow; a high one, that a smaller batch would do. So the batch is moved by 10 % towards a target cosine.
+
+    phi = <A, B> / (|A| |B|)               A, B: gradients of the two halves, before clipping
+    B'  = 1.1 B  if phi < target,  0.9 B  if phi > target
+    lr  = schedule * sqrt(B / B_0)         B_0 = train.batch_size
+
+What phi measures: with A and B means over n sequences each, E<A,B> = |G|^2 and E|A|^2 = |G|^2 + tr(Sigma) / n, so
+phi = B / (B + 2 B_s) with the gradient noise scale B_s = tr(Sigma) / |G|^2 (McCandlish et al. 2018, arXiv 1812.06162), and the
+rule comes to rest at B = 2 target / (1 - target) * B_s. This relation is our derivation, not the paper's.
+
+`mode = "reference"` follows the released code (github.com/HeyangQin/SimiGrad, and for `interval` and `window` its successor
+in HeyangQin/DeepSpeed) to the sequence, defects included. The default mode mends them: bounds are rounded to the
+quantum and never exceeded, the batch can always shrink to its lower bound, smoothing averages the dot products (not the
+cosines) of measurements at one batch size, and non-finite measurements are left out.
+
+Attaches at three places. `plan_step` takes the batch size from Progress, an even number of micro-batches and the
+scaled learning rate. `forward_backward` sums the gradient of the even micro-batches apart from that of the odd ones, takes
+`half_dots` and adds the two. `after_step` hands the dot products to `decide`, whose batch size the next step uses.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.section import SECTION
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Dots = tuple[float, float, float]
+"""(<A,B>, |A|^2, |B|^2) of the mean gradients of a batch's two halves."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SimiGrad:
     """SimiGrad: adapt the batch size so that the gradients of the batch's two halves keep a given cosine similarity."""
 
-    target: float
+    target: float = Field(gt=-1, lt=1)
     """gamma, the cosine similarity to hold, in (-1, 1)."""
-    min_batch_size: int
-    """Smallest batch, in sequences."""
-    max_batch_size: int
+    min_batch_size: int = Field(ge=2)
+    """Smallest batch, in sequences; at least 2, one for each half."""
+    max_batch_size: int = Field(ge=2)
     """Largest batch, in sequences."""
-    quantum: int = 1
-    """Batch sizes are multiples of this, in sequences."""
-    interval: int = 1
-    """Steps between two decisions."""
-    window: int = 1
-    """Measurements averaged for one decision."""
+    quantum: int = Field(default=1, ge=1)
+    """Batch sizes are multiples of this, in sequences; an even one keeps the two halves equal."""
+    interval: int = Field(default=1, ge=1)
+    """Steps between two measurements of the similarity."""
+    window: int = Field(default=1, ge=1)
+    """Measurements averaged for one decision, which so comes every interval * window steps."""
     lr_scaling: Literal["sqrt", "linear", "none"] = "sqrt"
     """How the learning rate follows the batch size relative to train.batch_size."""
     mode: Literal["default", "reference"] = "default"
     """"reference" follows the released code's batch sizes exactly, defects included."""
+
+    @model_validator(mode="after")
+    def _bounds_hold_a_batch(self) -> SimiGrad:
+        if self.min_batch_size > self.max_batch_size:
+            raise ValueError(
+                f"min_batch_size {self.min_batch_size} is above max_batch_size {self.max_batch_size}; exchange them, or set both "
+                "to one value for a fixed batch"
+            )
+        if self.lowest > self.highest:
+            raise ValueError(
+                f"no multiple of quantum {self.quantum} lies between min_batch_size {self.min_batch_size} and max_batch_size "
+                f"{self.max_batch_size}; choose a smaller quantum or wider bounds"
+            )
+        return self
+
+    @property
+    def lowest(self) -> int:
+        """min_batch_size rounded up to the quantum, in sequences."""
+        return -(-self.min_batch_size // self.quantum) * self.quantum
+
+    @property
+    def highest(self) -> int:
+        """max_batch_size rounded down to the quantum, in sequences."""
+        return self.max_batch_size // self.quantum * self.quantum
+
+    def measures_at(self, step: int) -> bool:
+        """Whether 1-based `step` measures the similarity.
+
+        The released code reads it at the beginning of an interval and acts on it at the end, `interval` - 1 steps later.
+        """
+        return (step - 1 if self.mode == "reference" else step) % self.interval == 0
+
+    def accumulation_steps(self, needed: int) -> int:
+        """Micro-batches of a step that needs at least `needed`: an even number, so that both halves get as many."""
+        return needed + needed % 2
+
+    def lr_factor(self, batch_size: int, initial: int) -> float:
+        """Factor of the scheduled learning rate at `batch_size`, where the schedule was made for `initial` sequences."""
+        if self.lr_scaling == "none":
+            return 1.0
+        ratio = batch_size / initial
+        return math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio
+
+    def wanted_batch_size(self, batch_size: int, phi: float | None) -> float:
+        """The rule itself, before bounds and quantum, in sequences: a tenth more, a tenth less, or the same."""
+        if phi is None or phi == self.target:
+            return batch_size
+        return batch_size * (1.1 if phi < self.target else 0.9)
+
+    def next_batch_size(self, batch_size: int, phi: float | None) -> int:
+        """The batch after a decision on `phi`, in sequences.
+
+        A multiple of the quantum within the bounds. It differs by a tenth or less, or by one quantum where that is more.
+        """
+        if self.mode == "reference":
+            return reference_batch_size(
+                batch_size,
+                phi,
+                target=self.target,
+                lower=self.min_batch_size,
+                upper=self.max_batch_size,
+                micro_batch_size=self.quantum,
+            )[0]
+        wanted = batch_size
+        if phi is not None and phi < self.target:
+            wanted = max(batch_size + self.quantum, 11 * batch_size // (10 * self.quantum) * self.quantum)
+        elif phi is not None and phi > self.target:
+            wanted = min(batch_size - self.quantum, -(-9 * batch_size // (10 * self.quantum)) * self.quantum)
+        return max(self.lowest, min(wanted, self.highest))
+
+    def decide(
+        self, step: int, batch_size: int, window: tuple[Dots, ...], dots: Dots | None
+    ) -> tuple[int, tuple[Dots, ...]]:
+        """Batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`, or nothing.
+
+        Default: a measurement joins the window; a full window is decided on and cleared, so that no decision sees gradients of
+        another batch size. (A sliding mean that is acted on every step drives the batch into a limit cycle.)
+        Reference: every `interval` steps, on the mean of the last `window` cosines.
+        """
+        if dots is not None and similarity(dots) is None:
+            # The released code keeps the place of a non-finite cosine in its window; zeros have no cosine either, and fit JSON.
+            dots = (0.0, 0.0, 0.0) if self.mode == "reference" else None
+        if dots is not None:
+            window = (*window, dots)[-self.window :]
+        if self.mode == "reference":
+            if step % self.interval == 0 and window:
+                batch_size = self.next_batch_size(batch_size, self._mean_cosine(window))
+            return batch_size, window
+        if len(window) < self.window:
+            return batch_size, window
+        return self.next_batch_size(batch_size, similarity(mean_dots(window))), ()
+
+    def _mean_cosine(self, window: tuple[Dots, ...]) -> float | None:
+        """Mean of the window's finite cosines; None, so no change, where the newest is not finite."""
+        cosines = [phi for phi in map(similarity, window) if phi is not None]
+        return None if similarity(window[-1]) is None else math.fsum(cosines) / len(cosines)
+
+
+def similarity(dots: Dots) -> float | None:
+    """phi = <A,B> / (|A| |B|), or None where a gradient is zero or not finite."""
+    a_dot_b, a_square, b_square = dots
+    if not all(map(math.isfinite, dots)) or a_square <= 0 or b_square <= 0:
+        return None
+    return a_dot_b / (math.sqrt(a_square) * math.sqrt(b_square))
+
+
+def mean_dots(window: Sequence[Dots]) -> Dots:
+    """Means of the three products. phi of these is a ratio of means: less noisy than a mean of cosines, and nearly unbiased."""
+    a_dot_b, a_square, b_square = (math.fsum(column) / len(window) for column in zip(*window, strict=True))
+    return a_dot_b, a_square, b_square
+
+
+def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
+    """B_s = tr(Sigma) / |G|^2, in sequences, from the mean gradients of halves of so many sequences.
+
+    McCandlish et al. 2018, appendix A: <A,B> estimates |G|^2 and |A - B|^2 / (1/n_A + 1/n_B) estimates tr(Sigma), both without
+    bias; equal halves give (B / 4) |A - B|^2 / <A,B>. None where <A,B> is not positive: too noisy to tell.
+    """
+    a_dot_b, a_square, b_square = dots
+    if not all(map(math.isfinite, dots)) or a_dot_b <= 0:
+        return None
+    return (a_square + b_square - 2 * a_dot_b) / (1 / sequences_a + 1 / sequences_b) / a_dot_b
+
+
+def half_dots(a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequences_b: int) -> Tensor:
+    """(<A,B>, |A|^2, |B|^2) as a (3,) fp64 tensor, from gradients a, b that are sums of the halves' losses over one constant.
+
+    `a` and `b` list the same parameters; each is divided by its share of the sequences, so that halves of unequal size are
+    compared as means. Products are summed in fp32 over pieces that fit a CPU's cache, and the pieces in fp64.
+    """
+    import torch
+
+    pieces = []
+    for tensor_a, tensor_b in zip(a, b, strict=True):
+        length = PIECE if tensor_a.device.type == "cpu" else tensor_a.numel()
+        for piece_a, piece_b in zip(
+            tensor_a.flatten().split(length), tensor_b.flatten().split(length), strict=True
+        ):
+            pieces += [torch.dot(piece_a, piece_b), torch.dot(piece_a, piece_a), torch.dot(piece_b, piece_b)]
+    sums = torch.stack(pieces).view(-1, 3).sum(dim=0, dtype=torch.float64)
+    share_a = sequences_a / (sequences_a + sequences_b)
+    share_b = 1 - share_a
+    return sums / sums.new_tensor([share_a * share_b, share_a * share_a, share_b * share_b])
+
+
+PIECE = 1 << 16
+"""Elements per piece of a dot product on the CPU."""
+
+
+def reference_batch_size(
+    batch_size: int,
+    phi: float | None,
+    *,
+    target: float,
+    lower: int | None = None,
+    upper: int | None = None,
+    world_size: int = 1,
+    micro_batch_size: int = 1,
+    max_micro_batch_size: int | None = None,
+) -> tuple[int, int, int]:
+    """(batch size, accumulation steps, micro-batch size per rank) after one decision of the released code.
+
+    github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound, then the quantum
+    world_size * micro_batch_size. Kept as it is: an upper bound that is not a multiple of the quantum is passed over,
+    a batch of one accumulation step never shrinks, and a micro-batch only grows. `phi` is None where it is not finite.
+    """
+    accumulation_steps = batch_size // world_size // micro_batch_size
+    wanted = batch_size
+    if phi is not None and phi < target:
+        wanted = max(1, batch_size + 1, int(1.1 * batch_size))
+    elif phi is not None and phi > target and batch_size > 1:
+        wanted = max(1, min(batch_size - 1, int(0.9 * batch_size)))
+    if upper is not None:
+        wanted = min(wanted, upper)
+    if lower is not None:
+        wanted = max(wanted, lower)
+    if wanted > batch_size:
+        if max_micro_batch_size is not None:
+            micro_batch_size = min(max(1, wanted // world_size), max_micro_batch_size)
+        accumulation_steps = max(1, wanted // world_size // micro_batch_size)
+        if world_size * accumulation_steps * micro_batch_size <= batch_size:
+            accumulation_steps += 1
+    elif wanted < batch_size:
+        accumulation_steps = max(1, wanted // world_size // micro_batch_size)
+    return world_size * accumulation_steps * micro_batch_size, accumulation_steps, micro_batch_size

@@ -1,0 +1,190 @@
+"""Progressive layer dropping: the published schedules, the gates, and what a step with skipped blocks computes and costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import ValidationError
+
+from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop, draw_gates
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def bits(gates: tuple[bool, ...]) -> str:
+    return "".join("01"[gate] for gate in gates)
+
+
+# theta(t) by updates t, as the released schedule class gives it.
+THETA = {
+    (0.5, 100_000): {
+        0: 1, 1: 0.9995002499, 10: 0.9950249169, 100: 0.9524187090, 500: 0.8032653299, 1000: 0.6839397206,
+        2000: 0.5676676416, 3000: 0.5248935342, 5000: 0.5033689735, 10_000: 0.5000227000,
+    },
+    (0.5, 1000): {1: 0.95241871, 5: 0.80326533, 10: 0.68393972, 20: 0.56766764, 50: 0.50336897, 100: 0.50002270},
+    (0.7, 1000): {1: 0.97145123, 5: 0.88195920, 10: 0.81036383, 20: 0.74060058, 50: 0.70202138, 100: 0.70001362},
+    (0.9, 1000): {1: 0.99048374, 5: 0.96065307, 10: 0.93678794, 20: 0.91353353, 50: 0.90067379, 100: 0.90000454},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("theta", "steps"), THETA)
+def test_theta_follows_the_released_schedule(theta: float, steps: int) -> None:
+    drop = ProgressiveLayerDrop(theta=theta, steps=steps)
+    for t, expected in THETA[theta, steps].items():
+        assert drop.theta_at(t + 1) == pytest.approx(expected, abs=5.1e-9)
+
+
+def test_the_first_step_drops_nothing_unless_theta_is_constant() -> None:
+    assert ProgressiveLayerDrop(steps=100).theta_at(1) == 1.0
+    constant = ProgressiveLayerDrop(theta=0.7, steps=0)
+    assert [constant.theta_at(step) for step in (1, 2, 1000)] == [0.7, 0.7, 0.7]
+
+
+def test_theta_1_keeps_every_block_at_scale_1_exactly() -> None:
+    for keep in ("equation", "code"):
+        drop = ProgressiveLayerDrop(theta=1.0, steps=50, keep=keep)
+        for step in (1, 7, 1000):
+            assert drop.keep_probabilities(step, 12) == (1.0,) * 12
+            assert drop.branch_scales(step, 12) == (1.0,) * 12
+
+
+EQUATION_12 = (0.958333, 0.916667, 0.875, 0.833333, 0.791667, 0.75, 0.708333, 0.666667, 0.625, 0.583333, 0.541667, 0.5)
+CODE_SCALES_12 = (1.043478, 1.090909, 1.142857, 1.2, 1.263158, 1.333333, 1.411765, 1.5, 1.6, 1.714286, 1.846154, 2)
+
+
+def test_keep_probabilities_and_scales_at_theta_a_half() -> None:
+    equation = ProgressiveLayerDrop(theta=0.5, steps=0)
+    code = ProgressiveLayerDrop(theta=0.5, steps=0, keep="code")
+    assert equation.keep_probabilities(1, 12) == pytest.approx(EQUATION_12, abs=1e-6)
+    assert equation.keep_probabilities(1, 4) == pytest.approx((0.875, 0.75, 0.625, 0.5))
+    assert equation.keep_probabilities(1, 6) == pytest.approx(
+        (0.916667, 0.833333, 0.75, 0.666667, 0.583333, 0.5), abs=1e-6
+    )
+    assert code.keep_probabilities(1, 12) == pytest.approx((1, *EQUATION_12[:-1]), abs=1e-6)
+    assert code.keep_probabilities(1, 4) == pytest.approx((1, 0.875, 0.75, 0.625))
+    assert code.branch_scales(1, 12) == pytest.approx(CODE_SCALES_12, abs=1e-6)
+
+
+def test_the_equation_is_unbiased_and_the_code_is_not() -> None:
+    for n_layer in (4, 12):
+        equation = ProgressiveLayerDrop(theta=0.5, steps=0)
+        pairs = zip(equation.keep_probabilities(1, n_layer), equation.branch_scales(1, n_layer), strict=True)
+        assert [p * scale for p, scale in pairs] == pytest.approx([1.0] * n_layer)
+    code = ProgressiveLayerDrop(theta=0.5, steps=0, keep="code")
+    pairs = zip(code.keep_probabilities(1, 4), code.branch_scales(1, 4), strict=True)
+    assert [p * scale for p, scale in pairs] == pytest.approx([1.142857, 1.166667, 1.2, 1.25], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keep", "n_layer", "theta", "expected"),
+    [
+        ("equation", 12, 0.5, 8.75), ("equation", 12, 0.7, 10.05), ("equation", 12, 0.9, 11.35),
+        ("code", 12, 0.5, 9.25), ("code", 12, 0.7, 10.35), ("code", 12, 0.9, 11.45),
+        ("equation", 4, 0.5, 2.75), ("code", 4, 0.5, 3.25), ("equation", 6, 0.5, 4.25), ("code", 6, 0.5, 4.75),
+    ],
+)  # fmt: skip
+def test_expected_number_of_blocks(keep: str, n_layer: int, theta: float, expected: float) -> None:
+    drop = ProgressiveLayerDrop(theta=theta, steps=0, keep=keep)
+    p = drop.keep_probabilities(1, n_layer)
+    assert sum(p) == pytest.approx(expected)
+    draws = 4000
+    active = sum(sum(drop.gates(p, seed=7, step=step, micro_step=0)) for step in range(1, draws + 1)) / draws
+    assert abs(active - expected) < 3 * math.sqrt(sum(q * (1 - q) for q in p) / draws)
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "keep", "skipped"),
+    [(6, "equation", 0.2886), (12, "equation", 0.2680), (24, "equation", 0.2577), (6, "code", 0.2061), (12, "code", 0.2268), (24, "code", 0.2371)],
+)  # fmt: skip
+def test_share_of_block_compute_skipped_over_a_run(n_layer: int, keep: str, skipped: float) -> None:
+    drop = ProgressiveLayerDrop(theta=0.5, steps=1000, keep=keep)
+    kept = sum(sum(drop.keep_probabilities(step, n_layer)) for step in range(1, 1001))
+    assert 1 - kept / (1000 * n_layer) == pytest.approx(skipped, abs=1e-4)
+
+
+def test_gates_are_these_bits() -> None:
+    keep = ProgressiveLayerDrop(theta=0.5, steps=0).keep_probabilities(1, 12)
+    assert [bits(draw_gates(keep, seed=1337, updates=0, draw=draw)) for draw in range(3)] == [
+        "101111100100",
+        "111111011110",
+        "111111101010",
+    ]
+    assert bits(draw_gates(keep, seed=1337, updates=1, draw=0)) == "101011111011"
+
+
+def test_each_block_is_kept_as_often_as_its_probability_says() -> None:
+    keep = ProgressiveLayerDrop(theta=0.5, steps=0).keep_probabilities(1, 12)
+    drawn = [draw_gates(keep, seed=1337, updates=step, draw=0) for step in range(4000)]
+    # Recorded for seed 1337 over 4000 steps.
+    assert [round(sum(block) / 4000, 3) for block in zip(*drawn, strict=True)] == pytest.approx(
+        [0.958, 0.916, 0.876, 0.839, 0.786, 0.760, 0.709, 0.668, 0.625, 0.582, 0.538, 0.498], abs=0.0011
+    )
+
+
+def test_gates_depend_on_their_arguments_alone() -> None:
+    import numpy as np
+
+    drop = ProgressiveLayerDrop(theta=0.5, steps=0)
+    keep = drop.keep_probabilities(1, 12)
+    forwards = [drop.gates(keep, seed=3, step=step, micro_step=0) for step in range(1, 20)]
+    np.random.default_rng(3).random(100)
+    backwards = [drop.gates(keep, seed=3, step=step, micro_step=0) for step in reversed(range(1, 20))]
+    assert forwards == backwards[::-1]
+    assert len(set(forwards)) > 10
+    assert forwards != [drop.gates(keep, seed=4, step=step, micro_step=0) for step in range(1, 20)]
+
+
+def test_granularity_and_pairs_decide_which_micro_batches_share_gates() -> None:
+    by_micro_step = ProgressiveLayerDrop(theta=0.5, steps=0)
+    by_step = ProgressiveLayerDrop(theta=0.5, steps=0, granularity="step")
+    keep = by_micro_step.keep_probabilities(1, 12)
+    alone = [by_micro_step.gates(keep, seed=1, step=5, micro_step=i) for i in range(6)]
+    paired = [by_micro_step.gates(keep, seed=1, step=5, micro_step=i, paired=True) for i in range(6)]
+    assert len(set(alone)) == 6
+    assert paired == [alone[0], alone[0], alone[1], alone[1], alone[2], alone[2]]
+    assert {by_step.gates(keep, seed=1, step=5, micro_step=i) for i in range(6)} == {alone[0]}
+
+
+def test_the_mean_over_all_gates_of_scaled_branches_is_the_dense_sum() -> None:
+    n_layer = 5
+    drop = ProgressiveLayerDrop(theta=0.6, steps=0)
+    keep, scales = drop.keep_probabilities(1, n_layer), drop.branch_scales(1, n_layer)
+    branches = [0.3, -1.2, 2.5, 0.7, -0.4]
+    mean = 0.0
+    for gates in itertools.product((False, True), repeat=n_layer):
+        probability = math.prod(p if gate else 1 - p for gate, p in zip(gates, keep, strict=True))
+        mean += probability * sum(
+            branch * scale for branch, scale, gate in zip(branches, scales, gates, strict=True) if gate
+        )
+    assert mean == pytest.approx(sum(branches))
+
+
+@pytest.mark.parametrize(
+    "section", [{"theta": 0.0, "steps": 10}, {"theta": 1.1, "steps": 10}, {"steps": -1}, {"steps": 10, "gamma": 0.001}, {"theta": 0.5}]
+)  # fmt: skip
+def test_a_section_that_breaks_its_rules_is_refused(section: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        ProgressiveLayerDrop(**section)
+
+
+def test_a_scaled_branch_is_the_papers_equation() -> None:
+    """Sub-layers x -> 3 x + 8 and x -> 100 x + 2, x = 1, p = 1/2: h = 1 + 11 / p = 23, y = h + 2302 / p = 4627."""
+    torch = pytest.importorskip("torch")
+    from efftrain_cli.model import Block, GPTConfig
+
+    class Attention(torch.nn.Module):
+        def forward(self, x: Tensor, cache: None) -> Tensor:
+            return 3 * x + 8
+
+    class FeedForward(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 100 * x + 2
+
+    block = Block(GPTConfig(n_layer=1, n_head=1, n_embd=1, seq_len=1, vocab_size=1, padded_vocab_size=1))
+    block.ln_1, block.ln_2 = torch.nn.Identity(), torch.nn.Identity()
+    block.attn, block.mlp = Attention(), FeedForward()
+    assert block(torch.ones(1, 1, 1), torch.tensor(2.0)).item() == 4627
