@@ -1,7 +1,21 @@
-"""Batch size warmup (Brown et al. 2020, GPT-3; Megatron-LM's --rampup-batch-size)."""
+"""Batch size warmup: the schedule of GPT-3, and a baseline that sequence length warmup is compared with.
+
+Brown et al.: "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (batch size raised over the first tokens).
+The formula is Megatron-LM's `--rampup-batch-size START INCREMENT SAMPLES` (`microbatches.py`).
+
+The first steps train on few sequences, of full length; the batch then grows by equal increments, each after the same number
+of sequences, until it is full.
+
+    n = (B - start) / increment              B: train.batch_size
+    B_t = start + floor(consumed_t / (sequences / n)) * increment          while consumed_t <= sequences
+    B_t = B                                                                after that
+
+consumed_t counts the sequences trained before the step. It attaches to `plan_step`, which asks `batch_size_at`.
+"""
 
 from __future__ import annotations
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.section import SECTION, Count
@@ -11,9 +25,48 @@ from efftrain_cli.section import SECTION, Count
 class BatchSizeWarmup:
     """Batch size warmup: begin with few sequences per step and add `increment` at a time over `sequences` sequences."""
 
-    start: int
+    start: int = Field(ge=1)
     """Sequences per step at the beginning."""
-    increment: int
-    """Sequences added at each increase."""
-    sequences: Count
+    increment: int = Field(ge=1)
+    """Sequences added at each increase; divides train.batch_size - start."""
+    sequences: Count = Field(ge=1)
     """Length of the ramp, in sequences trained."""
+
+    def batch_size_at(self, consumed: int, full: int) -> int:
+        """Sequences of the next step, after `consumed` sequences, where `full` is the final batch (train.batch_size)."""
+        if consumed > self.sequences or self.start >= full:
+            return full
+        per_increment = self.sequences / ((full - self.start) // self.increment)
+        return self.start + int(consumed / per_increment) * self.increment
+
+    def steps_of_ramp(self, full: int) -> int:
+        """Optimizer steps that run at less than the `full` batch."""
+        steps = consumed = 0
+        while (batch_size := self.batch_size_at(consumed, full)) < full:
+            steps += 1
+            consumed += batch_size
+        return steps
+
+    def problems(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
+        """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget` tokens:
+        pairs of the key (without the section) and what to do about it."""
+        found = []
+        if self.start > full:
+            found.append(("start", f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it"))
+        elif (full - self.start) % self.increment:
+            found.append(
+                (
+                    "increment",
+                    f"{self.increment} does not divide the {full - self.start} sequences between start = {self.start} and "
+                    f"train.batch_size = {full}, so the ramp would not end at it",
+                )
+            )
+        elif self.sequences * seq_len > budget:
+            found.append(
+                (
+                    "sequences",
+                    f"{self.sequences:,} is beyond the budget: the ramp alone trains {self.sequences * seq_len:,} tokens, "
+                    f"train.tokens is {budget:,}; lower it to at most {budget // seq_len:,}, or raise train.tokens",
+                )
+            )
+        return found

@@ -1,9 +1,31 @@
-"""Sequence length warmup (Li, Zhang, He, NeurIPS 2022, arXiv 2108.06084)."""
+"""Sequence length warmup.
+
+Li, Zhang, He: "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS
+2022, arXiv 2108.06084. The arithmetic is that of its public implementation, DeepSpeed's `curriculum_scheduler.py`.
+
+Long sequences make the first steps of a large-batch, large-LR training unstable. So the first steps train on short ones:
+each window of full length is cut off after the step's length, just before the forward pass. The length grows with the
+optimizer step until it is full; the tokens cut off are not trained on.
+
+    x_t = min(t / T, 1)                                   t: the step about to run, from 1; T: `steps`
+    seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t)                      pacing = "linear"
+    seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t ** (1 / degree))      pacing = "root"
+    seqlen_t -= seqlen_t mod multiple;  at least `multiple`, at most seqlen_e
+
+With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training that the paper compares
+with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
+
+It attaches to `plan_step`, which asks `seq_len_at` for the step's length and `pieces` for the sequences that one window
+gives. The learning rate warms up by steps and decays by tokens, so that shorter steps do not decay it sooner.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from bisect import bisect_left
+from typing import Literal, Self
 
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.section import SECTION
@@ -13,19 +35,150 @@ from efftrain_cli.section import SECTION
 class SeqLenWarmup:
     """Sequence length warmup: train on short sequences first and lengthen them over `steps` optimizer steps."""
 
-    start: int = 8
+    start: int = Field(default=8, ge=1)
     """seqlen_s, the length of the first sequences, in tokens."""
-    steps: int
-    """T, optimizer steps until the full length is reached."""
-    multiple: int = 8
+    steps: int | None = Field(default=None, ge=1)
+    """T, the optimizer step at which the full length is reached; needed unless pacing = "discrete"."""
+    multiple: int = Field(default=8, ge=1)
     """Lengths are rounded down to a multiple of this, in tokens."""
     pacing: Literal["linear", "root", "discrete"] = "linear"
     """How the length grows with the step."""
-    degree: int = 2
+    degree: int = Field(default=2, ge=1)
     """Degree of the root, with pacing = "root"."""
     mode: Literal["truncate", "reshape"] = "truncate"
     """What becomes of the rest of a full-length window: dropped, or cut into further short sequences."""
     lengths: tuple[int, ...] = ()
-    """With pacing = "discrete": the length of each phase, in tokens."""
+    """With pacing = "discrete": the length of each phase, in tokens; the last one is the full length."""
     until: tuple[int, ...] = ()
     """With pacing = "discrete": the last step of each phase but the final one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        breaches = []
+        if self.pacing == "discrete":
+            if not self.lengths:
+                breaches.append('pacing = "discrete" needs lengths, such as [128, 1024], and until, such as [15000]')
+            elif len(self.until) != len(self.lengths) - 1:
+                breaches.append(
+                    f"lengths has {len(self.lengths)} phases and until {len(self.until)} ends; until names the last step of "
+                    f"each phase but the final one, so it needs {len(self.lengths) - 1}"
+                )
+            if any(length < 1 for length in self.lengths):
+                breaches.append(f"lengths = {list(self.lengths)}: a length is at least 1 token")
+            if any(end < 1 for end in self.until) or any(
+                later <= end for end, later in zip(self.until, self.until[1:], strict=False)
+            ):
+                breaches.append(f"until = {list(self.until)}: steps are 1 or more and rise from phase to phase")
+            if self.steps is not None:
+                breaches.append(f'steps = {self.steps} has no meaning with pacing = "discrete"; until says when to lengthen')
+        else:
+            if self.steps is None:
+                breaches.append("steps is missing: the optimizer step at which the full length is reached")
+            for name, given in (("lengths", self.lengths), ("until", self.until)):
+                if given:
+                    breaches.append(f'{name} = {list(given)} needs pacing = "discrete", but pacing is "{self.pacing}"')
+        if breaches:
+            raise ValueError("; ".join(breaches))
+        return self
+
+    def seq_len_at(self, step: int, full: int) -> int:
+        """Length in tokens of the sequences of 1-based optimizer `step`, where `full` (seqlen_e) is the model's seq_len.
+
+        DeepSpeed's floating-point expression, so that lengths agree with it to the step; without its defects: no length
+        is below `multiple` (DeepSpeed can give 0), a full length that is no multiple is reached at step T (there: later),
+        and phases may also come down (there: latched).
+        """
+        if self.steps is None:
+            for end, length in zip(self.until, self.lengths, strict=False):
+                if step <= end:
+                    return min(length, full)
+            return min(self.lengths[-1], full)
+        if step >= self.steps or self.start >= full:
+            return full
+        x = step / self.steps
+        if self.pacing == "root":
+            x **= 1.0 / self.degree
+        length = math.floor(x * (full - self.start) + self.start)
+        length -= length % self.multiple
+        return min(max(length, self.multiple), full)
+
+    def pieces(self, seq_len: int, full: int) -> int:
+        """Sequences of `seq_len` tokens that one window of `full` tokens gives: 1 when truncating, floor(full / seq_len)
+        when reshaping. Sequences that a batch does not need, and the remainder, are discarded."""
+        return 1 if self.mode == "truncate" else full // seq_len
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the warmup's schedule: T, or the end of the last phase but one."""
+        if self.steps is not None:
+            return self.steps
+        return self.until[-1] if self.until else 0
+
+    def phases(self, full: int) -> list[tuple[int, int]]:
+        """(first step, length) of every stretch of steps with one length, in order; the last one lasts for ever."""
+        if self.steps is None:
+            starts = [1, *(end + 1 for end in self.until)]
+            return [(first, min(length, full)) for first, length in zip(starts, self.lengths, strict=True)]
+        found = [(1, self.seq_len_at(1, full))]
+        while found[-1][1] < full:
+            first, length = found[-1]
+            # Lengths never fall, so the next stretch is found by bisection: 128 lengths cost 2,000 calls, not T.
+            ahead = range(first + 1, self.steps + 1)
+            first = ahead[bisect_left(ahead, length + 1, key=lambda step: self.seq_len_at(step, full))]
+            found.append((first, self.seq_len_at(first, full)))
+        return found
+
+    def tokens_through(self, step: int, full: int, batch_size: int) -> int:
+        """Tokens trained by the end of `step`, at `batch_size` sequences per step."""
+        phases = self.phases(full)
+        ends = [first - 1 for first, _ in phases[1:]] + [max(step, phases[-1][0] - 1)]
+        total = 0
+        for (first, length), end in zip(phases, ends, strict=True):
+            total += max(0, min(end, step) - first + 1) * length
+        return total * batch_size
+
+    def problems(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
+        """What is wrong with this warmup in a recipe of `full` tokens per sequence, `batch_size` sequences per step and
+        `budget` tokens: pairs of the key (without the section) and what to do about it."""
+        found = []
+        if self.steps is None:
+            above = [length for length in self.lengths if length > full]
+            if above:
+                found.append(("lengths", f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}"))
+            elif self.lengths[-1] != full:
+                found.append(
+                    (
+                        "lengths",
+                        f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}: positions beyond would "
+                        f"never be trained, yet validation uses them; end with {full}, or set model.seq_len",
+                    )
+                )
+            key, name = "until", str(list(self.until))
+        else:
+            if self.start > full:
+                found.append(("start", f"{self.start} tokens is above the full length, model.seq_len = {full}; start below it"))
+            key, name = "steps", str(self.steps)
+        if not found:
+            needed = self.tokens_through(self.last_step, full, batch_size)
+            if needed > budget:
+                fitting = self.steps and self.longest_within(budget, full, batch_size)
+                way = f"lower it to at most {fitting}" if fitting else "end the warmup earlier"
+                found.append(
+                    (
+                        key,
+                        f"{name} is beyond the budget: the warmup alone trains {needed:,} tokens, train.tokens is {budget:,}; "
+                        f"{way}, or raise train.tokens",
+                    )
+                )
+        return found
+
+    def longest_within(self, budget: int, full: int, batch_size: int) -> int:
+        """The largest `steps` whose warmup trains at most `budget` tokens; 0 if none does."""
+        from dataclasses import replace
+
+        def cost(steps: int) -> int:
+            return replace(self, steps=steps).tokens_through(steps, full, batch_size)
+
+        # No length is below min(multiple, full), which bounds the steps that a budget can hold.
+        most = budget // (batch_size * min(self.multiple, full)) + 1
+        return bisect_left(range(1, most + 1), budget + 1, key=cost)
