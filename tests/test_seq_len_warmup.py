@@ -9,6 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.plan import plan_run
+from efftrain_cli.recipe import Model, Optim, Recipe, Train
 
 BUDGET = 157_286_400_000
 
@@ -115,19 +117,17 @@ def test_a_start_at_full_length_changes_nothing(full: int) -> None:
 def test_pieces_of_a_window() -> None:
     truncate = SeqLenWarmup(steps=10)
     reshape = replace(truncate, mode="reshape")
-    assert [truncate.pieces(length, 1024) for length in (8, 24, 1024)] == [1, 1, 1]
-    assert [reshape.pieces(length, 1024) for length in (8, 24, 520, 1024)] == [128, 42, 1, 1]
+    assert [truncate.pieces_at(length, 1024) for length in (8, 24, 1024)] == [1, 1, 1]
+    assert [reshape.pieces_at(length, 1024) for length in (8, 24, 520, 1024)] == [128, 42, 1, 1]
 
 
-def final_step(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int) -> tuple[int, dict[int, int]]:
-    """The step that reaches the budget, and the tokens after each step."""
-    step = tokens = 0
-    after: dict[int, int] = {}
-    while tokens < budget:
-        step += 1
-        tokens += batch_size * warmup.seq_len_at(step, full)
-        after[step] = tokens
-    return step, after
+def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int, **optim: object) -> Recipe:
+    return Recipe(
+        model=Model(n_layer=1, n_head=1, n_embd=8, seq_len=full),
+        optim=Optim(**{"lr": 6e-4, "min_lr": 1e-5, "warmup_steps": 3000, **optim}),
+        train=Train(tokens=budget, batch_size=batch_size),
+        seq_len_warmup=warmup,
+    )
 
 
 # The final steps of the authors' published checkpoints.
@@ -139,21 +139,53 @@ def final_step(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int) ->
             {3000: "1.131", 37500: "70.66", 45000: "99.54", 50000: "120.5"},
         ),
         (64, 15000, 1024, 4096, BUDGET, 44_589, {15000: "33.18"}),
-        (64, 270000, 1024, 512, BUDGET, 427_617, {270000: "74.65", 360000: "121.8"}),
-        (8, 60000, 1024, 512, BUDGET, 330_000, {60000: "15.73", 200000: "89.13"}),
-        (8, 40000, 1024, 512, BUDGET, 320_000, {}),
+        pytest.param(
+            *(64, 270000, 1024, 512, BUDGET, 427_617, {270000: "74.65", 360000: "121.8"}), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *(8, 60000, 1024, 512, BUDGET, 330_000, {60000: "15.73", 200000: "89.13"}), marks=pytest.mark.slow
+        ),
+        pytest.param(*(8, 40000, 1024, 512, BUDGET, 320_000, {}), marks=pytest.mark.slow),
         (8, 20000, 1024, 4096, BUDGET, 47_500, {20000: "41.95", 27000: "71.3"}),
         (64, 3000, 2048, 2048, 30_000_000_000, 8_612, {3000: "6.47"}),
     ],
 )
 def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget, last, tokens) -> None:
     warmup = SeqLenWarmup(start=start, steps=steps)
-    found, after = final_step(warmup, full, batch_size, budget)
-    assert found == last
+    found = {}
+    for plan, progress in plan_run(recipe_of(warmup, full, batch_size, budget)):
+        if plan.step in tokens:
+            found[plan.step] = progress.tokens
+    assert plan.step == progress.step == last
+    assert progress.tokens >= budget > progress.tokens - batch_size * full
+    assert progress.tokens + progress.tokens_discarded == progress.windows * full == last * batch_size * full
     for step, billions in tokens.items():
         decimals = len(billions.partition(".")[2])
-        assert round(after[step] / 1e9, decimals) == float(billions)
-        assert warmup.tokens_through(step, full, batch_size) == after[step]
+        assert round(found[step] / 1e9, decimals) == float(billions)
+        assert warmup.tokens_through(step, full, batch_size) == found[step]
+
+
+def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens() -> None:
+    expected = {1: 2.0e-7, 1500: 3.0e-4, 3000: 6.0e-4, 10000: 5.980637e-4, 20000: 5.734157e-4, 37500: 3.554895e-4}
+    expected |= {45000: 1.876893e-4, 58000: 1.062021e-5, 58769: 1e-5}
+    recipe = recipe_of(SeqLenWarmup(start=64, steps=45000), 1024, 4096, BUDGET)
+    found = {plan.step: plan.lr for plan, _ in plan_run(recipe) if plan.step in expected}
+    assert found == pytest.approx(expected, rel=2e-7)
+
+
+@pytest.mark.parametrize("mode", ["truncate", "reshape"])
+def test_every_token_of_a_window_is_trained_or_discarded(mode: str) -> None:
+    recipe = recipe_of(SeqLenWarmup(start=8, steps=40, mode=mode), 64, 10, 40_000)
+    trained = before = 0
+    for plan, progress in plan_run(recipe):
+        trained += plan.batch_size * plan.seq_len
+        per_window = 64 // plan.seq_len if mode == "reshape" else 1
+        assert plan.pieces == per_window
+        assert progress.windows - before == -(-10 // per_window)
+        before = progress.windows
+        assert progress.tokens == trained
+        assert progress.tokens + progress.tokens_discarded == 64 * progress.windows
+        assert plan.batch_size == 10
 
 
 def test_the_authors_conversion_from_tokens_to_steps() -> None:

@@ -15,7 +15,7 @@ optimizer step until it is full; the tokens cut off are not trained on.
 With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training that the paper compares
 with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
 
-It attaches to `plan_step`, which asks `seq_len_at` for the step's length and `pieces` for the sequences that one window
+It attaches to `plan_step`, which asks `seq_len_at` for the step's length and `pieces_at` for the sequences that one window
 gives. The learning rate warms up by steps and decays by tokens, so that shorter steps do not decay it sooner.
 """
 
@@ -102,7 +102,7 @@ class SeqLenWarmup:
         length -= length % self.multiple
         return min(max(length, self.multiple), full)
 
-    def pieces(self, seq_len: int, full: int) -> int:
+    def pieces_at(self, seq_len: int, full: int) -> int:
         """Sequences of `seq_len` tokens that one window of `full` tokens gives: 1 when truncating, floor(full / seq_len)
         when reshaping. Sequences that a batch does not need, and the remainder, are discarded."""
         return 1 if self.mode == "truncate" else full // seq_len
