@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from efftrain_cli.model import GPTConfig
+    from efftrain_cli.optim import GroupScale
 
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
 """S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the target model. The
@@ -265,7 +266,7 @@ def _cancelling_blocks(kind: str, tensor: Tensor, factor: int, generator: object
 
 
 def _generator(seed: int, name: str) -> object:
-    """A generator that is a function of the seed and the parameter's name."""
+    """A generator that is a function of the seed, this purpose and the parameter's name."""
     import hashlib
 
     import torch
@@ -431,15 +432,7 @@ def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowt
 # --- training after growth ---
 
 
-class OptimizerScales(NamedTuple):
-    """Factors on the optimizer's settings for one parameter."""
-
-    lr: float = 1.0
-    eps: float = 1.0
-    weight_decay: float = 1.0
-
-
-def small_model_scales(name: str, width_factor: int) -> OptimizerScales:
+def small_model_scales(name: str, width_factor: int) -> GroupScale:
     """The scales with which a parameter of a model widened k-fold takes the small model's own steps.
 
     All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its size
@@ -447,12 +440,14 @@ def small_model_scales(name: str, width_factor: int) -> OptimizerScales:
     where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then repeats the
     small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
     """
+    from efftrain_cli.optim import GroupScale
+
     kind = _kind(name)
     if kind == "last_norm":
-        return OptimizerScales(lr=1 / width_factor, weight_decay=width_factor)
+        return GroupScale(lr=1 / width_factor, weight_decay=width_factor)
     if kind.endswith("matrix"):
-        return OptimizerScales(lr=1 / width_factor, eps=1 / width_factor, weight_decay=width_factor)
-    return OptimizerScales(eps=1 / width_factor)
+        return GroupScale(lr=1 / width_factor, eps=1 / width_factor, weight_decay=width_factor)
+    return GroupScale(eps=1 / width_factor)
 
 
 def width_asymmetry(parameters: Mapping[str, Tensor], factor: int) -> float:
