@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe_file import Problem
+
 
 class EfftrainError(Exception):
     """A mistake or fault that the user can act on: printed without a traceback, then the process exits with `exit_code`."""
@@ -16,7 +22,11 @@ class UsageError(EfftrainError):
 
 
 class RecipeError(UsageError):
-    """A recipe that breaks its rules; the message lists every breach."""
+    """A recipe that breaks its rules; the message lists every breach, `problems` holds them one by one."""
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class DataError(EfftrainError):

@@ -1,22 +1,39 @@
 """A recipe: everything that decides what a run computes, as one frozen value.
 
-The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present is on.
+The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present is on. Below the
+sections stand the rules between them, then reading, writing and comparing whole recipes.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from efftrain_cli.errors import RecipeError
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.recipe_check import Check, report
+from efftrain_cli.recipe_file import Draft, read_recipe_file, recipe_names, toml_lines
 from efftrain_cli.section import SECTION, Count, Every
+
+__all__ = [
+    "Recipe",
+    "RecipeError",
+    "dump_recipe",
+    "load_recipe",
+    "recipe_differences",
+    "recipe_names",
+    "recipe_values",
+    "warnings_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -63,7 +80,7 @@ class Optim:
     """Peak learning rate."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """Adam's decay rates of the first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
@@ -75,9 +92,9 @@ class Optim:
     """Steps of linear warmup."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Decay after the warmup."""
-    decay_tokens: Count | None = None
+    decay_tokens: Annotated[Count, Field(ge=1)] | None = None
     """Tokens at which min_lr is reached; default: train.tokens."""
-    decay_steps: int | None = None
+    decay_steps: int | None = Field(default=None, ge=1)
     """Decay by steps instead: the step at which min_lr is reached."""
 
     def lr_at(self, step: int, tokens: int, warmup_tokens: int, decay_tokens: int) -> float:
@@ -169,3 +186,177 @@ class Recipe:
     progressive_layer_drop: ProgressiveLayerDrop | None = None
     simigrad: SimiGrad | None = None
     staged_growth: StagedGrowth | None = None
+
+    @model_validator(mode="after")
+    def _rules_between_sections(self) -> Recipe:
+        found = [f"{key}: {rule}" for key, rule in breaches_between(vars(self))]
+        if found:
+            raise ValueError("\n".join(found))
+        return self
+
+
+# --- rules between sections ------------------------------------------------------------------------------------------
+
+
+def breaches_between(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(dotted key, rule) of every combination that cannot work. Sections that are absent or themselves wrong are skipped."""
+    model: Model | None = sections.get("model")
+    optim: Optim | None = sections.get("optim")
+    train: Train | None = sections.get("train")
+    slw: SeqLenWarmup | None = sections.get("seq_len_warmup")
+    ramp: BatchSizeWarmup | None = sections.get("batch_size_warmup")
+    simigrad: SimiGrad | None = sections.get("simigrad")
+    if model and model.n_embd % model.n_head:
+        yield "model.n_head", f"must divide model.n_embd = {model.n_embd}: every head has n_embd / n_head channels"
+    if model and train and train.micro_batch_tokens < model.seq_len:
+        yield "train.micro_batch_tokens", f"must hold one sequence, model.seq_len = {model.seq_len} tokens, or more"
+    if optim and optim.min_lr > optim.lr:
+        yield "optim.min_lr", f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from"
+    if optim and optim.decay_tokens is not None and optim.decay_steps is not None:
+        yield (
+            "optim.decay_steps",
+            f"optim.decay_tokens = {optim.decay_tokens:_} schedules the same decay; keep one and set the other to false",
+        )
+    if optim and optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
+        yield "optim.decay_steps", f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins"
+    if model and slw:
+        longest = max(slw.lengths, default=0) if slw.pacing == "discrete" else slw.start
+        name = "lengths" if slw.pacing == "discrete" else "start"
+        if longest > model.seq_len:
+            yield f"seq_len_warmup.{name}", f"{longest} exceeds the full length, model.seq_len = {model.seq_len} tokens"
+    if slw and ramp:
+        yield (
+            "batch_size_warmup",
+            "cannot be combined with seq_len_warmup: both shrink the early steps' tokens, which would shrink twice; "
+            "set one of the two to false",
+        )
+    if simigrad and ramp:
+        yield (
+            "batch_size_warmup",
+            "cannot be combined with simigrad: both decide the batch size; set one of the two to false",
+        )
+    if train and ramp and ramp.start > train.batch_size:
+        yield "batch_size_warmup.start", f"must not exceed train.batch_size = {train.batch_size}, where the ramp ends"
+    elif train and ramp and ramp.increment > 0 and (train.batch_size - ramp.start) % ramp.increment:
+        yield (
+            "batch_size_warmup.increment",
+            f"must divide train.batch_size - start = {train.batch_size - ramp.start}, so that the ramp ends on the batch size",
+        )
+
+
+def warnings_of(recipe: Recipe) -> list[str]:
+    """What is legal and probably not meant, one sentence each; `pretrain` prints them before step 1."""
+    found = []
+    model, optim, train, slw = recipe.model, recipe.optim, recipe.train, recipe.seq_len_warmup
+    step_tokens = train.batch_size * model.seq_len
+    steps = math.ceil(train.tokens / step_tokens)
+    if train.tokens < step_tokens:
+        found.append(f"train.tokens = {train.tokens:_} is less than one full step, {step_tokens:_} tokens")
+    varies = slw or recipe.batch_size_warmup or recipe.simigrad  # steps is then only a lower bound
+    if optim.warmup_steps >= steps and not varies:
+        found.append(
+            f"optim.warmup_steps = {optim.warmup_steps}, but the budget ends after {steps} steps: "
+            "the learning rate never reaches its peak"
+        )
+    if optim.schedule == "constant" and not (optim.decay_tokens is None and optim.decay_steps is None):
+        found.append('optim.schedule = "constant" does not decay: decay_tokens and decay_steps have no effect')
+    elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
+        found.append(
+            f"optim.decay_tokens = {optim.decay_tokens:_} lies beyond the budget, train.tokens = {train.tokens:_}: "
+            "the learning rate never reaches min_lr"
+        )
+    elif optim.decay_steps is not None and optim.decay_steps > steps and not varies:
+        found.append(
+            f"optim.decay_steps = {optim.decay_steps} lies beyond the budget's {steps} steps: "
+            "the learning rate never reaches min_lr"
+        )
+    if optim.schedule != "constant" and optim.decay_steps is not None and (slw or recipe.batch_size_warmup):
+        found.append(
+            "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "
+            "decay by tokens instead (decay_steps = false)"
+        )
+    if slw and slw.pacing == "discrete" and slw.lengths and slw.lengths[-1] != model.seq_len:
+        found.append(
+            f"seq_len_warmup.lengths ends at {slw.lengths[-1]}: the full length of {model.seq_len} tokens is never trained"
+        )
+    elif slw and slw.pacing != "discrete":
+        # The mean length of the warmup is at least the mean of its ends, for linear and root pacing alike.
+        spent = slw.steps * train.batch_size * (slw.start + model.seq_len) // 2
+        if spent > train.tokens and recipe.simigrad is None:
+            found.append(
+                f"seq_len_warmup.steps = {slw.steps} takes about {spent:_} tokens, more than the budget of "
+                f"{train.tokens:_}: the full length of {model.seq_len} tokens is never reached"
+            )
+    ramp = recipe.batch_size_warmup
+    if ramp and ramp.sequences * model.seq_len > train.tokens:
+        found.append(
+            f"batch_size_warmup.sequences = {ramp.sequences:_} take {ramp.sequences * model.seq_len:_} tokens, more than the "
+            f"budget of {train.tokens:_}: the full batch size is never reached"
+        )
+    return found
+
+
+# --- whole recipes ---------------------------------------------------------------------------------------------------
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of that name or path, with what it inherits and with `key=value` overrides.
+
+    Raises:
+        RecipeError: it is not found or breaks any rule; the message lists every breach at once.
+    """
+    return check_draft(read_recipe_file(name_or_path, overrides))
+
+
+def check_draft(draft: Draft) -> Recipe:
+    """The recipe that a draft describes.
+
+    Raises:
+        RecipeError: it breaks any rule; the message lists every breach at once.
+    """
+    check = Check(draft, Recipe)
+    sections = check.result()
+    for key, rule in breaches_between(sections):
+        section, _, name = key.partition(".")
+        check.add(key, rule, getattr(sections[section], name) if name else None)
+    if check.problems:
+        raise RecipeError(report(draft.name, check.problems), check.problems)
+    return Recipe(**sections)
+
+
+def recipe_values(section: Any) -> dict[str, Any]:
+    """A recipe (or section) as nested dicts in the order of its fields, without what is absent."""
+
+    def plain(value: Any) -> Any:
+        if is_dataclass(value):
+            return recipe_values(value)
+        return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+    values = {field.name: plain(getattr(section, field.name)) for field in fields(section)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:
+    """The recipe as TOML, every default written out; `load_recipe` reads it back to an equal Recipe.
+
+    Args:
+        comments: dotted key -> a comment to stand after its value.
+    """
+    return "\n".join(toml_lines(recipe_values(recipe), comments)) + "\n"
+
+
+def recipe_differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
+    """(dotted key, value in a, value in b) of exactly the keys that differ; None where a key is absent."""
+    flat_a, flat_b = dict(_flat(recipe_values(a), "")), dict(_flat(recipe_values(b), ""))
+    keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
+    return [(key, flat_a.get(key), flat_b.get(key)) for key in keys if flat_a.get(key) != flat_b.get(key)]
+
+
+def _flat(values: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

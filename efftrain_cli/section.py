@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict
 
-SECTION = ConfigDict(extra="forbid", use_attribute_docstrings=True, strict=True)
-"""Configuration of every section: unknown keys are errors, nothing is silently converted, docstrings are descriptions."""
+SECTION = ConfigDict(extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False)
+"""Configuration of every section: unknown keys are errors, nothing is silently converted, numbers are finite,
+docstrings are descriptions."""
 
 _SUFFIX = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_COUNT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?)\s*([KMBT]?)\s*", re.IGNORECASE)
+_COUNT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBT]?)\s*", re.IGNORECASE)
 
 
 def parse_count(value: Any) -> Any:
@@ -61,8 +62,10 @@ def parse_duration(value: str) -> float:
 
 def check_every(value: Any) -> Any:
     """Lets an interval be a whole number of steps or a duration; the text form is kept, as the recipe wrote it."""
-    if isinstance(value, str):
-        parse_duration(value)
+    if isinstance(value, str) and parse_duration(value) <= 0:
+        raise ValueError("a duration is longer than 0s")
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise ValueError("an interval is at least 1 step")
     return value
 
 
