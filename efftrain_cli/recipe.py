@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import StagedGrowth
-from efftrain_cli.recipe_check import Check, report
+from efftrain_cli.recipe_check import Check, UnknownValue, report
 from efftrain_cli.recipe_file import Draft, read_recipe_file, recipe_names, toml_lines
 from efftrain_cli.section import SECTION, Count, Every
 
@@ -199,48 +200,63 @@ class Recipe:
 
 
 def breaches_between(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(dotted key, rule) of every combination that cannot work. Sections that are absent or themselves wrong are skipped."""
+    """(dotted key, rule) of every combination that cannot work. A rule is skipped where a value it needs is itself wrong."""
+    for rule in (_model_rules, _optim_rules, _warmup_rules, _batch_size_rules):
+        found = rule(sections)
+        with suppress(UnknownValue):
+            yield from found
+
+
+def _model_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     model: Model | None = sections.get("model")
-    optim: Optim | None = sections.get("optim")
-    train: Train | None = sections.get("train")
-    slw: SeqLenWarmup | None = sections.get("seq_len_warmup")
-    ramp: BatchSizeWarmup | None = sections.get("batch_size_warmup")
-    simigrad: SimiGrad | None = sections.get("simigrad")
     if model and model.n_embd % model.n_head:
         yield "model.n_head", f"must divide model.n_embd = {model.n_embd}: every head has n_embd / n_head channels"
-    if model and train and train.micro_batch_tokens < model.seq_len:
-        yield "train.micro_batch_tokens", f"must hold one sequence, model.seq_len = {model.seq_len} tokens, or more"
-    if optim and optim.min_lr > optim.lr:
-        yield "optim.min_lr", f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from"
-    if optim and optim.decay_tokens is not None and optim.decay_steps is not None:
+
+
+def _optim_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    optim: Optim | None = sections.get("optim")
+    if optim is None:
+        return
+    if optim.decay_tokens is not None and optim.decay_steps is not None:
         yield (
             "optim.decay_steps",
             f"optim.decay_tokens = {optim.decay_tokens:_} schedules the same decay; keep one and set the other to false",
         )
-    if optim and optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
+    if optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
         yield "optim.decay_steps", f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins"
-    if model and slw:
-        longest = max(slw.lengths, default=0) if slw.pacing == "discrete" else slw.start
-        name = "lengths" if slw.pacing == "discrete" else "start"
-        if longest > model.seq_len:
-            yield f"seq_len_warmup.{name}", f"{longest} exceeds the full length, model.seq_len = {model.seq_len} tokens"
-    if slw and ramp:
+    if optim.min_lr > optim.lr:
+        yield "optim.min_lr", f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from"
+
+
+def _warmup_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    model: Model | None = sections.get("model")
+    train: Train | None = sections.get("train")
+    slw: SeqLenWarmup | None = sections.get("seq_len_warmup")
+    ramp: BatchSizeWarmup | None = sections.get("batch_size_warmup")
+    simigrad: SimiGrad | None = sections.get("simigrad")
+    if model and train and slw:
+        # Under SimiGrad only the smallest batch is known; the tokens are then a lower bound.
+        batch_size = simigrad.lowest if simigrad else train.batch_size
+        for name, rule in slw.problems(model.seq_len, batch_size, train.tokens):
+            yield f"seq_len_warmup.{name}", rule
+    if model and train and ramp:
+        for name, rule in ramp.problems(train.batch_size, model.seq_len, train.tokens):
+            yield f"batch_size_warmup.{name}", rule
+
+
+def _batch_size_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if sections.get("batch_size_warmup") is None:
+        return
+    if sections.get("seq_len_warmup") is not None:
         yield (
             "batch_size_warmup",
-            "cannot be combined with seq_len_warmup: both shrink the early steps' tokens, which would shrink twice; "
+            "cannot be combined with seq_len_warmup: both take tokens from the early steps, which would shrink them twice; "
             "set one of the two to false",
         )
-    if simigrad and ramp:
+    if sections.get("simigrad") is not None:
         yield (
             "batch_size_warmup",
             "cannot be combined with simigrad: both decide the batch size; set one of the two to false",
-        )
-    if train and ramp and ramp.start > train.batch_size:
-        yield "batch_size_warmup.start", f"must not exceed train.batch_size = {train.batch_size}, where the ramp ends"
-    elif train and ramp and ramp.increment > 0 and (train.batch_size - ramp.start) % ramp.increment:
-        yield (
-            "batch_size_warmup.increment",
-            f"must divide train.batch_size - start = {train.batch_size - ramp.start}, so that the ramp ends on the batch size",
         )
 
 
@@ -252,6 +268,11 @@ def warnings_of(recipe: Recipe) -> list[str]:
     steps = math.ceil(train.tokens / step_tokens)
     if train.tokens < step_tokens:
         found.append(f"train.tokens = {train.tokens:_} is less than one full step, {step_tokens:_} tokens")
+    if train.micro_batch_tokens < model.seq_len:
+        found.append(
+            f"train.micro_batch_tokens = {train.micro_batch_tokens:_} is less than one sequence of {model.seq_len} tokens: "
+            "a forward pass holds one sequence all the same"
+        )
     varies = slw or recipe.batch_size_warmup or recipe.simigrad  # steps is then only a lower bound
     if optim.warmup_steps >= steps and not varies:
         found.append(
@@ -274,24 +295,6 @@ def warnings_of(recipe: Recipe) -> list[str]:
         found.append(
             "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "
             "decay by tokens instead (decay_steps = false)"
-        )
-    if slw and slw.pacing == "discrete" and slw.lengths and slw.lengths[-1] != model.seq_len:
-        found.append(
-            f"seq_len_warmup.lengths ends at {slw.lengths[-1]}: the full length of {model.seq_len} tokens is never trained"
-        )
-    elif slw and slw.pacing != "discrete":
-        # The mean length of the warmup is at least the mean of its ends, for linear and root pacing alike.
-        spent = slw.steps * train.batch_size * (slw.start + model.seq_len) // 2
-        if spent > train.tokens and recipe.simigrad is None:
-            found.append(
-                f"seq_len_warmup.steps = {slw.steps} takes about {spent:_} tokens, more than the budget of "
-                f"{train.tokens:_}: the full length of {model.seq_len} tokens is never reached"
-            )
-    ramp = recipe.batch_size_warmup
-    if ramp and ramp.sequences * model.seq_len > train.tokens:
-        found.append(
-            f"batch_size_warmup.sequences = {ramp.sequences:_} take {ramp.sequences * model.seq_len:_} tokens, more than the "
-            f"budget of {train.tokens:_}: the full batch size is never reached"
         )
     return found
 
@@ -316,9 +319,10 @@ def check_draft(draft: Draft) -> Recipe:
     """
     check = Check(draft, Recipe)
     sections = check.result()
-    for key, rule in breaches_between(sections):
+    known = {**check.partial, **sections}
+    for key, rule in breaches_between(known):
         section, _, name = key.partition(".")
-        check.add(key, rule, getattr(sections[section], name) if name else None)
+        check.add(key, rule, getattr(known[section], name) if name else None)
     if check.problems:
         raise RecipeError(report(draft.name, check.problems), check.problems)
     return Recipe(**sections)

@@ -244,6 +244,20 @@ def nearest_key(key: str, known: Mapping[str, str], sections: frozenset[str], is
     return best if distance <= max(2, len(name) / 3) or likeness <= -0.8 else None
 
 
+class UnknownValue(Exception):
+    """A rule asked for a value that is itself wrong or missing."""
+
+
+class Partial:
+    """What is known of a section that has mistakes, so that the rules between sections are checked in the same go."""
+
+    def __init__(self, **known: Any) -> None:
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownValue(name)
+
+
 class Check:
     """Goes through a draft's tables and collects every problem; `result` gives what is valid and what is wrong."""
 
@@ -251,6 +265,8 @@ class Check:
         self.draft = draft
         self.cls = cls
         self.problems = list(draft.problems)
+        self.partial: dict[str, Partial] = {}
+        """The valid keys of each section that has mistakes."""
         self.known = known_keys(cls)
         self.sections = frozenset(k for k in self.known if any(other.startswith(f"{k}.") for other in self.known))
         self._missing: list[str] = []
@@ -268,7 +284,7 @@ class Check:
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
         """Records a problem with the key's value, place and description."""
         described = suggestion if suggestion in self.known else unnumbered(key)
-        doc = f"{described}: {self.known[described]}" if self.known.get(described or "") else ""
+        doc = f"{described}: {' '.join(self.known[described].split())}" if self.known.get(described or "") else ""
         shown = _shown(value) if value is not None else None
         self.problems.append(Problem(key, rule, shown, self.draft.origin(key), suggestion, doc))
 
@@ -300,8 +316,8 @@ class Check:
                 del arguments[name]
                 wrong.add(name)
         for name, rule in self._breaches(cls, arguments):
-            if name in wrong or (not name and not prefix):
-                continue  # reported inside; and rules between sections are load_recipe's to report
+            if name in wrong:
+                continue  # reported inside
             wrong.add(name)
             if rule is None:
                 self._missing.append(f"{prefix}{name}")
@@ -318,7 +334,11 @@ class Check:
             return None
         count = len(self.problems) + len(self._missing)
         arguments = self._section(cls, value, f"{key}.")
-        return cls(**arguments) if len(self.problems) + len(self._missing) == count else None
+        if len(self.problems) + len(self._missing) == count:
+            return cls(**arguments)
+        defaults = {n: i.default for n, i in cls.__pydantic_fields__.items() if n not in value and not i.is_required()}
+        self.partial[key] = Partial(**defaults, **arguments)
+        return None
 
     def _many(self, cls: Any, value: Any, key: str) -> tuple[Any, ...] | None:
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
@@ -349,6 +369,8 @@ class Check:
         rules: dict[str, list[str]] = {}
         for breach in breaches:
             path = [str(part) for part in breach["loc"]]
+            if not path and cls is self.cls:
+                continue  # rules between sections are load_recipe's to report, with their keys
             if path and breach["type"] == "missing" and len(path) == 1:
                 yield path[0], None
                 continue

@@ -149,15 +149,15 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         if "base" not in layer:
             break
         base = layer.pop("base")
+        source = _around("base", shown_path(path), _line_numbers(_text(path)))
         if not isinstance(base, str) or not base:
-            draft.problems.append(
-                Problem("base", "must be the name or path of one recipe, in quotes", toml_value(base), shown_path(path))
-            )
+            rule = "must be the name or path of one recipe, in quotes"
+            draft.problems.append(Problem("base", rule, toml_value(base), source))
             break
         try:
             following = find_recipe(base, beside=path)
         except RecipeError as error:
-            draft.problems.append(Problem("base", str(error), toml_value(base), shown_path(path)))
+            draft.problems.append(Problem("base", str(error), toml_value(base), source))
             break
         if following.resolve() in chain:
             names = [p.stem for p in chain[chain.index(following.resolve()) :]]
