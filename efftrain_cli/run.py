@@ -145,6 +145,11 @@ class Run:
         self._events.write(json.dumps({"event": kind, "time": now, **fields}, allow_nan=False) + "\n")
         self._events.flush()
 
+    def next_segment(self) -> int:
+        """The number of this start: one more than all starts and resumes that events.jsonl holds, counted from 0."""
+        lines = (self.path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return sum(json.loads(line)["event"] in ("start", "resume") for line in lines)
+
     def sync(self) -> None:
         """Makes the rows so far survive a power failure."""
         for file in (self._metrics, self._events):

@@ -1,0 +1,84 @@
+"""`efftrain pretrain`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import recipe_names, run_names
+from efftrain_cli.errors import UsageError
+
+
+class PlanFormat(StrEnum):
+    """Forms of a printed plan."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+@app.command(rich_help_panel="Train")
+def pretrain(
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Run name; default RECIPE-seedSEED.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    steps: Annotated[int | None, typer.Option(min=0, help="Stop after this step; --resume continues.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Continue this run where it stopped.", autocompletion=run_names)
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and train nothing.")] = False,
+    format_: Annotated[
+        PlanFormat, typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.")
+    ] = PlanFormat.table,
+    wandb: Annotated[str | None, typer.Option(help="off, offline or online: send the metrics to wandb too.")] = None,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
+    ] = False,
+) -> None:
+    """Train a GPT by a recipe; metrics and checkpoints go to runs/NAME."""
+    if resume is not None:
+        forbidden = [
+            option
+            for option, value in (("--recipe", recipe), ("--set", set_), ("--name", name), ("--seed", seed))
+            if value is not None
+        ]
+        if forbidden:
+            raise UsageError(
+                f"--resume {resume} continues the run with its own recipe; leave out {', '.join(forbidden)}"
+            )
+        from efftrain_cli.pretrain import resume as resume_run
+
+        resume_run(resume, device=device, steps=steps, with_probe=not no_probe)
+        return
+    if recipe is None:
+        raise UsageError("give --recipe NAME (see `efftrain recipes list`) or --resume RUN")
+    from efftrain_cli.recipe import load_recipe, warnings_of
+
+    overrides = list(set_ or [])
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    if wandb is not None:
+        overrides.append(f"wandb.mode={wandb}")
+    loaded = load_recipe(recipe, overrides)
+    for warning in warnings_of(loaded):
+        print(f"warning: {warning}", file=sys.stderr)
+    if plan:
+        from efftrain_cli.cli.plan_output import print_plan
+
+        print_plan(loaded, steps, format_.value)
+        return
+    from efftrain_cli.pretrain import start
+
+    start(loaded, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device, steps=steps, with_probe=not no_probe)

@@ -1,0 +1,166 @@
+"""`efftrain pretrain`: from a recipe and text to a trained GPT, in a run directory that can be killed and continued."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from efftrain_cli.build import compute_dtype
+from efftrain_cli.errors import EfftrainError, UsageError
+from efftrain_cli.metrics import parameter_count
+from efftrain_cli.plan import padded_vocab_size
+from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run import Run, existing_run, run_path, unused_name
+from efftrain_cli.schedule import PlanSummary, summarize_plan
+from efftrain_cli.screen import TrainingScreen, human_bytes, human_count, human_seconds, make_console
+from efftrain_cli.session import (
+    Setting,
+    choose_device,
+    fresh_state,
+    load_newest_checkpoint,
+    origin_of,
+    prepare_setting,
+    probe,
+    save,
+    train_and_log,
+)
+from efftrain_cli.state import TrainState
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def start(
+    recipe: Recipe,
+    *,
+    recipe_name: str,
+    name: str | None = None,
+    device: str = "auto",
+    steps: int | None = None,
+    with_probe: bool = True,
+) -> Path:
+    """Trains `recipe` in a new run directory and returns it.
+
+    Raises:
+        EfftrainError: any fault a user can act on; its class says which.
+    """
+    name = name or f"{recipe_name}-seed{recipe.seed}"
+    if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
+        raise UsageError(
+            f"run {name!r} exists already; continue it with `efftrain pretrain --resume {name}`, "
+            f"or give another --name, for example {unused_name(name)}"
+        )
+    setting = prepare_setting(recipe, choose_device(device))
+    origin = origin_of(setting, recipe_name, sys.argv)
+    with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
+        run.event("start", {"device": str(setting.device)})
+        state = fresh_state(setting)
+        return _train(run, state, setting, steps, with_probe)
+
+
+def resume(name: str, *, device: str = "auto", steps: int | None = None, with_probe: bool = True) -> Path:
+    """Continues run `name` from its newest valid checkpoint, as if it had never stopped.
+
+    Raises:
+        EfftrainError: any fault a user can act on; its class says which.
+    """
+    recipe = load_recipe(str(existing_run(name) / "recipe.toml"))
+    chosen = choose_device(device)
+    with Run.open(name) as run:
+        setting = prepare_setting(recipe, chosen)
+        state = fresh_state(setting)
+        segment = run.next_segment()
+        checkpoint = load_newest_checkpoint(run, state)
+        state.progress = state.progress._replace(segment=segment)
+        run.event(
+            "resume",
+            {
+                "step": state.progress.step,
+                "segment": segment,
+                "checkpoint": checkpoint.name if checkpoint else None,
+                "device": str(setting.device),
+            },
+        )
+        return _train(run, state, setting, steps, with_probe)
+
+
+def _train(run: Run, state: TrainState, setting: Setting, steps: int | None, with_probe: bool) -> Path:
+    recipe = setting.recipe
+    console = make_console()
+    until = steps
+    summary = summarize_plan(recipe, state.progress, setting.corpus.vocab_size, until)
+    show_header(console, run, setting, state, summary)
+    if summary.steps == state.progress.step:
+        console.print("Nothing is left to train: the budget is used up.")
+        return run.path
+    if with_probe:
+        seconds = probe(setting, state, summary) * (summary.tokens - state.progress.tokens)
+        console.print(f"time       about {human_seconds(seconds)} of training, by a probe of the largest micro-batch")
+    console.print()
+    try:
+        with TrainingScreen(console, summary.tokens, state.progress.tokens, summary.steps) as screen:
+            val_loss = train_and_log(run, state, setting, until, screen)
+        save(run, state, recipe)
+    except EfftrainError as error:
+        run.event("end", {"status": type(error).__name__.removesuffix("Error").lower(), "step": state.progress.step})
+        raise
+    finished = state.progress.tokens >= recipe.train.tokens
+    run.event("end", {"status": "finished" if finished else "paused", "step": state.progress.step})
+    show_summary(console, run, state, val_loss, finished)
+    return run.path
+
+
+def show_header(console: Console, run: Run, setting: Setting, state: TrainState, plan: PlanSummary) -> None:
+    """What is about to be spent, before anything is."""
+    recipe, corpus = setting.recipe, setting.corpus
+    model = recipe.model
+    rows = padded_vocab_size(recipe, corpus.vocab_size)
+    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, rows)
+    outside = (rows + model.seq_len) * model.n_embd
+    before = state.progress
+    checkpoint_bytes = 12 * parameters  # fp32 weights and two moments
+    threads = f", {torch.get_num_threads()} threads" if setting.device.type == "cpu" else ""
+    lines = [
+        f"run        {run.path}",
+        f"model      {model.n_layer} layers x {model.n_embd}, {model.n_head} heads, context {model.seq_len}: "
+        f"{human_count(parameters)} parameters ({human_count(parameters - outside)} without embeddings)",
+        f"data       {_source(recipe)}: {human_count(corpus.train.tokens)} tokens in {corpus.train.documents} documents, "
+        f"{setting.val_windows.shape[0]} validation windows, vocabulary {corpus.vocab_size}",
+        f"budget     {human_count(plan.tokens)} tokens, {plan.steps} steps, "
+        f"{setting.train_data.epochs(plan.windows):.2f} epochs of the data",
+        f"compute    {human_count(plan.flops - before.flops)} FLOPs on {setting.device} in "
+        f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}",
+        f"disk       {recipe.checkpoint.keep} checkpoints of {human_bytes(checkpoint_bytes)}",
+    ]
+    if before.step:
+        lines.insert(1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def show_summary(console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool) -> None:
+    """What came of it, and what to do next."""
+    progress = state.progress
+    rate = progress.tokens / progress.train_seconds if progress.train_seconds else 0.0
+    console.print(
+        f"{'done' if finished else 'paused'}       step {progress.step}, {human_count(progress.tokens)} tokens, "
+        f"{human_count(progress.flops)} FLOPs, {human_seconds(progress.train_seconds)} of training "
+        f"({human_count(rate)} tokens/s)",
+        markup=False,
+    )
+    if val_loss is not None:
+        console.print(f"result     val loss {val_loss:.4f} nats per token (perplexity {math.exp(val_loss):.2f})")
+    console.print("\nnext")
+    if not finished:
+        console.print(f"  efftrain pretrain --resume {run.name}", markup=False)
+    console.print(f'  efftrain sample {run.name} --prompt "..."', markup=False)
+    console.print(f"  efftrain compare {run.name} OTHER-RUN", markup=False)
+
+
+def _source(recipe: Recipe) -> str:
+    train = recipe.data.train
+    return train if isinstance(train, str) else " ".join(train)

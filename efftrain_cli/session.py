@@ -1,0 +1,262 @@
+"""A training session: a recipe brought together with its data, its device and its run directory.
+
+Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with these functions.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from efftrain_cli import __version__
+from efftrain_cli.build import build_forward_backward, build_model, build_optimizer, compute_dtype
+from efftrain_cli.data.prepare import Corpus, prepare
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.errors import CheckpointError, DivergedError, UsageError
+from efftrain_cli.recipe import Recipe, dump_recipe
+from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
+from efftrain_cli.schedule import PlanSummary
+from efftrain_cli.screen import TrainingScreen
+from efftrain_cli.section import parse_duration
+from efftrain_cli.state import TrainState, load_tensors, read_checkpoint, write_checkpoint
+from efftrain_cli.step import Batch, StepPlan
+from efftrain_cli.trainer import StepRecord, read_records, train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A recipe brought together with its data and device: what training needs beside the state."""
+
+    recipe: Recipe
+    corpus: Corpus
+    train_data: Windows
+    val_windows: Tensor
+    """(n, seq_len + 1) token ids."""
+    device: torch.device
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        UsageError: there is no such device, or several are asked for.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "," in name or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("several GPUs: not yet; efftrain trains on one device, for example --device cuda:0")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device; use --device cpu")
+    return device
+
+
+def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
+    """Reads or prepares the recipe's data and lays it out for training.
+
+    Raises:
+        DataError: the data is missing, damaged, or smaller than the budget needs.
+    """
+    corpus = prepare(recipe.data)
+    train_data = Windows(corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda")
+    val_windows = torch.from_numpy(Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows))
+    return Setting(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)
+
+
+def fresh_state(setting: Setting) -> TrainState:
+    """The state before step 1."""
+    model = build_model(setting.recipe, setting.corpus.vocab_size, setting.device)
+    return TrainState(
+        model=model,
+        optimizer=build_optimizer(setting.recipe, model),
+        nonfinite=torch.zeros((), device=setting.device),
+    )
+
+
+def save(run: Run, state: TrainState, recipe: Recipe) -> float:
+    """Writes a checkpoint of `state` unless this step has one, keeps the newest, and returns the seconds it took."""
+    start = time.monotonic()
+    path = checkpoint_path(run.path, state.progress.step)
+    if not path.exists():
+        run.sync()
+        write_checkpoint(path, state, dump_recipe(recipe))
+        run.purge_checkpoints(recipe.checkpoint.keep)
+    seconds = time.monotonic() - start
+    run.event("checkpoint", {"step": state.progress.step, "seconds": seconds})
+    return seconds
+
+
+def load_newest_checkpoint(run: Run, state: TrainState) -> Path | None:
+    """Loads the newest checkpoint that passes verification into `state`; each one passed over becomes an event and a warning.
+
+    Raises:
+        CheckpointError: there are checkpoints but none is valid.
+    """
+    problems = []
+    for path in reversed(checkpoints_of(run.path)):
+        try:
+            progress, model, optimizer, method = read_checkpoint(path)
+        except CheckpointError as error:
+            problems.append(str(error))
+            run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
+            print(f"warning: {error}; trying the one before", file=sys.stderr)
+            continue
+        load_tensors(state, model, optimizer)
+        state.method_tensors = method
+        state.progress = progress
+        return path
+    if problems:
+        raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(problems))
+    return None
+
+
+def train_and_log(
+    run: Run, state: TrainState, setting: Setting, until: int | None, screen: TrainingScreen
+) -> float | None:
+    """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due; returns the last
+    validation loss, nats per token.
+
+    Raises:
+        DivergedError: a loss or gradient was not finite.
+    """
+    recipe = setting.recipe
+    every = recipe.checkpoint.every
+    every_seconds = parse_duration(every) if isinstance(every, str) else None
+    started = last_save = last_read = time.monotonic()
+    checkpoint_seconds = 0.0
+    pending: list[StepRecord] = []
+    val_loss: float | None = None
+    for record in train(state, recipe, setting.train_data, setting.val_windows, until):
+        pending.append(record)
+        step = record.progress.step
+        if every_seconds is None:
+            save_due = step > 0 and step % int(every) == 0
+        else:
+            save_due = step > 0 and time.monotonic() - last_save >= every_seconds
+        # Reading waits for the device, so on CUDA records are read about once a second.
+        read_due = setting.device.type == "cpu" or time.monotonic() - last_read >= 1.0
+        # The last record has a validation loss, so nothing stays unread.
+        if not (save_due or read_due or record.val_loss is not None):
+            continue
+        rows = read_records(state, recipe, pending)
+        last_read = time.monotonic()
+        for row in rows:
+            row["checkpoint_seconds"], checkpoint_seconds = checkpoint_seconds, 0.0
+            row["wall_seconds"] = last_read - started
+        run.log(rows)
+        bad = next((i for i, row in enumerate(rows) if row.get("nonfinite")), None)
+        if bad is not None:
+            raise_diverged(run, pending[bad], rows[bad])
+        for row in rows:
+            screen.show(row)
+            val_loss = row["val_loss"] if row["val_loss"] is not None else val_loss  # type: ignore
+        pending.clear()
+        if save_due:
+            checkpoint_seconds += save(run, state, recipe)
+            last_save = time.monotonic()
+    return val_loss
+
+
+def raise_diverged(run: Run, record: StepRecord, row: Mapping[str, object]) -> None:
+    """Records the first step that was not finite and ends the run.
+
+    Raises:
+        DivergedError: always.
+    """
+    assert record.plan is not None
+    run.event(
+        "diverged",
+        {
+            "step": record.plan.step,
+            "loss": row["loss"],
+            "grad_norm": row["grad_norm"],
+            "lr": record.plan.lr,
+            "seq_len": record.plan.seq_len,
+            "window_start": record.plan.window_start,
+            "batch_size": record.plan.batch_size,
+        },
+    )
+    raise DivergedError(
+        f"step {record.plan.step}: the loss or a gradient is not finite (lr {record.plan.lr:.3g}, seq_len "
+        f"{record.plan.seq_len}). The update was not applied; weights are those after step {record.plan.step - 1}. "
+        "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup."
+    )
+
+
+def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
+    """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
+    per token of a second, warm run. Leaves the state as it was."""
+    sequences, seq_len = summary.largest_micro_batch
+    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device)
+    tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=setting.device)
+    plan = StepPlan(0, 0.0, sequences, seq_len, 1, 0, 1, (1.0,) * state.model.config.n_layer, False)
+    seconds = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        forward_backward(Batch(tokens, tokens), plan)
+        if setting.device.type == "cuda":
+            torch.cuda.synchronize(setting.device)
+        seconds = time.perf_counter() - start
+        state.optimizer.zero_grad(set_to_none=True)
+    return seconds / (sequences * seq_len)
+
+
+def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
+    """Where a run comes from: everything that could explain a difference between two runs. Holds no environment
+    variables, so no keys."""
+    corpus, recipe = setting.corpus, setting.recipe
+    return {
+        "recipe": recipe_name,
+        "command": list(arguments),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "efftrain": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _cpu_name(),
+        "device_kind": setting.device.type,
+        "threads": torch.get_num_threads(),
+        "dtype": compute_dtype(recipe.train.dtype, setting.device),
+        "data": {
+            "train_hash": corpus.train.sha256,
+            "valid_hash": corpus.valid.sha256,
+            "tokenizer_hash": corpus.tokenizer_hash,
+            "vocab_size": corpus.vocab_size,
+            "eot_id": corpus.eot_id,
+            "valid_windows": int(setting.val_windows.shape[0]),
+            "seq_len": recipe.model.seq_len,
+            "valid_bytes_per_token": corpus.valid_bytes_per_token,
+        },
+    }
+
+
+def _git_commit() -> str | None:
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    result = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "cpu"
