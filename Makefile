@@ -1,0 +1,34 @@
+# Two commands do everything, each with its own set-up: `make quickstart` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-slow lint
+
+help:
+	@echo "make quickstart   install, then train a small GPT with and without sequence length warmup (minutes on a CPU)"
+	@echo "make test         install, then run the tests"
+	@echo "make test-slow    the slow tests"
+	@echo "make lint         ruff"
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "efftrain needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (PyTorch takes a minute or more) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,eval]"
+	@touch $@
+
+quickstart: install
+	@$(BIN)/efftrain sweep --recipe quickstart --recipe quickstart-slw --seeds 1234
+	@$(BIN)/efftrain sample quickstart-seed1234 --prompt "def "
+
+test: install
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+
+test-slow: install
+	@$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
+
+lint: install
+	@$(BIN)/ruff check .
