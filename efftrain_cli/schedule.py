@@ -34,7 +34,8 @@ def summarize_plan(
     """Totals of the plan from `progress` to the end of the budget, or to step `until`."""
     after = progress or Progress()
     evaluations, largest, lengths = 0, (0, 0), set()
-    for plan, after in steps_until(recipe, progress, vocab_size, until):
+    for plan, end in steps_until(recipe, progress, vocab_size, until):
+        after = end
         evaluations += plan.evaluate
         lengths.add(plan.seq_len)
         sequences = -(-plan.batch_size // plan.accumulation_steps)
