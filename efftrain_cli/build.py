@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.metrics import flops_per_token
 from efftrain_cli.model import GPT, GPTConfig
 from efftrain_cli.optim import build_adamw
@@ -94,20 +95,55 @@ def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> 
     how the step is cut.
     """
     loss_sum = build_loss_sum(recipe, model, device)
+    layer_drop, simigrad = recipe.progressive_layer_drop, recipe.simigrad
+    parameters = list(model.parameters())
 
     def forward_backward(batch: Batch, plan: StepPlan) -> Gradient:
         total_tokens = batch.targets.numel()
+        tokens = batch.tokens.tensor_split(plan.accumulation_steps)
+        targets = batch.targets.tensor_split(plan.accumulation_steps)
+        micro_steps: Sequence[int] = range(plan.accumulation_steps)
+        gates, scales = None, None
+        if layer_drop is not None:
+            scales = torch.tensor(layer_drop.branch_scales(plan.step, len(plan.keep))).to(device, non_blocking=True)
+        measures = simigrad is not None and simigrad.measures_at(plan.step)
+        if measures:
+            # Even micro-batches, then odd: so taken, the two halves differ by one sequence at most.
+            micro_steps = (*micro_steps[::2], *micro_steps[1::2])
+            first_half: list[Tensor] = []
+
         loss = torch.zeros((), device=device)
-        micro_batches = zip(
-            batch.tokens.tensor_split(plan.accumulation_steps),
-            batch.targets.tensor_split(plan.accumulation_steps),
-            strict=True,
-        )
-        for tokens, targets in micro_batches:
-            micro_loss = loss_sum(tokens, targets, None, None) / total_tokens
+        blocks_times_tokens = 0
+        for micro_step in micro_steps:
+            if measures and micro_step == 1:
+                first_half = take_gradients(parameters)
+            micro_tokens = targets[micro_step].numel()
+            if micro_tokens == 0:  # SimiGrad rounds the number of micro-batches up to an even one
+                continue
+            if layer_drop is not None:
+                gates = layer_drop.gates(
+                    plan.keep,
+                    seed=recipe.seed,
+                    step=plan.step,
+                    micro_step=micro_step,
+                    paired=simigrad is not None,
+                )
+            micro_loss = loss_sum(tokens[micro_step], targets[micro_step], gates, scales) / total_tokens
             micro_loss.backward()
             loss += micro_loss.detach()
-        blocks = float(model.config.n_layer)
+            blocks_times_tokens += micro_tokens * (len(plan.keep) if gates is None else sum(gates))
+
+        dots = None
+        if layer_drop is not None:
+            fill_gradients(parameters)
+        if measures:
+            second_half = take_gradients(parameters)
+            sequences_b = sum(len(part) for part in tokens[1::2])
+            dots = half_dots(first_half, second_half, len(batch.tokens) - sequences_b, sequences_b)
+            torch._foreach_add_(second_half, first_half)
+            for parameter, gradient in zip(parameters, second_half, strict=True):
+                parameter.grad = gradient
+        blocks = blocks_times_tokens / total_tokens
         per_token = flops_per_token(model.config.n_embd, plan.seq_len, model.config.padded_vocab_size, blocks)
         return Gradient(
             loss=loss,
@@ -115,6 +151,29 @@ def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> 
             flops=per_token.with_logits * total_tokens,
             flops_without_logits=per_token.without_logits * total_tokens,
             blocks_executed=blocks,
+            # The one read from the device inside training: three numbers, once per SimiGrad's interval.
+            simigrad_dots=None if dots is None else tuple(dots.tolist()),
         )
 
     return forward_backward
+
+
+def fill_gradients(parameters: Sequence[Tensor]) -> None:
+    """Gives each parameter of a block that no micro-batch ran the gradient that it has: zero.
+
+    AdamW skips a parameter without `.grad`: neither decay nor momentum would act on it, and its step count would fall behind.
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters' gradients, zeros where there is none; `.grad` is None afterwards, so that a new sum can begin."""
+    fill_gradients(parameters)
+    gradients = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        gradients.append(parameter.grad)
+        parameter.grad = None
+    return gradients

@@ -39,23 +39,34 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
     batch_size = train.batch_size
     if recipe.batch_size_warmup is not None:
         batch_size = recipe.batch_size_warmup.batch_size_at(progress.sequences, train.batch_size)
+    if recipe.simigrad is not None and progress.batch_size:
+        batch_size = progress.batch_size
 
     tokens = batch_size * seq_len
+    accumulation_steps = min(batch_size, -(-tokens // train.micro_batch_tokens))
     lr = recipe.optim.lr_at(
         progress.schedule_step + 1,
         progress.schedule_tokens + tokens,
         progress.lr_warmup_tokens,
         recipe.optim.decay_tokens or train.tokens,
     )
+    if recipe.simigrad is not None:
+        accumulation_steps = recipe.simigrad.accumulation_steps(accumulation_steps)
+        lr *= recipe.simigrad.lr_factor(batch_size, train.batch_size)
+
+    keep = _keep_all(recipe.model.n_layer)
+    if recipe.progressive_layer_drop is not None:
+        keep = recipe.progressive_layer_drop.keep_probabilities(step, recipe.model.n_layer)
+
     return StepPlan(
         step=step,
         lr=lr,
         batch_size=batch_size,
         seq_len=seq_len,
-        accumulation_steps=min(batch_size, -(-tokens // train.micro_batch_tokens)),
+        accumulation_steps=accumulation_steps,
         window_start=progress.windows,
         pieces=pieces,
-        keep=_keep_all(recipe.model.n_layer),
+        keep=keep,
         evaluate=step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens,
     )
 
@@ -66,8 +77,15 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     windows = -(-plan.batch_size // plan.pieces)
     schedule_step = progress.schedule_step + 1
     schedule_tokens = progress.schedule_tokens + result.tokens
+    batch_size, simigrad_window = progress.batch_size, progress.simigrad_window
+    if recipe.simigrad is not None:
+        batch_size, simigrad_window = recipe.simigrad.decide(
+            plan.step, plan.batch_size, simigrad_window, result.simigrad_dots
+        )
     return progress._replace(
         step=plan.step,
+        batch_size=batch_size,
+        simigrad_window=simigrad_window,
         windows=progress.windows + windows,
         sequences=progress.sequences + plan.batch_size,
         tokens=progress.tokens + result.tokens,
@@ -79,13 +97,24 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     )
 
 
+def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+    """What the recipe's methods add to a step's row of metrics.jsonl: each column with its method's prefix."""
+    columns: dict[str, float | None] = {}
+    if recipe.progressive_layer_drop is not None:
+        columns["pld_theta"] = recipe.progressive_layer_drop.theta_at(plan.step)
+        columns["pld_blocks"] = result.blocks_executed
+    if recipe.simigrad is not None:
+        columns |= recipe.simigrad.columns(plan.batch_size, recipe.train.batch_size, result.simigrad_dots)
+    return columns
+
+
 def plan_run(
     recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None
 ) -> Iterator[tuple[StepPlan, Progress]]:
     """Every step from `progress` to the end of the budget, each with the progress after it.
 
     Where a step's outcome decides later ones (adaptive batching, a growth trigger) the plan assumes what the method
-    states for it. FLOPs are 0 unless `vocab_size` is given.
+    states for it: SimiGrad's batch stays as it is. FLOPs are 0 unless `vocab_size` is given.
     """
     progress = Progress() if progress is None else progress
     rows = None if vocab_size is None else padded_vocab_size(recipe, vocab_size)

@@ -19,7 +19,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.metrics import peak_flops
 from efftrain_cli.model import GPT
 from efftrain_cli.optim import adam_sqrt_v, set_lr
-from efftrain_cli.plan import after_step, plan_step
+from efftrain_cli.plan import after_step, method_columns, plan_step
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Progress, StepPlan, StepResult
@@ -218,6 +218,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "flops": result.flops,
                 "flops_without_logits": result.flops_without_logits,
                 "mfu": None if peak is None else result.flops / seconds / peak,
+                **method_columns(recipe, plan, result),
             }
             if loss == loss and not nonfinite:
                 best = loss if best is None else min(best, loss)

@@ -8,8 +8,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
+from efftrain_cli.build import build_forward_backward, build_model
 from efftrain_cli.methods.simigrad import (
     Dots,
     SimiGrad,
@@ -19,6 +21,10 @@ from efftrain_cli.methods.simigrad import (
     reference_batch_size,
     similarity,
 )
+from efftrain_cli.model import GPT
+from efftrain_cli.plan import after_step, method_columns, plan_run, plan_step
+from efftrain_cli.recipe import Model, Optim, Recipe, Train
+from efftrain_cli.step import Batch, Progress, StepPlan, StepResult
 
 LOW, HIGH = 0.1, 0.9
 
@@ -277,7 +283,6 @@ def test_phi_and_noise_scale_of_a_synthetic_model(n_a: int, n_b: int) -> None:
 
 @pytest.mark.parametrize(("n_a", "n_b"), [(4, 4), (5, 4)])
 def test_half_dots_are_those_of_the_mean_gradients(n_a: int, n_b: int) -> None:
-    torch = pytest.importorskip("torch")
     generator = torch.Generator().manual_seed(0)
     shapes = [(300, 700), (700,), (1,), (3, 5)]
     common = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -297,3 +302,125 @@ def test_batch_sizes_of_all_short_measurement_histories_stay_legal() -> None:
     for cosines in itertools.product((LOW, 0.5, HIGH, math.nan), repeat=5):
         batches = run(section, 12, list(cosines))
         assert all(8 <= batch <= 20 and batch % 4 == 0 for batch in batches)
+
+
+CPU = torch.device("cpu")
+BATCH = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 64}
+
+
+def recipe(simigrad: SimiGrad | None, **train: int) -> Recipe:
+    return Recipe(
+        model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=16),
+        optim=Optim(lr=1e-2, warmup_steps=2),
+        train=Train(**({"tokens": 8 * 16 * 40, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"} | train)),
+        seed=11,
+        simigrad=simigrad,
+    )
+
+
+def random_batch(plan: StepPlan) -> Batch:
+    generator = torch.Generator().manual_seed(plan.step)
+    ids = torch.randint(64, (plan.batch_size, plan.seq_len + 1), generator=generator)
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+def step_gradient(recipe: Recipe, progress: Progress = Progress()) -> tuple[GPT, Dots | None, float]:
+    """The model with a step's gradient in it, the step's dots and loss."""
+    plan = plan_step(recipe, progress)
+    model = build_model(recipe, 64, CPU)
+    gradient = build_forward_backward(recipe, model, CPU)(random_batch(plan), plan)
+    return model, gradient.simigrad_dots, gradient.loss.item()
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 5, 7, 8, 10])
+def test_gradient_is_the_same_with_simigrad_on_or_off(batch_size: int) -> None:
+    plain, none, plain_loss = step_gradient(recipe(None, batch_size=batch_size))
+    halved, dots, halved_loss = step_gradient(recipe(SimiGrad(**BATCH), batch_size=batch_size))
+    assert none is None
+    assert dots is not None
+    assert halved_loss == pytest.approx(plain_loss, rel=1e-6)
+    theirs = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
+    ours = torch.cat([parameter.grad.flatten() for parameter in halved.parameters()])
+    assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+
+
+@pytest.mark.parametrize("batch_size", [3, 7, 8])
+def test_dots_are_those_of_the_even_and_the_odd_micro_batches(batch_size: int) -> None:
+    whole = recipe(SimiGrad(**BATCH), batch_size=batch_size)
+    plan = plan_step(whole, Progress())
+    batch = random_batch(plan)
+    _, dots, _ = step_gradient(whole)
+    model = build_model(whole, 64, CPU)
+    halves = []
+    for half in (0, 1):
+        tokens = torch.cat(batch.tokens.tensor_split(plan.accumulation_steps)[half::2])
+        targets = torch.cat(batch.targets.tensor_split(plan.accumulation_steps)[half::2])
+        model.zero_grad()
+        (model.loss_sum(tokens, targets) / targets.numel()).backward()
+        halves.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double())
+    a, b = halves
+    expected = [float(a @ b), float(a @ a), float(b @ b)]
+    assert dots == pytest.approx(expected, rel=1e-5, abs=1e-6 * expected[1])  # <A,B> cancels to a small difference
+
+
+def test_a_fixed_batch_trains_as_the_baseline_does() -> None:
+    """min = max: up to the order in which the micro-batches are summed, the plans, the learning rate and the updates agree."""
+    fixed = recipe(SimiGrad(target=0.5, min_batch_size=8, max_batch_size=8))
+    baseline = recipe(None)
+    assert [plan for plan, _ in plan_run(fixed)] == [plan for plan, _ in plan_run(baseline)]
+    progress = Progress()
+    for _ in range(6):
+        _, dots, _ = step_gradient(fixed, progress)
+        plan = plan_step(fixed, progress)
+        progress = after_step(fixed, progress, plan, StepResult(tokens=128, flops=0.0, simigrad_dots=dots))
+        assert plan.batch_size == progress.batch_size == 8
+
+
+def measured(phi: float) -> StepResult:
+    return StepResult(tokens=1, flops=0.0, simigrad_dots=(phi, 1.0, 1.0))
+
+
+def test_plan_follows_the_batch_size_in_progress() -> None:
+    growing = recipe(SimiGrad(**BATCH))
+    assert plan_step(growing, Progress()).batch_size == 8
+    plan = plan_step(growing, Progress(batch_size=18, step=5, schedule_step=5))
+    assert plan.batch_size == 18
+    assert plan.accumulation_steps == 10  # 18 sequences of 16 tokens need 9 micro-batches of 32
+    baseline = plan_step(recipe(None, batch_size=18), Progress(step=5, schedule_step=5))
+    assert plan.lr == pytest.approx(baseline.lr * 1.5)  # sqrt(18 / 8)
+    progress, batches = Progress(), []
+    for phi in (LOW, LOW, HIGH, math.nan, LOW):
+        plan = plan_step(growing, progress)
+        batches.append(plan.batch_size)
+        progress = after_step(growing, progress, plan, measured(phi))
+    assert [*batches, progress.batch_size] == [8, 9, 10, 9, 9, 10]
+    assert progress.sequences == sum(batches)
+
+
+def test_steps_between_measurements_do_not_measure() -> None:
+    rare = recipe(SimiGrad(**BATCH, interval=3))
+    for step, measures in enumerate([False, False, True, False, False, True], start=1):
+        _, dots, _ = step_gradient(rare, Progress(step=step - 1))
+        assert (dots is not None) == measures
+
+
+def test_a_plan_of_the_run_keeps_the_batch_and_its_window() -> None:
+    for mode in ("default", "reference"):
+        section = SimiGrad(**BATCH, mode=mode)
+        started = Progress(batch_size=16, simigrad_window=((0.1, 1.0, 1.0),) if mode == "reference" else ())
+        assert {plan.batch_size for plan, _ in plan_run(recipe(section), started)} == {16}
+
+
+def test_columns_of_a_step() -> None:
+    section = recipe(SimiGrad(**BATCH, interval=2))
+    plan = plan_step(section, Progress(batch_size=16))
+    columns = method_columns(section, plan, measured(0.25))
+    assert columns == {
+        "simigrad_similarity": 0.25,
+        "simigrad_noise_scale": pytest.approx(24),  # 16 / 2 * (1 / 0.25 - 1)
+        "simigrad_batch_target": pytest.approx(48),  # 2 * 0.5 / (1 - 0.5) * 24
+        "simigrad_lr_factor": pytest.approx(math.sqrt(2)),
+    }
+    columns = method_columns(section, plan, StepResult(tokens=1, flops=0.0))
+    assert [columns[f"simigrad_{name}"] for name in ("similarity", "noise_scale", "batch_target")] == [None] * 3
+    json.dumps(method_columns(section, plan, measured(math.nan)), allow_nan=False)

@@ -92,6 +92,12 @@ class SimiGrad:
         """
         return (step - 1 if self.mode == "reference" else step) % self.interval == 0
 
+    def resting_batch_size(self, noise: float | None) -> float | None:
+        """Batch at which phi would meet a positive target with gradient noise scale `noise`, in sequences."""
+        if noise is None or self.target <= 0:
+            return None
+        return 2 * self.target / (1 - self.target) * noise
+
     def accumulation_steps(self, needed: int) -> int:
         """Micro-batches of a step that needs at least `needed`: an even number, so that both halves get as many."""
         return needed + needed % 2
@@ -102,12 +108,6 @@ class SimiGrad:
             return 1.0
         ratio = batch_size / initial
         return math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio
-
-    def wanted_batch_size(self, batch_size: int, phi: float | None) -> float:
-        """The rule itself, before bounds and quantum, in sequences: a tenth more, a tenth less, or the same."""
-        if phi is None or phi == self.target:
-            return batch_size
-        return batch_size * (1.1 if phi < self.target else 0.9)
 
     def next_batch_size(self, batch_size: int, phi: float | None) -> int:
         """The batch after a decision on `phi`, in sequences.
@@ -130,6 +130,21 @@ class SimiGrad:
             wanted = min(batch_size - self.quantum, -(-9 * batch_size // (10 * self.quantum)) * self.quantum)
         return max(self.lowest, min(wanted, self.highest))
 
+    def columns(self, batch_size: int, initial: int, dots: Dots | None) -> dict[str, float | None]:
+        """A step's columns in metrics.jsonl; None in a step that did not measure, and where the value does not exist.
+
+        `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;
+        the batch that was run is `batch_size`, in sequences like both of them.
+        """
+        larger_half = batch_size - batch_size // 2
+        noise = None if dots is None else noise_scale(dots, larger_half, batch_size // 2)
+        return {
+            "simigrad_similarity": None if dots is None else similarity(dots),
+            "simigrad_noise_scale": noise,
+            "simigrad_batch_target": self.resting_batch_size(noise),
+            "simigrad_lr_factor": self.lr_factor(batch_size, initial),
+        }
+
     def decide(
         self, step: int, batch_size: int, window: tuple[Dots, ...], dots: Dots | None
     ) -> tuple[int, tuple[Dots, ...]]:
@@ -139,7 +154,9 @@ class SimiGrad:
         another batch size. (A sliding mean that is acted on every step drives the batch into a limit cycle.)
         Reference: every `interval` steps, on the mean of the last `window` cosines.
         """
-        if dots is not None and similarity(dots) is None:
+        if dots is None and self.measures_at(step):
+            window = ()  # a plan that assumes no measurement: nothing is left to decide on
+        elif dots is not None and similarity(dots) is None:
             # The released code keeps the place of a non-finite cosine in its window; zeros have no cosine either, and fit JSON.
             dots = (0.0, 0.0, 0.0) if self.mode == "reference" else None
         if dots is not None:
