@@ -201,7 +201,7 @@ class Recipe:
 
 def breaches_between(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(dotted key, rule) of every combination that cannot work. A rule is skipped where a value it needs is itself wrong."""
-    for rule in (_model_rules, _optim_rules, _warmup_rules, _batch_size_rules):
+    for rule in (_model_rules, _optim_rules, _warmup_rules, _batch_size_rules, _simigrad_rules):
         found = rule(sections)
         with suppress(UnknownValue):
             yield from found
@@ -260,6 +260,20 @@ def _batch_size_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
+def _simigrad_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    train: Train | None = sections.get("train")
+    simigrad: SimiGrad | None = sections.get("simigrad")
+    if train is None or simigrad is None:
+        return
+    if train.batch_size % simigrad.quantum:
+        yield "train.batch_size", f"must be a multiple of simigrad.quantum = {simigrad.quantum}: SimiGrad starts from it"
+    elif not simigrad.lowest <= train.batch_size <= simigrad.highest:
+        yield (
+            "train.batch_size",
+            f"must lie within SimiGrad's bounds, {simigrad.lowest} to {simigrad.highest} sequences: SimiGrad starts from it",
+        )
+
+
 def warnings_of(recipe: Recipe) -> list[str]:
     """What is legal and probably not meant, one sentence each; `pretrain` prints them before step 1."""
     found = []
@@ -291,11 +305,25 @@ def warnings_of(recipe: Recipe) -> list[str]:
             f"optim.decay_steps = {optim.decay_steps} lies beyond the budget's {steps} steps: "
             "the learning rate never reaches min_lr"
         )
-    if optim.schedule != "constant" and optim.decay_steps is not None and (slw or recipe.batch_size_warmup):
+    if optim.schedule != "constant" and optim.decay_steps is not None and recipe.simigrad:
+        found.append(
+            "optim.decay_steps decays by steps, and SimiGrad makes their number unknown; decay by tokens instead "
+            "(decay_steps = false)"
+        )
+    elif optim.schedule != "constant" and optim.decay_steps is not None and (slw or recipe.batch_size_warmup):
         found.append(
             "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "
             "decay by tokens instead (decay_steps = false)"
         )
+    if recipe.simigrad:
+        found += recipe.simigrad.warnings(train.batch_size)
+        if slw:
+            found.append(
+                "simigrad with seq_len_warmup: the similarity rises with the tokens in a sequence, so the batch will first grow "
+                "and then shrink as sequences lengthen; run each alone before combining them"
+            )
+    if recipe.progressive_layer_drop:
+        found += recipe.progressive_layer_drop.warnings(None if varies else steps)
     return found
 
 

@@ -39,6 +39,10 @@ def summarize_plan(
         evaluations += plan.evaluate
         lengths.add(plan.seq_len)
         sequences = -(-plan.batch_size // plan.accumulation_steps)
+        if recipe.simigrad is not None:
+            # The batch may yet grow until the micro-batches are full.
+            fits = max(1, recipe.train.micro_batch_tokens // plan.seq_len)
+            sequences = max(sequences, min(fits, -(-recipe.simigrad.max_batch_size // 2)))
         if (sequences * plan.seq_len, plan.seq_len) > (largest[0] * largest[1], largest[1]):
             largest = (sequences, plan.seq_len)
     return PlanSummary(
@@ -119,7 +123,7 @@ def assumptions(recipe: Recipe) -> list[str]:
     lines = []
     if recipe.simigrad is not None:
         lines.append(
-            "SimiGrad decides the batch size from gradients as they come; the plan assumes that it stays at "
+            "SimiGrad decides the batch size from gradients as they come; the plan assumes that it stays as it is, at first "
             f"train.batch_size = {recipe.train.batch_size}."
         )
     if recipe.progressive_layer_drop is not None:

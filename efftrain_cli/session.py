@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -201,8 +202,14 @@ def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
     per token of a second, warm run. Leaves the state as it was."""
     sequences, seq_len = summary.largest_micro_batch
     forward_backward = build_forward_backward(setting.recipe, state.model, setting.device)
+    step, micro_batches = 1, 1
+    if setting.recipe.simigrad is not None:
+        # A step that measures needs memory for the gradient of one half while it computes the other's.
+        step, micro_batches = next(filter(setting.recipe.simigrad.measures_at, count(1))), 2
+        sequences *= 2
     tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=setting.device)
-    plan = StepPlan(0, 0.0, sequences, seq_len, 1, 0, 1, (1.0,) * state.model.config.n_layer, False)
+    every_block = (1.0,) * state.model.config.n_layer
+    plan = StepPlan(step, 0.0, sequences, seq_len, micro_batches, 0, 1, every_block, False)
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()

@@ -18,7 +18,7 @@ from efftrain_cli.metrics import block_parameters, flops_per_token
 from efftrain_cli.model import GPT, Block, GPTConfig
 from efftrain_cli.optim import set_lr
 from efftrain_cli.plan import assumed_result, method_columns, plan_run, plan_step
-from efftrain_cli.recipe import Model, Optim, Recipe, Train
+from efftrain_cli.recipe import Model, Optim, Recipe, Train, warnings_of
 from efftrain_cli.step import Batch, Progress, StepPlan
 
 
@@ -422,3 +422,13 @@ def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
     torch.compiler.reset()
     assert len(patterns) > 20
     assert counter.frame_count == 2
+
+
+def test_unwise_settings_are_named() -> None:
+    assert warnings_of(recipe(ProgressiveLayerDrop(steps=40))) == []
+    assert warnings_of(recipe(ProgressiveLayerDrop(theta=0.7, steps=0))) == []
+    (pace,) = warnings_of(recipe(ProgressiveLayerDrop(steps=100_000)))
+    assert "theta only comes down to 0.98" in pace
+    assert "set it to the steps of the run" in pace
+    (biased,) = warnings_of(recipe(ProgressiveLayerDrop(steps=40, keep="code")))
+    assert "for comparison only" in biased

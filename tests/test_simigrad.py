@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 from pydantic import ValidationError
 
 from efftrain_cli.build import build_forward_backward, build_model
+from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import (
     Dots,
     SimiGrad,
@@ -23,7 +26,8 @@ from efftrain_cli.methods.simigrad import (
 )
 from efftrain_cli.model import GPT
 from efftrain_cli.plan import after_step, method_columns, plan_run, plan_step
-from efftrain_cli.recipe import Model, Optim, Recipe, Train
+from efftrain_cli.recipe import Model, Optim, Recipe, Train, warnings_of
+from efftrain_cli.schedule import summarize_plan
 from efftrain_cli.step import Batch, Progress, StepPlan, StepResult
 
 LOW, HIGH = 0.1, 0.9
@@ -424,3 +428,41 @@ def test_columns_of_a_step() -> None:
     columns = method_columns(section, plan, StepResult(tokens=1, flops=0.0))
     assert [columns[f"simigrad_{name}"] for name in ("similarity", "noise_scale", "batch_target")] == [None] * 3
     json.dumps(method_columns(section, plan, measured(math.nan)), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("section", "batch_size", "rule"),
+    [
+        ({"quantum": 4}, 10, "multiple of simigrad.quantum = 4"),
+        ({"quantum": 4, "max_batch_size": 15}, 16, "within SimiGrad's bounds, 4 to 12"),
+        ({"min_batch_size": 20}, 8, "within SimiGrad's bounds, 20 to 64"),
+    ],
+)
+def test_the_recipes_batch_must_be_one_that_simigrad_can_hold(
+    section: dict[str, int], batch_size: int, rule: str
+) -> None:
+    with pytest.raises(ValidationError, match=rule):
+        recipe(SimiGrad(**(BATCH | section)), batch_size=batch_size)
+
+
+def test_batch_size_warmup_and_simigrad_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="both decide the batch size"):
+        replace(recipe(SimiGrad(**BATCH)), batch_size_warmup=BatchSizeWarmup(start=2, increment=2, sequences=40))
+
+
+def test_unwise_settings_are_named() -> None:
+    def warned(changed: Recipe) -> str:
+        return " ".join(warnings_of(changed))
+
+    calm = recipe(SimiGrad(**BATCH))
+    assert warned(calm) == ""
+    assert "8.0 times" in warned(recipe(SimiGrad(**(BATCH | {"max_batch_size": 512}))))
+    assert "8.0 times" in warned(recipe(SimiGrad(**BATCH, lr_scaling="linear")))
+    assert "makes the batch swing" in warned(recipe(SimiGrad(**BATCH, mode="reference", window=20)))
+    assert "decay by tokens" in warned(replace(calm, optim=Optim(lr=1e-2, decay_steps=30)))
+    assert "run each alone" in warned(replace(calm, seq_len_warmup=SeqLenWarmup(steps=5, start=8)))
+
+
+def test_memory_is_planned_for_the_largest_micro_batch_that_may_come() -> None:
+    assert summarize_plan(recipe(SimiGrad(**BATCH), micro_batch_tokens=160)).largest_micro_batch == (10, 16)
+    assert summarize_plan(recipe(SimiGrad(**BATCH), micro_batch_tokens=16_000)).largest_micro_batch == (32, 16)

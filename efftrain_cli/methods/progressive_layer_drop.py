@@ -50,6 +50,22 @@ class ProgressiveLayerDrop:
     granularity: Literal["step", "micro_step"] = "micro_step"
     """How often the gates are drawn: once per optimizer step, or for every micro-batch."""
 
+    def warnings(self, run_steps: int | None) -> list[str]:
+        """What is legal and probably not meant; `run_steps` is the length of the run in steps, None where it is not known."""
+        found = []
+        if run_steps is not None and self.steps > 2 * run_steps and self.theta < 1:
+            found.append(
+                f"progressive_layer_drop.steps = {self.steps} sets the pace for a run of that many steps, and this run has "
+                f"{run_steps}: theta only comes down to {self.theta_at(run_steps):.2f}, and fewer blocks are skipped than "
+                "meant; set it to the steps of the run"
+            )
+        if self.keep == "code" and self.theta < 1:
+            found.append(
+                'progressive_layer_drop.keep = "code" makes the branches too large on average, as the released code does; '
+                "it is for comparison only"
+            )
+        return found
+
     def theta_at(self, step: int) -> float:
         """theta(t) of 1-based `step`: t = step - 1 updates came before it, so step 1 drops nothing unless theta is constant."""
         if self.steps == 0:

@@ -85,6 +85,22 @@ class SimiGrad:
         """max_batch_size rounded down to the quantum, in sequences."""
         return self.max_batch_size // self.quantum * self.quantum
 
+    def warnings(self, initial: int) -> list[str]:
+        """What is legal and probably not meant, for a run that starts with `initial` sequences per step."""
+        found = []
+        largest = self.lr_factor(self.highest, initial)
+        if largest > 4:
+            found.append(
+                f"simigrad.lr_scaling = {self.lr_scaling!r} can raise the learning rate to {largest:.1f} times the schedule's, when "
+                f"the batch reaches max_batch_size = {self.max_batch_size}; lower that bound, or check that the rate is stable"
+            )
+        if self.mode == "reference" and self.window > 1:
+            found.append(
+                "simigrad.window in reference mode averages over batch sizes that have passed, as the released code does, and "
+                "makes the batch swing; the default mode averages at one batch size"
+            )
+        return found
+
     def measures_at(self, step: int) -> bool:
         """Whether 1-based `step` measures the similarity.
 
