@@ -29,7 +29,9 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "dump_recipe",
+    "flat_values",
     "load_recipe",
+    "method_names",
     "recipe_differences",
     "recipe_names",
     "recipe_values",
@@ -196,6 +198,10 @@ class Recipe:
         return self
 
 
+METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "simigrad", "staged_growth")
+"""Sections that are methods: a recipe without any of them is a baseline."""
+
+
 # --- rules between sections ------------------------------------------------------------------------------------------
 
 
@@ -356,6 +362,11 @@ def check_draft(draft: Draft) -> Recipe:
     return Recipe(**sections)
 
 
+def method_names(recipe: Recipe) -> list[str]:
+    """Names of the method sections that are present."""
+    return [name for name in METHODS if getattr(recipe, name) is not None]
+
+
 def recipe_values(section: Any) -> dict[str, Any]:
     """A recipe (or section) as nested dicts in the order of its fields, without what is absent."""
 
@@ -366,6 +377,21 @@ def recipe_values(section: Any) -> dict[str, Any]:
 
     values = {field.name: plain(getattr(section, field.name)) for field in fields(section)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def flat_values(recipe: Recipe) -> dict[str, Any]:
+    """Dotted key -> value of every key that is present; keys of the n-th [[section]] are numbered, from 0."""
+    return dict(_flat(recipe_values(recipe), ""))
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:
@@ -379,16 +405,6 @@ def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> st
 
 def recipe_differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     """(dotted key, value in a, value in b) of exactly the keys that differ; None where a key is absent."""
-    flat_a, flat_b = dict(_flat(recipe_values(a), "")), dict(_flat(recipe_values(b), ""))
-    keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
-    return [(key, flat_a.get(key), flat_b.get(key)) for key in keys if flat_a.get(key) != flat_b.get(key)]
-
-
-def _flat(values: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            value = {str(index): item for index, item in enumerate(value)}
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    in_a, in_b = flat_values(a), flat_values(b)
+    keys = [*in_a, *(key for key in in_b if key not in in_a)]
+    return [(key, in_a.get(key), in_b.get(key)) for key in keys if in_a.get(key) != in_b.get(key)]

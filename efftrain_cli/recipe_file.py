@@ -9,6 +9,7 @@ section away, in a file (`seq_len_warmup = false`) and on the command line (`--s
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ class Draft:
 
     name: str
     path: Path
+    bases: list[Path] = field(default_factory=list)
+    """Files that it inherits from, nearest first."""
     values: dict[str, Any] = field(default_factory=dict)
     """Nested tables as TOML gives them."""
     origins: dict[str, str] = field(default_factory=dict)
@@ -129,6 +132,13 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     )
 
 
+def first_comment(path: Path) -> str:
+    """First sentence of the comment that a recipe's file opens with: what it is."""
+    lines = _text(path).split("\n")
+    opening = " ".join(line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r"(?<=\.)\s", opening, maxsplit=1)[0]
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +173,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
             names = [p.stem for p in chain[chain.index(following.resolve()) :]]
             raise RecipeError(f"{shown_path(path)}: bases form a loop: {' -> '.join([*names, following.stem])}")
         path = following
+        draft.bases.append(path)
     for layer, path in reversed(layers):
         _merge(draft, draft.values, layer, "", shown_path(path), _line_numbers(_text(path)))
     for override in overrides:

@@ -1,0 +1,180 @@
+"""`efftrain recipes list|show|diff`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from efftrain_cli.cli import complete
+from efftrain_cli.cli.app import app
+from efftrain_cli.errors import RecipeError
+
+recipes = typer.Typer(no_args_is_help=True)
+app.add_typer(recipes, name="recipes", help="The settings that runs are made of: list, show, diff.")
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipes)
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="text, or json for other programs.")]
+
+
+@recipes.command("list")
+def list_recipes(format: FormatOption = Format.text) -> None:
+    """Every recipe that --recipe finds by name: those in ./recipes, then those that ship with the program."""
+    from efftrain_cli.recipe_file import recipe_names
+
+    cards = [_card(name) for name in recipe_names()]
+    if format is Format.json:
+        print(json.dumps(cards, indent=1))
+    elif not sys.stdout.isatty():
+        width = max((len(card["name"]) for card in cards), default=0)
+        for card in cards:
+            print(f"{card['name']:<{width}}  {card['mistake'] or card['summary']}".rstrip())
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        console.print(_wide_list(cards) if console.width >= 100 else _narrow_list(cards))
+        console.print("\n[dim]efftrain recipes show NAME · efftrain pretrain --recipe NAME[/dim]")
+
+
+@recipes.command("show")
+def show_recipe(
+    recipe: RecipeName,
+    override: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.", autocompletion=complete.overrides),
+    ] = [],  # noqa: B006  Typer copies it
+    describe: Annotated[bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")] = False,
+) -> None:
+    """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""
+    from efftrain_cli.recipe import Recipe, check_draft, dump_recipe, flat_values, warnings_of
+    from efftrain_cli.recipe_check import known_keys, unnumbered
+    from efftrain_cli.recipe_file import read_recipe_file, shown_path
+
+    draft = read_recipe_file(recipe, override)
+    resolved = check_draft(draft)
+    known = known_keys(Recipe)
+    comments = {}
+    for key in flat_values(resolved):
+        origin = draft.origins.get(key, "default")
+        origin = "--set" if origin.startswith("--set ") else Path(origin).name
+        comments[key] = " ".join(known.get(unnumbered(key), "").split()) if describe else origin
+    print("\n#   based on ".join([f"# {shown_path(draft.path)}", *map(shown_path, draft.bases)]))
+    print(dump_recipe(resolved, comments), end="")
+    for warning in warnings_of(resolved):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+@recipes.command("diff")
+def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.text) -> None:
+    """The keys in which two recipes differ, inherited ones and defaults included; nothing else."""
+    from efftrain_cli.recipe import load_recipe, recipe_differences
+
+    differences = recipe_differences(load_recipe(a), load_recipe(b))
+    if format is Format.json:
+        print(json.dumps([{"key": key, "a": x, "b": y} for key, x, y in differences], indent=1))
+        return
+    if not differences:
+        print(f"{a} and {b} are the same")
+        return
+    rows = [("key", _short(a), _short(b)), *((key, _value(x), _value(y)) for key, x, y in differences)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    if sys.stdout.isatty():
+        import shutil
+
+        if sum(widths) + 8 > shutil.get_terminal_size().columns:
+            for key, x, y in rows[1:]:
+                print(f"{key}\n  {_short(a)}: {x}\n  {_short(b)}: {y}")
+            return
+    for key, x, y in rows:
+        print(f"{key:<{widths[0]}}  {x:<{widths[1]}}  {y}")
+
+
+def _short(recipe: str) -> str:
+    from efftrain_cli.recipe_file import is_path
+
+    path = Path(recipe)
+    return recipe if not is_path(recipe) else path.parent.name if path.name == "recipe.toml" else path.stem
+
+
+def _value(value: Any) -> str:
+    from efftrain_cli.recipe_file import toml_value
+
+    return "-" if value is None else toml_value(value)
+
+
+def _card(name: str) -> dict[str, Any]:
+    """What `recipes list` says of one recipe: its settings as written, unchecked, so that the list is quick and whole."""
+    from efftrain_cli.recipe_file import find_recipe, first_comment, read_recipe_file, shown_path
+
+    path = find_recipe(name)
+    card: dict[str, Any] = {"name": name, "path": shown_path(path), "summary": "", "mistake": None}
+    try:
+        card["summary"] = first_comment(path)
+        draft = read_recipe_file(name)
+    except RecipeError as error:
+        return {**card, "mistake": str(error).split("\n")[0]}
+    if draft.problems:
+        return {**card, "mistake": f"{draft.problems[0].source}: {draft.problems[0].rule}".split("\n")[0]}
+    for key in _COLUMNS:
+        section, setting = key.split(".")
+        table = draft.values.get(section)
+        card[setting] = table.get(setting) if isinstance(table, dict) else None
+    return card
+
+
+_COLUMNS = ("model.n_layer", "model.n_embd", "model.seq_len", "train.batch_size", "optim.lr", "train.tokens")
+
+
+def _wide_list(cards: list[dict[str, Any]]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("recipe", no_wrap=True, style="bold")
+    table.add_column("layers x width", justify="right")
+    for title in ("seq_len", "batch", "lr", "tokens"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("what it is")
+    for card in cards:
+        if card["mistake"]:
+            table.add_row(card["name"], *[""] * 5, Text(card["mistake"], style="red"))
+            continue
+        numbers = [str(card["seq_len"]), str(card["batch_size"]), str(card["lr"]), short_count(card["tokens"])]
+        table.add_row(card["name"], f"{card['n_layer']} x {card['n_embd']}", *numbers, Text(card["summary"]))
+    return table
+
+
+def _narrow_list(cards: list[dict[str, Any]]) -> Any:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    lines: list[Any] = []
+    for card in cards:
+        lines.append(Text(card["name"], style="bold"))
+        lines.append(Padding(Text(card["mistake"] or card["summary"]), (0, 0, 0, 2)))
+    return Group(*lines)
+
+
+def short_count(count: Any) -> str:
+    """A count in K, M or B, rounded to three digits: 157_286_400_000 is "157B". What is no number is shown as written."""
+    if not isinstance(count, int | float):
+        return str(count)
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
