@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 
-def recipes(incomplete: str) -> list[tuple[str, str]]:
+def recipe_names(incomplete: str) -> list[tuple[str, str]]:
     """Recipe names with their first comment."""
-    from efftrain_cli.recipe_file import find_recipe, first_comment, recipe_names
+    from efftrain_cli import recipe_file
 
-    return [(name, first_comment(find_recipe(name))) for name in recipe_names() if name.startswith(incomplete)]
+    names = [name for name in recipe_file.recipe_names() if name.startswith(incomplete)]
+    return [(name, recipe_file.first_comment(recipe_file.find_recipe(name))) for name in names]
 
 
-def runs(incomplete: str) -> list[str]:
+def run_names(incomplete: str) -> list[str]:
     """Names of the runs in EFFTRAIN_RUNS, or in ./runs."""
-    from efftrain_cli.run import run_names
+    from efftrain_cli import run
 
-    return [name for name in run_names() if name.startswith(incomplete)]
+    return [name for name in run.run_names() if name.startswith(incomplete)]
 
 
-def runs_and_recipes(incomplete: str) -> list[str]:
+def run_or_recipe_names(incomplete: str) -> list[str]:
     """Runs, then recipes: for commands that take either."""
-    return list(dict.fromkeys([*runs(incomplete), *(name for name, _ in recipes(incomplete))]))
+    return list(dict.fromkeys([*run_names(incomplete), *(name for name, _ in recipe_names(incomplete))]))
 
 
-def overrides(incomplete: str) -> list[tuple[str, str]]:
+def override_keys(incomplete: str) -> list[tuple[str, str]]:
     """Dotted keys of a recipe, for --set; nothing once the value is being typed."""
     if "=" in incomplete:
         return []

@@ -24,7 +24,7 @@ class Format(StrEnum):
 
 
 RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipes)
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipe_names)
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="text, or json for other programs.")]
 
@@ -54,7 +54,7 @@ def show_recipe(
     recipe: RecipeName,
     override: Annotated[
         list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.", autocompletion=complete.overrides),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.", autocompletion=complete.override_keys),
     ] = [],  # noqa: B006  Typer copies it
     describe: Annotated[bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")] = False,
 ) -> None:
