@@ -73,6 +73,10 @@ class Data:
     """Field or column that holds a document's text in .jsonl, .parquet and Hub datasets."""
     repeat: bool = False
     """Allow more than one epoch."""
+    on_bad_document: Literal["error", "skip"] = "error"
+    """A document that cannot be read: stop, or skip and count it; more than 0.1 % skipped is an error."""
+    allow_overlap: bool = False
+    """Allow documents that are in both the training and the validation text."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -1,0 +1,129 @@
+"""The cache of prepared data: where it is, who may write to it, and a memory of the hashes of unchanged files."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from efftrain_cli.errors import DataError, DiskError
+
+_SETTLED_SECONDS = 2.0
+"""A file changed so recently may change again within the resolution of its time stamp, so its hash is not remembered."""
+
+
+def cache_root() -> Path:
+    """EFFTRAIN_CACHE, or efftrain in the user's cache folder."""
+    named = os.environ.get("EFFTRAIN_CACHE")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "efftrain"
+
+
+def make_folder(folder: Path) -> Path:
+    """Creates a folder of the cache, with its parents.
+
+    Raises:
+        DataError: it cannot be written.
+        DiskError: there is no room.
+    """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
+    """Turns a full disk into a `DiskError` with bytes needed and free, and a refused write into a `DataError`.
+
+    Args:
+        needed: bytes that all of the writing takes, where known.
+    """
+    import errno
+    import shutil
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            there = next((f for f in (folder, *folder.parents) if f.exists()), Path("/"))
+            need = "an unknown number of" if needed is None else f"about {needed:,}"
+            raise DiskError(
+                f"the disk of the cache {folder} is full: {need} bytes needed, {shutil.disk_usage(there).free:,} bytes free. "
+                "Make room, or set EFFTRAIN_CACHE to a folder on another disk"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise DataError(
+                f"the cache {folder} cannot be written: {error.strerror}. Set EFFTRAIN_CACHE to a folder that can"
+            ) from error
+        raise
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Writes a file so that it appears whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock file `path`; the system lets go of it when the process ends, however it ends.
+
+    Args:
+        waiting: called once if another process holds it.
+    """
+    with disk_errors(path.parent):
+        file = open(path, "a")  # noqa: SIM115  closed below, outside the guard of its opening
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def hash_files(paths: list[Path]) -> list[str]:
+    """sha256 of each file's content. Unchanged size and time stamp spare the reading: hashes are remembered in the cache.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    names = [str(path) for path in paths]
+    request = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    memory = cache_root() / "hashes" / f"{request}.json"
+    try:
+        remembered = json.loads(memory.read_text())
+        known = {name: tuple(entry) for name, entry in remembered.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        known = {}  # a memory that is lost or damaged costs a reading, nothing else
+    hashes, entries, now = [], {}, time.time_ns()
+    for name in names:
+        try:
+            stat = os.stat(name)
+            size, changed, digest = known.get(name, (None, None, None))
+            if (size, changed) != (stat.st_size, stat.st_mtime_ns):
+                with open(name, "rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"{name}: cannot be read: {error.strerror}") from error
+        hashes.append(digest)
+        if now - stat.st_mtime_ns > _SETTLED_SECONDS * 1e9:
+            entries[name] = (stat.st_size, stat.st_mtime_ns, digest)
+    if entries != known:
+        make_folder(memory.parent)
+        with disk_errors(memory.parent):
+            write_whole(memory, json.dumps(entries))
+    return hashes

@@ -1,0 +1,112 @@
+"""A prepared corpus: two splits of token shards, the tokenizer that made them, and a manifest that binds them together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.data.shards import SCHEMA_VERSION, TokenShards, open_shard
+from efftrain_cli.errors import DataError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Prepared data, open for reading."""
+
+    folder: Path
+    """Holds the shards, tokenizer.json and manifest.json."""
+    train: TokenShards
+    valid: TokenShards
+    tokenizer_path: Path
+    """tokenizer.json; `tokenizer.load_tokenizer` reads it."""
+    vocab_size: int
+    """Largest token id + 1; the model may pad it."""
+    eot_id: int
+    """Id of the end-of-text token, which ends every document."""
+    tokenizer_sha256: str
+    """Fingerprint of what decides the ids, whatever file it came from."""
+    data_hash: str
+    """Fingerprint of every token of both splits and of the tokenizer: equal means the same data."""
+    bytes_per_token: float
+    """UTF-8 bytes of validation text per validation token, end-of-text tokens counted."""
+    manifest: dict[str, Any]
+    """What prepare found: sources, counts, overlap, skipped documents."""
+
+    def verify(self) -> None:
+        """Compares every token with its shard's sha256.
+
+        Raises:
+            DataError: a shard is damaged; the message names it.
+        """
+        self.train.verify()
+        self.valid.verify()
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """Opens a prepared corpus, checking that its files belong together and are of full size.
+
+    Raises:
+        DataError: a file is missing, cut short, damaged, or from another corpus or tokenizer.
+    """
+    remedy = f"Delete the folder {folder} and run `efftrain prepare` again"
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        stated = manifest.pop("sha256")
+        intact = stated == digest_of(manifest)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        intact = False
+    if not intact:
+        raise DataError(f"{path}: missing or damaged. {remedy}")
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        raise DataError(
+            f"{path}: written in format {manifest['schema_version']}, this version reads {SCHEMA_VERSION}. {remedy}"
+        )
+    tokenizer_path = folder / "tokenizer.json"
+    stated = manifest["tokenizer"]
+    if not tokenizer_path.is_file() or file_sha256(tokenizer_path) != stated["file_sha256"]:
+        raise DataError(f"{tokenizer_path}: missing or changed since the corpus was prepared. {remedy}")
+    splits = {}
+    for name in ("train", "valid"):
+        shards = []
+        for entry in manifest[name]["shards"]:
+            shard = open_shard(folder / entry["file"])
+            header = shard.header
+            if (header.tokenizer_sha256, header.eot_id, header.vocab_size) != (
+                stated["sha256"], stated["eot_id"], stated["vocab_size"],
+            ):
+                raise DataError(
+                    f"{shard.path}: made with another tokenizer ({header.tokenizer_sha256[:12]}..., end of text "
+                    f"{header.eot_id}, {header.vocab_size} tokens) than the corpus ({stated['sha256'][:12]}..., "
+                    f"{stated['eot_id']}, {stated['vocab_size']}). {remedy}"
+                )
+            if header.sha256 != entry["sha256"]:
+                raise DataError(f"{shard.path}: a sound shard, but not the one that belongs here. {remedy}")
+            shards.append(shard)
+        splits[name] = TokenShards(shards)
+    return Corpus(
+        folder=folder,
+        train=splits["train"],
+        valid=splits["valid"],
+        tokenizer_path=tokenizer_path,
+        vocab_size=stated["vocab_size"],
+        eot_id=stated["eot_id"],
+        tokenizer_sha256=stated["sha256"],
+        data_hash=manifest["data_hash"],
+        bytes_per_token=manifest["valid"]["bytes"] / splits["valid"].tokens,
+        manifest=manifest,
+    )
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a value's JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.filedigest_of(file, "sha256").hexdigest()

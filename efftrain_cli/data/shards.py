@@ -1,0 +1,261 @@
+"""Token shards: files of token ids behind a header that says what they are and proves it.
+
+A shard is 1,024 bytes of header and then the ids, little-endian. The header is a line of JSON, spaces, and the sha256 of
+what stands before it; the JSON holds the sha256 of the ids. Header and size are checked whenever a shard is opened, so
+truncation never goes unseen; the ids themselves when a shard is first read, or all at once by `TokenShards.verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from efftrain_cli.errors import DataError
+
+MAGIC = "efftrain tokens"
+SCHEMA_VERSION = 1
+HEADER_BYTES = 1024
+SHARD_TOKENS = 1 << 26
+"""A shard is closed with the document that reaches this many tokens: small enough to check in a tenth of a second."""
+_DIGEST_BYTES = 65  # 64 hex digits and a newline
+_CHUNK = 1 << 22  # tokens checked at a time
+_REMEDY = "Delete the folder {folder} and run `efftrain prepare` again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a shard says about itself."""
+
+    magic: str = MAGIC
+    schema_version: int = SCHEMA_VERSION
+    dtype: str
+    """"uint16" or "uint32", little-endian."""
+    tokens: int
+    """Token ids in this file."""
+    documents: int
+    """Documents in this file; each ends with eot_id."""
+    vocab_size: int
+    """Every id is below this."""
+    eot_id: int
+    """Id of the end-of-text token."""
+    tokenizer_sha256: str
+    """Fingerprint of the tokenizer that made the ids."""
+    sha256: str
+    """Of the ids as stored."""
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smaller type that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+class ShardWriter:
+    """Writes documents as shards `<prefix>-00000.bin`, ... into a folder that nobody reads yet.
+
+    Every file is synced to disk when it is closed; the folder becomes visible by a rename, which is the caller's.
+    """
+
+    def __init__(
+        self, folder: Path, prefix: str, *, vocab_size: int, eot_id: int, tokenizer_sha256: str,
+        shard_tokens: int = SHARD_TOKENS,
+    ) -> None:
+        self.folder, self.prefix, self.shard_tokens = folder, prefix, shard_tokens
+        self.vocab_size, self.eot_id, self.tokenizer_sha256 = vocab_size, eot_id, tokenizer_sha256
+        self.dtype = np.dtype(dtype_for(vocab_size)).newbyteorder("<")
+        self.paths: list[Path] = []
+        self._file = None
+
+    def add(self, ids: np.ndarray, document: str) -> None:
+        """Appends one document and its end of text.
+
+        Raises:
+            DataError: an id is not below the vocabulary size.
+        """
+        if len(ids) and int(ids.max()) >= self.vocab_size:
+            at = int(np.argmax(ids >= self.vocab_size))
+            raise DataError(
+                f"{document}: token {at} is {int(ids[at])}, but the tokenizer's vocabulary has {self.vocab_size} tokens "
+                "(ids from 0): the tokenizer's files do not belong together"
+            )
+        if self._file is None:
+            self.paths.append(self.folder / f"{self.prefix}-{len(self.paths):05d}.bin")
+            self._file = open(self.paths[-1], "wb")  # noqa: SIM115  closed by close()
+            self._file.write(b"\0" * HEADER_BYTES)
+            self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
+        content = np.append(ids, np.uint32(self.eot_id)).astype(self.dtype).tobytes()
+        self._file.write(content)
+        self._hash.update(content)
+        self._tokens += len(ids) + 1
+        self._documents += 1
+        if self._tokens >= self.shard_tokens:
+            self.close()
+
+    def close(self) -> None:
+        """Writes the open shard's header and syncs it to disk."""
+        if self._file is None:
+            return
+        header = Header(
+            dtype=self.dtype.name,
+            tokens=self._tokens,
+            documents=self._documents,
+            vocab_size=self.vocab_size,
+            eot_id=self.eot_id,
+            tokenizer_sha256=self.tokenizer_sha256,
+            sha256=self._hash.hexdigest(),
+        )
+        with self._file as file:
+            self._file = None
+            file.seek(0)
+            file.write(header_bytes(header))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def header_bytes(header: Header) -> bytes:
+    """The `HEADER_BYTES` bytes in front of a shard's ids."""
+    body = json.dumps(asdict(header)).encode().ljust(HEADER_BYTES - _DIGEST_BYTES - 1) + b"\n"
+    return body + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+@dataclass
+class Shard:
+    """One open shard."""
+
+    path: Path
+    header: Header
+    ids: np.ndarray
+    """Memory-mapped ids, uint16 or uint32 (tokens,)."""
+    verified: bool = False
+    """Its ids have been compared with the header's sha256 and vocabulary."""
+
+    def verify(self) -> None:
+        """Reads every id once and compares them with the header.
+
+        Raises:
+            DataError: the ids have changed since they were written, or one is not below the vocabulary size.
+        """
+        digest = hashlib.sha256()
+        for start in range(0, len(self.ids), _CHUNK):
+            chunk = self.ids[start : start + _CHUNK]
+            digest.update(chunk)
+            if int(chunk.max()) >= self.header.vocab_size:
+                at = start + int(np.argmax(chunk >= self.header.vocab_size))
+                raise DataError(
+                    f"{self.path}: token {at} (byte {HEADER_BYTES + at * self.ids.itemsize}) is {int(self.ids[at])}, but the "
+                    f"vocabulary has {self.header.vocab_size} tokens. {_remedy(self.path)}"
+                )
+        if digest.hexdigest() != self.header.sha256:
+            raise DataError(
+                f"{self.path}: its tokens are not those that were written (sha256 {digest.hexdigest()[:12]}..., header "
+                f"{self.header.sha256[:12]}...): the file is damaged. {_remedy(self.path)}"
+            )
+        self.verified = True
+
+
+def open_shard(path: Path) -> Shard:
+    """Opens a shard, checking its header and its size.
+
+    Raises:
+        DataError: it is missing, cut short, too long, of another format, or its header is damaged.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(HEADER_BYTES)
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}. {_remedy(path)}") from error
+    if len(start) < HEADER_BYTES:
+        raise DataError(f"{path}: only {size} bytes, less than the header: the file is cut short. {_remedy(path)}")
+    body, digest = start[:-_DIGEST_BYTES], start[-_DIGEST_BYTES:-1]
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        what = "its header is damaged" if MAGIC.encode() in start else "not a token shard"
+        raise DataError(f"{path}: {what}. {_remedy(path)}")
+    fields = json.loads(body)
+    if fields.get("schema_version") != SCHEMA_VERSION or fields["dtype"] not in ("uint16", "uint32"):
+        raise DataError(
+            f"{path}: written in format {fields.get('schema_version')}, this version reads {SCHEMA_VERSION}. {_remedy(path)}"
+        )
+    header = Header(**fields)
+    dtype = np.dtype(header.dtype).newbyteorder("<")
+    expected = HEADER_BYTES + header.tokens * dtype.itemsize
+    if size != expected:
+        what = "cut short" if size < expected else "longer than its header says"
+        raise DataError(f"{path}: {size:,} bytes where {expected:,} are expected: the file is {what}. {_remedy(path)}")
+    # A plain array over the map: slicing np.memmap itself costs several times as much.
+    ids = np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.tokens,)).view(np.ndarray)
+    return Shard(path, header, ids)
+
+
+@dataclass
+class TokenShards:
+    """The shards of one split, read as a single sequence of tokens."""
+
+    shards: list[Shard]
+    _ends: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._ends = np.cumsum([shard.header.tokens for shard in self.shards])
+
+    @property
+    def tokens(self) -> int:
+        """Token ids, end-of-text tokens included."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.header.documents for shard in self.shards)
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of every id in order, as the headers state it."""
+        return hashlib.sha256("\n".join(shard.header.sha256 for shard in self.shards).encode()).hexdigest()
+
+    def read(self, starts: Iterable[int], length: int) -> np.ndarray:
+        """`length` ids from each of `starts`, as int64 (starts, length). Shards read for the first time are verified.
+
+        Raises:
+            DataError: a shard is damaged.
+        """
+        starts = list(starts)
+        out = np.empty((len(starts), length), dtype=np.int64)
+        if len(self.shards) == 1:
+            ids = self._verified(0)
+            for row, start in enumerate(starts):
+                out[row] = ids[start : start + length]
+            return out
+        for row, start in enumerate(starts):
+            done = 0
+            number = int(np.searchsorted(self._ends, start, side="right"))
+            while done < length:
+                ids = self._verified(number)
+                begin = start + done - (int(self._ends[number]) - len(ids))
+                part = ids[begin : begin + length - done]
+                out[row, done : done + len(part)] = part
+                done += len(part)
+                number += 1
+        return out
+
+    def verify(self) -> None:
+        """Verifies every shard.
+
+        Raises:
+            DataError: a shard is damaged.
+        """
+        for shard in self.shards:
+            shard.verify()
+
+    def _verified(self, number: int) -> np.ndarray:
+        shard = self.shards[number]
+        if not shard.verified:
+            shard.verify()
+        return shard.ids
+
+
+def _remedy(path: Path) -> str:
+    return _REMEDY.format(folder=path.parent)

@@ -1,0 +1,176 @@
+"""Which documents train and which validate.
+
+Without validation text of its own, a corpus holds out the documents whose content hashes are smallest. So a document is on
+the same side wherever it stands, and exact copies of one never end up on both. Text files are held out as documents only
+where there are enough of them; few are cut at a line, each keeping its last part for validation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.data.text import (
+    BadDocuments,
+    Document,
+    HubDataset,
+    Source,
+    TextFile,
+    cut_at_line,
+    read_documents,
+)
+from efftrain_cli.errors import DataError
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe import Data
+
+Report = Callable[[str, int, int | None], None]
+"""Called with what is being done, how much is done, and how much there is where known: bytes of text, or documents."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How documents are divided into the two sides."""
+
+    train: tuple[Source, ...]
+    valid: tuple[Source, ...]
+    fraction: float
+    cut: bool
+    """Text files are cut; each ends in validation."""
+    threshold: int | None = None
+    """A document whose hash number is at most this is held out; None holds out none."""
+
+    def cuts(self, source: Source) -> bool:
+        """This source is a text file that gives its end to validation."""
+        return self.cut and isinstance(source, TextFile) and source.kind == "txt"
+
+
+@dataclass
+class Tally:
+    """What one pass over the documents met."""
+
+    bad: BadDocuments
+    bytes: dict[str, int] = field(default_factory=lambda: {"train": 0, "valid": 0})
+    documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "valid": 0})
+    overlap: int = 0
+    overlap_examples: list[str] = field(default_factory=list)
+    held_out: dict[bytes, str] = field(default_factory=dict)
+    """Hash -> id of the validation documents so far."""
+
+    def findings(self) -> dict[str, Any]:
+        """What this pass found that a recipe may refuse."""
+        return {
+            "skipped": self.bad.skipped,
+            "skipped_examples": self.bad.examples,
+            "overlap": self.overlap,
+            "overlap_examples": self.overlap_examples,
+        }
+
+    def count(self, side: str, document: Document) -> None:
+        """Counts a document, and a training document that repeats a validation document seen before it."""
+        content = document.text.encode()
+        self.bytes[side] += len(content)
+        self.documents[side] += 1
+        digest = hashlib.sha256(content).digest()[:16]
+        if side == "valid":
+            self.held_out.setdefault(digest, document.id)
+        elif digest in self.held_out:
+            self.overlap += 1
+            if len(self.overlap_examples) < 5:
+                self.overlap_examples.append(f"{document.id} = {self.held_out[digest]}")
+
+
+def split_documents(split: Split, data: Data, tally: Tally) -> Iterator[tuple[str, Document]]:
+    """Every document with its side, "train" or "valid", counted into `tally`.
+
+    Validation text of its own comes first, so that every repetition is seen. Documents held out by their hash need no
+    such order: copies fall on the same side.
+    """
+    for source in split.valid:
+        for document in read_documents(source, data.text_field, tally.bad):
+            tally.count("valid", document)
+            yield "valid", document
+    for source in split.train:
+        for document in read_documents(source, data.text_field, tally.bad):
+            if split.cuts(source):
+                head, tail = cut_at_line(document.text, split.fraction)
+                parts = [("valid", Document(f"{document.id} (end)", tail)), ("train", Document(document.id, head))]
+            else:
+                held_out = split.threshold is not None and _hash_number(document) <= split.threshold
+                parts = [("valid" if held_out else "train", document)]
+            for side, part in parts:
+                if part.text:
+                    tally.count(side, part)
+                    yield side, part
+    tally.bad.check()
+
+
+def _hash_number(document: Document) -> int:
+    """The first 64 bits of the text's sha256."""
+    return int.from_bytes(hashlib.sha256(document.text.encode()).digest()[:8], "big")
+
+
+def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
+    """Reads all local text once before anything is written: finds every fault, and which documents to hold out.
+
+    A Hub dataset is too long to stream twice: its threshold is the fraction itself, and faults are met on the way.
+
+    Returns:
+        The split with its threshold, and the bytes of text where known.
+    """
+    ranked = [source for source in split.train if not split.valid and not split.cuts(source)]
+    if any(isinstance(source, HubDataset) for source in split.train + split.valid):
+        return (replace(split, threshold=int(split.fraction * 2**64)) if ranked else split), None
+    if ranked:
+        bad = BadDocuments(data.on_bad_document)
+        numbers = []
+        for source in ranked:
+            for document in read_documents(source, data.text_field, bad):
+                numbers.append(_hash_number(document))
+                tell("documents read", len(numbers), None)
+        bad.check()
+        if numbers:
+            held_out = max(1, round(split.fraction * len(numbers)))
+            split = replace(split, threshold=sorted(numbers)[held_out - 1])
+    tally = Tally(BadDocuments(data.on_bad_document))
+    for _ in split_documents(split, data, tally):
+        tell("bytes checked", sum(tally.bytes.values()), None)
+    check_findings(tally.findings(), data)
+    check_sides(tally, split)
+    return split, sum(tally.bytes.values())
+
+
+def check_sides(tally: Tally, split: Split) -> None:
+    """Raises:
+    DataError: one of the sides has no text.
+    """
+    for side, other, wanted in (("train", "valid", "training"), ("valid", "train", "validation")):
+        if tally.documents[side] == 0:
+            raise DataError(
+                f"no text is left for {wanted}; the other side has {tally.documents[other]:,} documents. Give more documents, "
+                f"or name validation text in data.valid, or change data.valid_fraction ({split.fraction:g})"
+            )
+
+
+def check_findings(findings: dict[str, Any], data: Data) -> None:
+    """Refuses findings that this recipe does not allow; the corpus itself may be shared with one that does.
+
+    Raises:
+        DataError: documents overlap or were skipped, and the recipe does not say that they may.
+    """
+    problems = []
+    if findings["overlap"] and not data.allow_overlap:
+        problems.append(
+            f"{findings['overlap']:,} training documents are word for word in the validation text, so validation would "
+            f"measure memory: {'; '.join(findings['overlap_examples'])}. Remove them from one side, or set "
+            "data.allow_overlap = true"
+        )
+    if findings["skipped"] and data.on_bad_document == "error":
+        problems.append(
+            f"{findings['skipped']:,} documents cannot be read: {'; '.join(findings['skipped_examples'])}. "
+            'Repair or remove them, or set data.on_bad_document = "skip"'
+        )
+    if problems:
+        raise DataError("\n".join(problems))

@@ -1,0 +1,218 @@
+"""Tokenizers, all through the `tokenizers` library: GPT-2's, any tokenizer.json, or a byte-level BPE of our own.
+
+The library is imported inside functions: a run on ready shards needs none of it until it samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efftrain_cli.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+"""Names of the end-of-text token, in the order in which they are looked for."""
+_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+_PIECE = 1 << 16
+"""Characters of a piece of a long document that is encoded alone."""
+_SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)")
+"""After a single newline between two visible characters GPT-2's pattern always ends a word, so cutting there changes no token."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to token ids and back. The end-of-text token is never produced from text that merely spells it."""
+
+    backend: tokenizers.Tokenizer
+    vocab_size: int
+    """Largest id + 1."""
+    eot_id: int
+    """Id of the end-of-text token."""
+    sha256: str
+    """Fingerprint of what decides the ids: vocabulary, merges, normalizer, pre-tokenizer, end of text."""
+    cuttable: bool
+    """Long documents may be cut at `_SAFE_CUT` without changing a token: byte-level, GPT-2's pattern, no normalizer."""
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of each text, as uint32 arrays; nothing is added at either end."""
+        import numpy as np
+
+        pieces: list[str] = []
+        counts = []
+        for text in texts:
+            cut = self._pieces(text)
+            pieces += cut
+            counts.append(len(cut))
+        encoded = [
+            np.array(encoding.ids, dtype=np.uint32)
+            for encoding in self.backend.encode_batch_fast(pieces, add_special_tokens=False)
+        ]
+        result, at = [], 0
+        for count in counts:
+            result.append(encoded[at] if count == 1 else np.concatenate(encoded[at : at + count]))
+            at += count
+        return result
+
+    def _pieces(self, text: str) -> list[str]:
+        if not self.cuttable or len(text) <= 2 * _PIECE:
+            return [text]
+        pieces, start = [], 0
+        while (cut := _SAFE_CUT.search(text, start + _PIECE)) is not None:
+            pieces.append(text[start : cut.start()])
+            start = cut.start()
+        return [*pieces, text[start:]]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    def save(self, path: Path) -> None:
+        """Writes tokenizer.json."""
+        self.backend.save(str(path))
+
+
+def bpe_size(spec: str) -> int | None:
+    """N of "bpe:N", or None where `spec` is not of that form.
+
+    Raises:
+        DataError: N is no number from 257 on: a byte-level BPE has 256 bytes and the end of text.
+    """
+    if not spec.startswith("bpe:"):
+        return None
+    number = spec.removeprefix("bpe:").replace("_", "")
+    if not number.isdecimal() or not 257 <= int(number) <= 1_000_000:
+        raise DataError(f"data.tokenizer = {spec!r}: N of bpe:N is a whole number from 257 (256 bytes and the end of text)")
+    return int(number)
+
+
+def tokenizer_files(spec: str) -> tuple[Path, ...]:
+    """The local files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none for "gpt2" and "bpe:N".
+
+    Raises:
+        DataError: it names nothing that is there.
+    """
+    if spec == "gpt2" or bpe_size(spec) is not None:
+        return ()
+    path = Path(spec).expanduser()
+    if path.is_file() and path.name not in {name for pair in _PAIRS for name in pair}:
+        return (path,)
+    folder = path if path.is_dir() else path.parent
+    if path.exists():
+        if path.is_dir() and (folder / "tokenizer.json").is_file():
+            return (folder / "tokenizer.json",)
+        for pair in _PAIRS:
+            if all((folder / name).is_file() for name in pair):
+                return tuple(folder / name for name in pair)
+        raise DataError(
+            f"data.tokenizer = {spec!r}: the folder has neither tokenizer.json nor both of vocab.json and merges.txt "
+            "(or encoder.json and vocab.bpe)"
+        )
+    raise DataError(
+        f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()}); give a tokenizer.json, a folder with "
+        'GPT-2\'s vocabulary and merges, "gpt2" (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
+    )
+
+
+def load_tokenizer(spec: str | Path) -> Tokenizer:
+    """The tokenizer that a path, or "gpt2", names.
+
+    Raises:
+        DataError: it is not there, not readable, or has no end-of-text token.
+    """
+    tokenizers = _library()
+    spec = str(spec)
+    if spec == "gpt2":
+        from efftrain_cli.data.hub import hub_file
+
+        try:
+            files: tuple[Path, ...] = (hub_file("openai-community/gpt2", "tokenizer.json"),)
+        except DataError as error:
+            raise DataError(
+                f'data.tokenizer = "gpt2": {error}. Give the folder with GPT-2\'s vocabulary and merges instead, '
+                "a tokenizer.json, or bpe:N, which is trained on the corpus"
+            ) from error
+    else:
+        files = tokenizer_files(spec)
+    if not files:
+        raise ValueError(f"{spec!r} is trained on a corpus, not loaded")
+    try:
+        if len(files) == 1:
+            backend = tokenizers.Tokenizer.from_file(str(files[0]))
+        else:
+            backend = _byte_level(tokenizers.models.BPE.from_file(str(files[0]), str(files[1])))
+            if backend.token_to_id(END_OF_TEXT) is not None:
+                backend.add_special_tokens([END_OF_TEXT])
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"data.tokenizer = {spec!r}: {files[0]} cannot be read as a tokenizer: {error}") from error
+    return _finished(backend, spec)
+
+
+def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
+    """A byte-level BPE of `size` tokens, end of text included; fewer where the text has too few pairs that repeat."""
+    tokenizers = _library()
+    backend = _byte_level(tokenizers.models.BPE())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return _finished(backend, f"bpe:{size}")
+
+
+def _library() -> tokenizers:
+    # Set, not left open: else every process that we start later prints a warning about forking.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    import tokenizers
+
+    return tokenizers
+
+
+def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return backend
+
+
+def _finished(backend: tokenizers.Tokenizer, spec: str) -> Tokenizer:
+    """Our value around the library's: special tokens off in text, no padding, no truncation, its end of text found."""
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    end = next((name for name in _ENDS if name in vocabulary), None)
+    if end is None:
+        raise DataError(f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)} is needed")
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True  # text that spells a special token is text
+    parts = json.loads(backend.to_str())
+    split, model = parts["pre_tokenizer"] or {}, parts["model"]
+    for names in (split, model):
+        # Neither decides an id; files of the same tokenizer differ in them.
+        for name in [name for name, value in names.items() if name == "trim_offsets" or value in (None, "", False)]:
+            del names[name]
+    identity = json.dumps(
+        [model, parts["normalizer"], split, sorted((t["id"], t["content"]) for t in parts["added_tokens"]), end],
+        sort_keys=True,
+        ensure_ascii=True,
+    )
+    return Tokenizer(
+        backend=backend,
+        vocab_size=max(vocabulary.values()) + 1,
+        eot_id=vocabulary[end],
+        sha256=hashlib.sha256(identity.encode()).hexdigest(),
+        cuttable=split == {"type": "ByteLevel", "use_regex": True} and parts["normalizer"] is None,
+    )

@@ -1,0 +1,198 @@
+"""Windows: which tokens a training step sees, as a function of the position in the stream of windows and of nothing else.
+
+The tokens of an epoch are cut into windows of `seq_len` tokens (and one more, the last target), and the windows are put
+into an order by a keyed permutation that is computed, not stored: a Feistel network on the window's number. So any
+position of any epoch costs the same to find, resuming needs no state, and each window comes exactly once per epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from efftrain_cli.data.shards import TokenShards
+from efftrain_cli.errors import DataError, RecipeError
+from efftrain_cli.step import Batch, StepPlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from efftrain_cli.recipe import Data
+
+_ROUNDS = 8
+_BLOCK = 4096  # stream positions whose places are computed at once
+
+
+class Windows:
+    """The full-length windows of one split of a corpus.
+
+    Args:
+        shards: the tokens.
+        seq_len: full context length, in tokens; a window holds one more.
+        seed: of the order; equal seeds give equal order.
+        pin_memory: batches in page-locked memory, for copies to a CUDA device.
+
+    Raises (from every method that reads the order, not from the constructor, as validation needs no order):
+        DataError: there are not enough tokens for one window at every shift of the cut.
+    """
+
+    def __init__(self, shards: TokenShards, seq_len: int, seed: int, *, pin_memory: bool = False) -> None:
+        self.shards, self.seq_len, self.seed, self.pin_memory = shards, seq_len, seed, pin_memory
+        # One window fewer than fits, so that every epoch's shift of the cut leaves the same number.
+        self._per_epoch = shards.tokens // seq_len - 1
+        self._blocks: dict[int, np.ndarray] = {}
+
+    @property
+    def per_epoch(self) -> int:
+        """Windows in an epoch."""
+        if self._per_epoch < 1:
+            raise DataError(
+                f"the training text has {self.shards.tokens:,} tokens, too few for windows of {self.seq_len:,} tokens "
+                f"(at least {2 * self.seq_len:,} are needed): give more text or a smaller model.seq_len"
+            )
+        return self._per_epoch
+
+    def epochs(self, windows: int) -> float:
+        """Epochs that a run of this many windows (`Progress.windows` at its end) makes of the corpus."""
+        return windows / self.per_epoch
+
+    def check_budget(self, windows: int, data: Data) -> float:
+        """`epochs(windows)`, if the recipe allows that many.
+
+        Raises:
+            RecipeError: the corpus would be read more than once and `data.repeat` is not set.
+        """
+        epochs = self.epochs(windows)
+        if epochs > 1 and not data.repeat:
+            raise RecipeError(
+                f"the budget needs {epochs:.2f} epochs: {windows:,} windows of {self.seq_len:,} tokens, and the corpus has "
+                f"{self.per_epoch:,}. Set data.repeat = true to read it more than once, lower train.tokens to about "
+                f"{self.per_epoch / windows:.0%} of its value, or give more text (data.train)"
+            )
+        return epochs
+
+    def starts(self, first: int, count: int) -> np.ndarray:
+        """Where the windows at stream positions first .. first+count-1 begin among the tokens, int64 (count,)."""
+        number, last = first // _BLOCK, (first + count - 1) // _BLOCK
+        parts = []
+        for block in range(number, last + 1):
+            places = self._block(block)
+            begin = max(first - block * _BLOCK, 0)
+            parts.append(places[begin : first + count - block * _BLOCK])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """The windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
+        return self.shards.read(self.starts(start, count).tolist(), self.seq_len + 1)
+
+    def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
+        """The sequences of a step, or one rank's contiguous share of them. The only place where sequences are cut.
+
+        `plan.batch_size` sequences of `plan.seq_len` tokens come from the windows at `plan.window_start` on: the first
+        `plan.pieces` sequences of each window, in order. The rest of a window, and what remains of the last one, is dropped.
+
+        Returns:
+            tokens and targets, int64 (sequences, plan.seq_len); targets are the tokens one place later.
+        """
+        import torch
+
+        length, pieces = plan.seq_len, plan.pieces
+        if length * pieces > self.seq_len:
+            raise ValueError(f"{pieces} sequences of {length} tokens do not fit into a window of {self.seq_len}")
+        begin, end = plan.batch_size * rank // world_size, plan.batch_size * (rank + 1) // world_size
+        first, last = begin // pieces, -(-end // pieces)
+        starts = self.starts(plan.window_start + first, last - first)
+        if pieces > 1:
+            starts = (starts[:, None] + np.arange(pieces) * length).reshape(-1)[begin - first * pieces : end - first * pieces]
+        ids = self.shards.read(starts.tolist(), length + 1)
+        # Copied by numpy: torch would wake its threads for it, which costs more than the copy.
+        tokens, targets = (torch.from_numpy(np.ascontiguousarray(part)) for part in (ids[:, :-1], ids[:, 1:]))
+        if self.pin_memory:
+            tokens, targets = tokens.pin_memory(), targets.pin_memory()
+        return Batch(tokens, targets)
+
+    def validation(self, count: int) -> Tensor:
+        """Fixed windows spread evenly over the tokens, none overlapping another, int64 (n, seq_len + 1).
+
+        They depend on the tokens, `seq_len` and `count`, not on the seed. n is `count`, or fewer where the text is short.
+
+        Raises:
+            DataError: not even one window fits.
+        """
+        fits = (self.shards.tokens - 1) // self.seq_len
+        if fits < 1:
+            raise DataError(
+                f"the validation text has {self.shards.tokens:,} tokens, too few for one window of {self.seq_len:,} and its "
+                "last target: raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
+            )
+        import torch
+
+        count = min(count, fits)
+        room = self.shards.tokens - 1 - self.seq_len
+        starts = [i * room // (count - 1) for i in range(count)] if count > 1 else [0]
+        return torch.from_numpy(self.shards.read(starts, self.seq_len + 1))
+
+    def _block(self, number: int) -> np.ndarray:
+        places = self._blocks.get(number)
+        if places is None:
+            places = self._places(np.arange(number * _BLOCK, (number + 1) * _BLOCK))
+            while len(self._blocks) >= 4:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[number] = places
+        return places
+
+    def _places(self, positions: np.ndarray) -> np.ndarray:
+        epochs = positions // self.per_epoch
+        places = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            key = _key(self.seed, epoch)
+            shift = int(key[-1] % np.uint64(self.seq_len))
+            order = permute(positions[here] - epoch * self.per_epoch, self.per_epoch, key[:_ROUNDS])
+            places[here] = shift + order * self.seq_len
+        return places
+
+
+def permute(numbers: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
+    """A permutation of 0 .. n-1 chosen by `key`, applied to `numbers`.
+
+    A Feistel network permutes the smallest power of two that holds n; numbers that leave the range are sent through
+    again until they are back in it (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+
+    Args:
+        numbers: int64, each in 0 .. n-1.
+        key: uint64, one per round; an even number of them.
+    """
+    bits = max(2, (n - 1).bit_length())
+    out = numbers.astype(np.uint64)
+    todo = np.arange(len(out))
+    while len(todo):
+        out[todo] = _feistel(out[todo], bits, key)
+        todo = todo[out[todo] >= n]
+    return out.astype(np.int64)
+
+
+def _feistel(x: np.ndarray, bits: int, key: np.ndarray) -> np.ndarray:
+    """A permutation of 0 .. 2^bits - 1. The halves may differ by a bit, so they swap widths from round to round."""
+    width, other = np.uint64(bits - bits // 2), np.uint64(bits // 2)
+    one = np.uint64(1)
+    left, right = x >> other, x & ((one << other) - one)
+    for k in key:
+        left, right = right, left ^ (_mix(right + k) & ((one << width) - one))
+        width, other = other, width
+    return (left << other) | right
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of x moves every bit of the result."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _key(seed: int, epoch: int) -> np.ndarray:
+    """Round keys and, last, the number behind the epoch's shift: uint64 (_ROUNDS + 1,)."""
+    digests = [hashlib.sha256(f"windows {seed} {epoch} {i}".encode()).digest() for i in range(-(-(_ROUNDS + 1) // 4))]
+    return np.frombuffer(b"".join(digests), dtype="<u8")[: _ROUNDS + 1]
