@@ -73,7 +73,7 @@ def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
     """
     corpus = prepare(recipe.data)
     train_data = Windows(corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda")
-    val_windows = torch.from_numpy(Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows))
+    val_windows = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
     return Setting(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)
 
 
@@ -241,12 +241,12 @@ def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> d
         "data": {
             "train_hash": corpus.train.sha256,
             "valid_hash": corpus.valid.sha256,
-            "tokenizer_hash": corpus.tokenizer_hash,
+            "tokenizer_hash": corpus.tokenizer_sha256,
             "vocab_size": corpus.vocab_size,
             "eot_id": corpus.eot_id,
             "valid_windows": int(setting.val_windows.shape[0]),
             "seq_len": recipe.model.seq_len,
-            "valid_bytes_per_token": corpus.valid_bytes_per_token,
+            "valid_bytes_per_token": corpus.bytes_per_token,
         },
     }
 
