@@ -1,5 +1,8 @@
-"""Every command, by importing its module."""
+"""Every command, by importing its module; the order here is the order of `efftrain --help`."""
+
+# ruff: noqa: F401, I001
 
 from __future__ import annotations
 
-from efftrain_cli.cli import recipes  # noqa: F401
+from efftrain_cli.cli import pretrain
+from efftrain_cli.cli import recipes
