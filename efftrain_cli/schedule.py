@@ -105,7 +105,7 @@ def turning_points(
                 always.append(("LR warmup ends", plan, after))
         while quarters and after.tokens >= quarters[0]:
             quarters.pop(0)
-            always.append((f"{75 - 25 * len(quarters)}% of the tokens", plan, after))
+            always.append((f"{75 - 25 * len(quarters)}% done", plan, after))
         before = plan
     if len(changes) > most // 2:
         keep = most // 2

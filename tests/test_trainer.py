@@ -16,7 +16,14 @@ from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.plan import plan_step
 from efftrain_cli.recipe import Eval, Model, Optim, Recipe, Train
-from efftrain_cli.state import TrainState, load_tensors, model_tensors, optimizer_tensors, read_checkpoint, write_checkpoint
+from efftrain_cli.state import (
+    TrainState,
+    load_tensors,
+    model_tensors,
+    optimizer_tensors,
+    read_checkpoint,
+    write_checkpoint,
+)
 from efftrain_cli.step import Progress
 from efftrain_cli.trainer import evaluate, read_records, train
 
