@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.methods.simigrad import half_dots
+from efftrain_cli.methods.staged_growth import small_model_scales
 from efftrain_cli.metrics import flops_per_token
 from efftrain_cli.model import GPT, GPTConfig
 from efftrain_cli.optim import build_adamw
@@ -56,13 +57,14 @@ def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> GPT:
-    """The recipe's GPT on `device`, initialized from the recipe's seed."""
+def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> GPT:
+    """The GPT of the recipe (of a stage, where it has stages) on `device`, initialized from the recipe's seed."""
+    shape = recipe.model_at(stage)
     config = GPTConfig(
-        n_layer=recipe.model.n_layer,
-        n_head=recipe.model.n_head,
-        n_embd=recipe.model.n_embd,
-        seq_len=recipe.model.seq_len,
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        n_embd=shape.n_embd,
+        seq_len=shape.seq_len,
         vocab_size=vocab_size,
         padded_vocab_size=padded_vocab_size(recipe, vocab_size),
     )
@@ -72,9 +74,13 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device) -> GPT:
 
 
 def build_optimizer(recipe: Recipe, model: GPT) -> torch.optim.AdamW:
-    """The recipe's AdamW over `model`."""
+    """The recipe's AdamW over `model`, which may be that of any stage."""
     optim = recipe.optim
-    return build_adamw(model, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
+    scales = None
+    if recipe.stages and recipe.staged_growth is not None and recipe.staged_growth.dynamics == "small":
+        factor = model.config.n_embd // recipe.model_at(0).n_embd
+        scales = {name: small_model_scales(name, factor) for name, _ in model.named_parameters()}
+    return build_adamw(model, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales)
 
 
 def build_loss_sum(recipe: Recipe, model: GPT, device: torch.device) -> LossSum:

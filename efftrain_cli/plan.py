@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+from efftrain_cli.methods.staged_growth import default_schedule_ratio, parse_operator, rewarmup_factor
 from efftrain_cli.metrics import flops_per_token
-from efftrain_cli.recipe import Recipe
+from efftrain_cli.recipe import Optim, Recipe
 from efftrain_cli.step import Progress, StepPlan, StepResult
 
 
 @cache
 def _keep_all(n_layer: int) -> tuple[float, ...]:
     return (1.0,) * n_layer
+
+
+@cache
+def _stage(recipe: Recipe, stage: int) -> tuple[int, Optim]:
+    return recipe.model_at(stage).n_layer, recipe.optim_at(stage)
 
 
 def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
@@ -30,6 +36,7 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
     step = progress.step + 1
     full = recipe.model.seq_len
     train = recipe.train
+    n_layer, optim = _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
 
     seq_len, pieces = full, 1
     if recipe.seq_len_warmup is not None:
@@ -44,19 +51,21 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
 
     tokens = batch_size * seq_len
     accumulation_steps = min(batch_size, -(-tokens // train.micro_batch_tokens))
-    lr = recipe.optim.lr_at(
+    lr = optim.lr_at(
         progress.schedule_step + 1,
         progress.schedule_tokens + tokens,
         progress.lr_warmup_tokens,
-        recipe.optim.decay_tokens or train.tokens,
+        optim.decay_tokens or train.tokens,
     )
     if recipe.simigrad is not None:
         accumulation_steps = recipe.simigrad.accumulation_steps(accumulation_steps)
         lr *= recipe.simigrad.lr_factor(batch_size, train.batch_size)
+    if progress.stage:
+        lr *= rewarmup_factor(step - progress.stage_step, recipe.stages[progress.stage].rewarmup_steps)
 
-    keep = _keep_all(recipe.model.n_layer)
+    keep = _keep_all(n_layer)
     if recipe.progressive_layer_drop is not None:
-        keep = recipe.progressive_layer_drop.keep_probabilities(step, recipe.model.n_layer)
+        keep = recipe.progressive_layer_drop.keep_probabilities(step, n_layer)
 
     return StepPlan(
         step=step,
@@ -108,6 +117,47 @@ def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[s
     return columns
 
 
+def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Progress:
+    """The progress once the host knows a validation loss, where the stage's switch reads it. Losses of the learning
+    rate's warmup and of the re-warmup after growth say nothing about the model's own curve and are left out."""
+    stage = recipe.stages[progress.stage]
+    rewarming = progress.stage > 0 and progress.step - progress.stage_step <= stage.rewarmup_steps
+    if stage.switch is None or rewarming or progress.schedule_step <= recipe.optim.warmup_steps:
+        return progress
+    curve = stage.switch.with_evaluation(progress.stage_curve, progress.schedule_tokens, val_loss)
+    return progress._replace(stage_curve=curve)
+
+
+def reads_val_loss(recipe: Recipe, progress: Progress) -> bool:
+    """Whether `after_evaluation` has to be told the validation losses of this stage."""
+    switch = recipe.stages[progress.stage].switch if recipe.stages else None
+    return switch is not None and switch.reads_val_loss()
+
+
+def stage_ended(recipe: Recipe, progress: Progress) -> bool:
+    """Whether the model shall grow before the next step."""
+    if progress.stage + 1 >= len(recipe.stages):
+        return False
+    switch = recipe.stages[progress.stage].switch
+    return switch is not None and switch.reached(progress)
+
+
+def after_growth(recipe: Recipe, progress: Progress) -> Progress:
+    """The progress with which the next stage begins: the schedule stands where a model of the new size would have
+    reached this loss; steps, tokens and FLOPs stay what was spent."""
+    stage = recipe.stages[progress.stage + 1]
+    ratio = stage.schedule_ratio or default_schedule_ratio(map(parse_operator, stage.operators))
+    schedule_tokens = round(ratio * progress.schedule_tokens)
+    return progress._replace(
+        stage=progress.stage + 1,
+        stage_step=progress.step,
+        stage_curve=(),
+        schedule_step=round(ratio * progress.schedule_step),
+        schedule_tokens=schedule_tokens,
+        lr_warmup_tokens=min(progress.lr_warmup_tokens, schedule_tokens),
+    )
+
+
 def plan_run(
     recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None
 ) -> Iterator[tuple[StepPlan, Progress]]:
@@ -119,18 +169,20 @@ def plan_run(
     progress = Progress() if progress is None else progress
     rows = None if vocab_size is None else padded_vocab_size(recipe, vocab_size)
     while progress.tokens < recipe.train.tokens:
+        if stage_ended(recipe, progress):
+            progress = after_growth(recipe, progress)
         plan = plan_step(recipe, progress)
-        progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, rows))
+        progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, rows, progress.stage))
         yield plan, progress
 
 
-def assumed_result(recipe: Recipe, plan: StepPlan, vocab_rows: int | None) -> StepResult:
+def assumed_result(recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage: int = 0) -> StepResult:
     """What a step is expected to be before it runs: every target trained on, blocks executed at their mean."""
     tokens = plan.batch_size * plan.seq_len
     if vocab_rows is None:
         return StepResult(tokens=tokens, flops=0.0)
     blocks = sum(plan.keep)
-    per_token = flops_per_token(recipe.model.n_embd, plan.seq_len, vocab_rows, blocks)
+    per_token = flops_per_token(recipe.model_at(stage).n_embd, plan.seq_len, vocab_rows, blocks)
     return StepResult(
         tokens=tokens,
         flops=per_token.with_logits * tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -20,7 +20,7 @@ from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages, stage_problems
 from efftrain_cli.recipe_check import Check, UnknownValue, report
 from efftrain_cli.recipe_file import Draft, read_recipe_file, recipe_names, toml_lines
 from efftrain_cli.section import SECTION, Count, Every
@@ -193,6 +193,20 @@ class Recipe:
     progressive_layer_drop: ProgressiveLayerDrop | None = None
     simigrad: SimiGrad | None = None
     staged_growth: StagedGrowth | None = None
+    stages: tuple[Stage, ...] = ()
+    """Stages of staged training, in order; without any, [model] is trained from start to end."""
+
+    def model_at(self, stage: int) -> Model:
+        """The model that a stage (from 0) trains: [model] where there are no stages, and in the last."""
+        if not self.stages:
+            return self.model
+        return replace(self.model, **shapes_of_stages(_shape(self.model), self.stages)[stage]._asdict())
+
+    def optim_at(self, stage: int) -> Optim:
+        """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
+        if not self.stages or self.stages[stage].lr is None:
+            return self.optim
+        return replace(self.optim, lr=self.stages[stage].lr)
 
     @model_validator(mode="after")
     def _rules_between_sections(self) -> Recipe:
@@ -202,8 +216,12 @@ class Recipe:
         return self
 
 
-METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "simigrad", "staged_growth")
+METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "simigrad", "staged_growth", "stages")
 """Sections that are methods: a recipe without any of them is a baseline."""
+
+
+def _shape(model: Model) -> tuple[int, int, int]:
+    return model.n_layer, model.n_head, model.n_embd
 
 
 # --- rules between sections ------------------------------------------------------------------------------------------
@@ -211,7 +229,7 @@ METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "sim
 
 def breaches_between(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(dotted key, rule) of every combination that cannot work. A rule is skipped where a value it needs is itself wrong."""
-    for rule in (_model_rules, _optim_rules, _warmup_rules, _batch_size_rules, _simigrad_rules):
+    for rule in (_model_rules, _optim_rules, _warmup_rules, _batch_size_rules, _simigrad_rules, _stage_rules):
         found = rule(sections)
         with suppress(UnknownValue):
             yield from found
@@ -282,6 +300,19 @@ def _simigrad_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "train.batch_size",
             f"must lie within SimiGrad's bounds, {simigrad.lowest} to {simigrad.highest} sequences: SimiGrad starts from it",
         )
+
+
+def _stage_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    model: Model | None = sections.get("model")
+    stages = sections.get("stages")
+    if model and stages:
+        yield from (("stages", rule) for rule in stage_problems(_shape(model), stages))
+    optim: Optim | None = sections.get("optim")
+    if optim and stages:
+        for index, stage in enumerate(stages):
+            if stage.lr is not None and stage.lr < optim.min_lr:
+                rule = f"stage {index}: lr = {stage.lr:g} must not be less than optim.min_lr = {optim.min_lr:g}, where its decay ends"
+                yield "stages", rule
 
 
 def warnings_of(recipe: Recipe) -> list[str]:

@@ -98,8 +98,11 @@ def progress_from_json(values: dict[str, object]) -> Progress:
     unknown = values.keys() - set(Progress._fields)
     if unknown:
         raise CheckpointError(f"progress.json has unknown fields: {', '.join(sorted(unknown))}")
-    window = values.get("simigrad_window", ())
-    return Progress(**{**values, "simigrad_window": tuple(tuple(entry) for entry in window)})  # type: ignore
+    pairs = {
+        name: tuple(tuple(entry) for entry in values.get(name, ()))  # type: ignore
+        for name in ("simigrad_window", "stage_curve")
+    }
+    return Progress(**{**values, **pairs})  # type: ignore
 
 
 def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> None:

@@ -26,6 +26,10 @@ class Progress(NamedTuple):
     """Starts and resumes of this run so far, less one; in metrics.jsonl the highest segment of a step counts."""
     stage: int = 0
     """Stage of a staged recipe, from 0."""
+    stage_step: int = 0
+    """Step after which this stage began: 0, or the step at which the model grew."""
+    stage_curve: tuple[tuple[int, float], ...] = ()
+    """Recent (schedule_tokens, validation loss in nats per token) of this stage, newest last, where its switch reads them."""
     windows: int = 0
     """Full-length windows of the corpus consumed."""
     sequences: int = 0

@@ -19,7 +19,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.metrics import peak_flops
 from efftrain_cli.model import GPT
 from efftrain_cli.optim import adam_sqrt_v, set_lr
-from efftrain_cli.plan import after_step, method_columns, plan_step
+from efftrain_cli.plan import after_evaluation, after_step, method_columns, plan_step, reads_val_loss, stage_ended
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Progress, StepPlan, StepResult
@@ -88,7 +88,8 @@ def train(
     val_windows: Tensor,
     until: int | None = None,
 ) -> Iterator[StepRecord]:
-    """Trains `state` in place and yields a record per step until the token budget, or step `until`, is reached.
+    """Trains `state` in place and yields a record per step until the token budget, or step `until`, is reached, or the
+    stage of a staged recipe ends; its caller then grows the state and trains on.
 
     A fresh state yields a record for step 0 first. The last step is evaluated whatever ends the run. A step whose loss
     or gradient is not finite changes nothing, nor does any later one; `read_records` tells.
@@ -110,7 +111,11 @@ def train(
         val_loss, evaluation = measure()
         yield StepRecord(progress=state.progress, val_loss=val_loss, evaluation=evaluation)
 
-    while state.progress.tokens < recipe.train.tokens and (until is None or state.progress.step < until):
+    while (
+        state.progress.tokens < recipe.train.tokens
+        and (until is None or state.progress.step < until)
+        and not stage_ended(recipe, state.progress)
+    ):
         training = Stopwatch(device)
         plan = plan_step(recipe, state.progress)
         batch = train_data.batch(plan).to(device)
@@ -140,7 +145,10 @@ def train(
         )
         state.progress = after_step(recipe, state.progress, plan, result)
         training.stop()
-        val_loss, evaluation = measure() if plan.evaluate or plan.step == until else (None, None)
+        evaluates = plan.evaluate or plan.step == until or stage_ended(recipe, state.progress)
+        val_loss, evaluation = measure() if evaluates else (None, None)
+        if val_loss is not None and reads_val_loss(recipe, state.progress):
+            state.progress = after_evaluation(recipe, state.progress, float(val_loss))
         yield StepRecord(
             progress=state.progress,
             plan=plan,

@@ -28,19 +28,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.section import SECTION, parse_count
+from efftrain_cli.section import SECTION, Count, parse_count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from efftrain_cli.model import GPTConfig
     from efftrain_cli.optim import GroupScale
+    from efftrain_cli.step import Progress
 
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
 """S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the target model. The
@@ -54,6 +55,14 @@ SYMMETRY_CHECK_STEPS = 20
 """Steps after which a widened model's copies are looked at."""
 SYMMETRY_TOLERANCE = 1e-3
 """Relative difference of the copies below which they count as equal: fp32 rounding reaches 1e-4 in 1,500 steps."""
+
+
+class Shape(NamedTuple):
+    """What growth changes of a model."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
 
 
 class Operator(NamedTuple):
@@ -107,8 +116,9 @@ class Switch:
     """When a stage ends and the model grows."""
 
     rule: Literal["steps", "tokens", "flops", "loss", "slope"]
-    """"steps", "tokens" or "flops" of this stage reach `value`; the validation loss falls to `value` ("loss"); or its slope
-    d log loss / d log FLOPs, by regression over the last `window` evaluations of the stage, rises to `value` ("slope")."""
+    """The run's "steps", "tokens" or "flops" reach `value`; the validation loss falls to `value` ("loss"); or its slope
+    d log loss / d log FLOPs, fitted to the last `window` evaluations of the stage, rises to `value` ("slope"). Evaluations
+    during the learning rate's warmup and re-warmup do not count."""
     value: Annotated[float, BeforeValidator(_parse_value)]
     """The threshold: counts as in 300_000_000 or "300M"; nats per token for "loss"; negative for "slope" (the paper's
     released thresholds: -0.0575 before doubling the depth, -0.0475 before doubling the width)."""
@@ -116,6 +126,35 @@ class Switch:
     """Evaluations that one slope is fitted to."""
     times: int = Field(default=3, ge=1)
     """Evaluations in a row at which the slope must be at or above the threshold."""
+    latest: Annotated[Count, Field(ge=1)] | None = None
+    """Tokens of the run at which the stage ends even if the rule has not been met; a plan assumes that a stage by "loss" or
+    "slope" lasts until then."""
+
+    def reads_val_loss(self) -> bool:
+        """Whether the rule needs the validation losses of the stage."""
+        return self.rule in ("loss", "slope")
+
+    def reached(self, progress: Progress) -> bool:
+        """Whether the stage is over."""
+        if self.latest is not None and progress.tokens >= self.latest:
+            return True
+        if self.rule == "steps":
+            return progress.step >= self.value
+        if self.rule == "tokens":
+            return progress.tokens >= self.value
+        if self.rule == "flops":
+            return progress.flops >= self.value
+        curve = progress.stage_curve
+        if self.rule == "loss":
+            return bool(curve) and curve[-1][1] <= self.value
+        if len(curve) < self.window + self.times - 1:
+            return False
+        ends = range(len(curve) - self.times + 1, len(curve) + 1)
+        return all(log_log_slope(*zip(*curve[end - self.window : end], strict=True)) >= self.value for end in ends)
+
+    def with_evaluation(self, curve: tuple[tuple[int, float], ...], tokens: int, loss: float) -> tuple[tuple[int, float], ...]:
+        """The curve with one more (schedule_tokens, loss), as long as the rule needs it."""
+        return (*curve, (tokens, loss))[-(self.window + self.times - 1) :]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -133,7 +172,7 @@ class Stage:
     rewarmup_steps: int = Field(default=150, ge=0)
     """Steps of linear warmup from 0 after the growth that begins this stage."""
     schedule_ratio: float | None = Field(default=None, gt=0, le=1)
-    """rho: growth sets the schedule's step and tokens to rho times their value, the point at which a model of the new size
+    """rho: the growth that begins this stage sets the schedule's step and tokens to rho times their value, the point at which a model of the new size
     would have reached this loss. Default: the authors' constants, 0.708 for depth x 2, 0.563 for width x 2, 0.407 for both."""
 
 
@@ -158,6 +197,71 @@ class StagedGrowth:
         return all(
             self.symmetry != "noise" if kind == "width" else not self.depth.startswith("copy") for kind, _ in operators
         )
+
+
+def shapes_of_stages(target: tuple[int, int, int], stages: Sequence[Stage]) -> list[Shape]:
+    """The model of each stage: the first is `target` with its own changes, the others grow from it by their operators."""
+    first = stages[0].model
+    layers, heads, width = target
+    shapes = [Shape(first.n_layer or layers, first.n_head or heads, first.n_embd or width)]
+    for stage in stages[1:]:
+        layers, heads, width = shapes[-1]
+        for kind, factor in map(parse_operator, stage.operators):
+            if kind == "depth":
+                layers *= factor
+            else:
+                heads, width = heads * factor, width * factor
+        shapes.append(Shape(layers, heads, width))
+    return shapes
+
+
+def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Iterator[str]:
+    """Every rule that the stages of a recipe break; `target` is [model]'s (n_layer, n_head, n_embd)."""
+    if len(stages) == 1:
+        yield "one stage is no staged training: add a second [[stages]] with operators, or take this one away"
+    for index, stage in enumerate(stages):
+        last = index == len(stages) - 1
+        if index == 0 and stage.operators:
+            yield "stage 0 has operators, but nothing to grow from; write them into the stage that they begin"
+        if index > 0 and not stage.operators:
+            yield f'stage {index} has no operators; say how its model grows, as in operators = ["depth"]'
+        if not last and stage.switch is None:
+            yield f'stage {index} has no switch; say when it ends, as in switch = {{ rule = "tokens", value = "100M" }}'
+        if last and stage.switch is not None and len(stages) > 1:
+            yield f"stage {index} is the last and ends with train.tokens; take its switch away"
+        if stage.switch is not None:
+            yield from (f"stage {index}: {rule}" for rule in _switch_problems(stage.switch, stages[:index]))
+    shapes = shapes_of_stages(target, stages)
+    for index, (stage, shape) in enumerate(zip(stages, shapes, strict=True)):
+        for name in Shape._fields:
+            wanted, found = getattr(stage.model, name), getattr(shape, name)
+            if wanted is not None and wanted != found:
+                yield f"stage {index}: model.{name} = {wanted}, but its operators make {found} of the stage before"
+        if shape.n_embd % shape.n_head:
+            yield f"stage {index}: n_head = {shape.n_head} must divide n_embd = {shape.n_embd}"
+    if len(stages) > 1:
+        for name, wanted, found in zip(Shape._fields, target, shapes[-1], strict=True):
+            first = getattr(shapes[0], name)
+            if wanted < first:
+                yield f"stage 0 has {name} = {first}, more than [model]'s {wanted}; growth makes no model smaller"
+            elif wanted != found:
+                yield (
+                    f"the operators end at {name} = {found}, but [model] has {wanted}: the last stage trains [model]; "
+                    "change stage 0's model or the operators"
+                )
+
+
+def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
+    if switch.rule == "slope" and switch.value >= 0:
+        yield f"switch.value = {switch.value:g}: the loss falls, so the slope to wait for is negative, as in -0.0575"
+    if switch.rule != "slope" and switch.value <= 0:
+        yield f"switch.value = {switch.value:g} must be positive"
+    for earlier in before:
+        if earlier.switch and earlier.switch.rule == switch.rule and switch.rule != "slope":
+            falling = switch.rule == "loss"
+            if (switch.value < earlier.switch.value) != falling or switch.value == earlier.switch.value:
+                order = "less" if falling else "more"
+                yield f"switch.value = {switch.value:g} must be {order} than an earlier stage's {earlier.switch.value:g}"
 
 
 def default_schedule_ratio(operators: Iterable[Operator]) -> float:
