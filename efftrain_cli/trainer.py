@@ -19,7 +19,14 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.metrics import peak_flops
 from efftrain_cli.model import GPT
 from efftrain_cli.optim import adam_sqrt_v, set_lr
-from efftrain_cli.plan import after_evaluation, after_step, method_columns, plan_step, reads_val_loss, stage_ended
+from efftrain_cli.plan import (
+    after_evaluation,
+    after_step,
+    method_columns,
+    plan_step,
+    reads_val_loss,
+    stage_ended,
+)
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Progress, StepPlan, StepResult
