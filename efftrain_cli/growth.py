@@ -1,0 +1,162 @@
+"""The growth of a running state, and training through all the stages of a recipe.
+
+The operators themselves are in `methods/staged_growth.py`, the schedule after growth in `plan.py`; here they meet a
+model, its optimizer and its progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.build import build_model, build_optimizer, compute_dtype
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.methods.staged_growth import (
+    SYMMETRY_CHECK_STEPS,
+    SYMMETRY_TOLERANCE,
+    GrowthState,
+    StagedGrowth,
+    grow,
+    parse_operator,
+    width_asymmetry,
+)
+from efftrain_cli.plan import after_growth, stage_ended
+from efftrain_cli.recipe import Recipe
+from efftrain_cli.state import TrainState, load_tensors, model_tensors
+from efftrain_cli.trainer import StepRecord, evaluate, train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthRecord:
+    """One growth, between two steps."""
+
+    step: int
+    """Finished steps when the model grew."""
+    stage: int
+    """The stage that begins."""
+    operators: tuple[str, ...]
+    parameters_before: int
+    parameters_after: int
+    val_loss_before: float
+    """Nats per token, on the validation windows."""
+    val_loss_after: float
+    preserves_loss: bool
+    """Whether the operators claim to leave the loss as it is."""
+    schedule_step: int
+    """Where the learning-rate schedule stands after the growth, in steps."""
+    schedule_tokens: int
+
+
+def growth_state(state: TrainState) -> GrowthState:
+    """The state as the operators take it: named tensors on the state's device, not copied."""
+    adam = {name: state.optimizer.state[parameter] for name, parameter in state.model.named_parameters()}
+    return GrowthState(
+        config=state.model.config,
+        parameters=model_tensors(state),
+        exp_avg={name: values["exp_avg"] for name, values in adam.items()},
+        exp_avg_sq={name: values["exp_avg_sq"] for name, values in adam.items()},
+        steps={name: values["step"] for name, values in adam.items()},
+    )
+
+
+def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
+    """Gives `state` the fresh model and optimizer of a stage."""
+    device = next(state.model.parameters()).device
+    model = build_model(recipe, state.model.config.vocab_size, device, stage)
+    # Both at once: nothing may see the model of one stage with the optimizer of another.
+    state.model, state.optimizer = model, build_optimizer(recipe, model)
+
+
+def grow_stage(state: TrainState, recipe: Recipe) -> None:
+    """Grows `state` into the next stage of its recipe: model, optimizer state and schedule.
+
+    A function of the state and the recipe alone, so a run that is resumed at the end of a stage grows into the same.
+
+    Raises:
+        ValueError: the model has a parameter that no operator knows.
+    """
+    progress = state.progress
+    section = recipe.staged_growth or StagedGrowth()
+    operators = [parse_operator(text) for text in recipe.stages[progress.stage + 1].operators]
+    # Another stage, another draw.
+    grown = grow(growth_state(state), operators, section, recipe.seed + 1000 * (progress.stage + 1))
+    set_stage(state, recipe, progress.stage + 1)
+    load_grown(state, grown)
+    state.progress = after_growth(recipe, progress)
+
+
+def load_grown(state: TrainState, grown: GrowthState) -> None:
+    """Copies grown tensors into a state of their size. Without optimizer tensors Adam stays as if it had never stepped."""
+    optimizer: dict[str, Tensor] = {}
+    for key, tensors in (("exp_avg", grown.exp_avg), ("exp_avg_sq", grown.exp_avg_sq), ("step", grown.steps)):
+        optimizer |= {f"{key}.{name}": tensor for name, tensor in tensors.items()}
+    if not optimizer:
+        for name, parameter in state.model.named_parameters():
+            optimizer |= {f"{key}.{name}": value for key, value in state.optimizer.state[parameter].items()}
+    load_tensors(state, dict(grown.parameters), optimizer)
+
+
+def parameters_of(state: TrainState) -> int:
+    """Parameters of the state's model, the tied matrix counted once."""
+    return sum(parameter.numel() for parameter in state.model.parameters())
+
+
+def train_stages(
+    state: TrainState, recipe: Recipe, train_data: Windows, val_windows: Tensor, until: int | None = None
+) -> Iterator[StepRecord | GrowthRecord]:
+    """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a GrowthRecord
+    is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a run that goes
+    on from there grows first."""
+    device = next(state.model.parameters()).device
+    dtype = compute_dtype(recipe.train.dtype, device)
+
+    def measure() -> float:
+        return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype))
+
+    while True:
+        yield from train(state, recipe, train_data, val_windows, until)
+        progress = state.progress
+        over = progress.tokens >= recipe.train.tokens or (until is not None and progress.step >= until)
+        if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
+            return
+        stage = recipe.stages[progress.stage + 1]
+        section = recipe.staged_growth or StagedGrowth()
+        parameters, val_loss = parameters_of(state), measure()
+        grow_stage(state, recipe)
+        yield GrowthRecord(
+            step=progress.step,
+            stage=state.progress.stage,
+            operators=stage.operators,
+            parameters_before=parameters,
+            parameters_after=parameters_of(state),
+            val_loss_before=val_loss,
+            val_loss_after=measure(),
+            preserves_loss=section.preserves_loss(map(parse_operator, stage.operators)),
+            schedule_step=state.progress.schedule_step,
+            schedule_tokens=state.progress.schedule_tokens,
+        )
+
+
+def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
+    """What to tell the user if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal; None at
+    every other step. Reads the weights from the device at that one step."""
+    progress = state.progress
+    if progress.stage == 0 or progress.step - progress.stage_step != SYMMETRY_CHECK_STEPS:
+        return None
+    factor = 1
+    for kind, times in map(parse_operator, recipe.stages[progress.stage].operators):
+        factor *= times if kind == "width" else 1
+    if factor == 1:
+        return None
+    with torch.no_grad():
+        asymmetry = width_asymmetry(model_tensors(state), factor)
+    if asymmetry > SYMMETRY_TOLERANCE:
+        return None
+    return (
+        f"step {progress.step}: {SYMMETRY_CHECK_STEPS} steps after growing in width the {factor} copies of the model are "
+        f"still equal (relative difference {asymmetry:.1e}). Without dropout nothing parts them: they get equal gradients "
+        'for ever, and the wide model learns what the narrow one could. Use staged_growth.symmetry = "offdiag"'
+    )
