@@ -140,6 +140,31 @@ def train_stages(
         )
 
 
+def growth_message(record: GrowthRecord) -> str:
+    """One growth in a line or two, with a word on the loss where it should have stayed and did not, or was never meant to."""
+    line = (
+        f"grown at step {record.step} ({', '.join(record.operators)}): {record.parameters_before:,} -> "
+        f"{record.parameters_after:,} parameters, val loss {record.val_loss_before:.4f} -> {record.val_loss_after:.4f}; "
+        f"the schedule continues from step {record.schedule_step}"
+    )
+    if not record.preserves_loss:
+        line += "\n  (these variants do not keep the loss)"
+    elif abs(record.val_loss_after - record.val_loss_before) > 1e-3:
+        # bf16 rounds the logits of the two models differently; more than this is no rounding
+        line += "\n  warning: the loss should have stayed the same"
+    return line
+
+
+def describe_stages(recipe: Recipe) -> str:
+    """"2 x 64 -> depth -> 4 x 64": layers x width of each stage, and the operators between."""
+    text = ""
+    for index, stage in enumerate(recipe.stages):
+        model = recipe.model_at(index)
+        text += f" -> {', '.join(stage.operators)} -> " if index else ""
+        text += f"{model.n_layer} x {model.n_embd}"
+    return text
+
+
 def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
     """What to tell the user if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal; None at
     every other step. Reads the weights from the device at that one step."""

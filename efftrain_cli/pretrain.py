@@ -11,7 +11,8 @@ import torch
 
 from efftrain_cli.build import compute_dtype
 from efftrain_cli.errors import EfftrainError, UsageError
-from efftrain_cli.metrics import parameter_count
+from efftrain_cli.growth import describe_stages
+from efftrain_cli.metrics import flops_per_token, parameter_count
 from efftrain_cli.plan import padded_vocab_size
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run import Run, existing_run, run_path, unused_name
@@ -74,7 +75,7 @@ def resume(name: str, *, device: str = "auto", steps: int | None = None, with_pr
         setting = prepare_setting(recipe, chosen)
         state = fresh_state(setting)
         segment = run.next_segment()
-        checkpoint = load_newest_checkpoint(run, state)
+        checkpoint = load_newest_checkpoint(run, state, recipe)
         state.progress = state.progress._replace(segment=segment)
         run.event(
             "resume",
@@ -99,6 +100,8 @@ def _train(run: Run, state: TrainState, setting: Setting, steps: int | None, wit
         return run.path
     if with_probe:
         seconds = probe(setting, state, summary) * (summary.tokens - state.progress.tokens)
+        if state.progress.stage + 1 < len(recipe.stages):
+            seconds = _staged_seconds(setting, state, summary)
         console.print(f"time       about {human_seconds(seconds)} of training, by a probe of the largest micro-batch")
     console.print()
     try:
@@ -112,6 +115,15 @@ def _train(run: Run, state: TrainState, setting: Setting, steps: int | None, wit
     run.event("end", {"status": "finished" if finished else "paused", "step": state.progress.step})
     show_summary(console, run, state, val_loss, finished)
     return run.path
+
+
+def _staged_seconds(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
+    """Seconds of training ahead, by a probe of the largest stage: it must fit into memory, and its rate is that of most FLOPs."""
+    last = fresh_state(setting, stage=len(setting.recipe.stages) - 1)
+    config = last.model.config
+    seconds = probe(setting, last, summary)
+    per_token = flops_per_token(config.n_embd, config.seq_len, config.padded_vocab_size, config.n_layer).with_logits
+    return seconds * (summary.flops - state.progress.flops) / per_token
 
 
 def show_header(console: Console, run: Run, setting: Setting, state: TrainState, plan: PlanSummary) -> None:
@@ -136,6 +148,8 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
         f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}",
         f"disk       {recipe.checkpoint.keep} checkpoints of {human_bytes(checkpoint_bytes)}",
     ]
+    if recipe.stages:
+        lines.insert(2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}")
     if before.step:
         lines.insert(1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
     for line in lines:

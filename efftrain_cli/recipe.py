@@ -216,7 +216,7 @@ class Recipe:
         return self
 
 
-METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "simigrad", "staged_growth", "stages")
+METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "simigrad", "staged_growth")
 """Sections that are methods: a recipe without any of them is a baseline."""
 
 
@@ -399,7 +399,10 @@ def check_draft(draft: Draft) -> Recipe:
 
 def method_names(recipe: Recipe) -> list[str]:
     """Names of the method sections that are present."""
-    return [name for name in METHODS if getattr(recipe, name) is not None]
+    # [[stages]] alone are staged training too, with the operators' defaults
+    return [
+        name for name in METHODS if getattr(recipe, name) is not None or (name == "staged_growth" and recipe.stages)
+    ]
 
 
 def recipe_values(section: Any) -> dict[str, Any]:

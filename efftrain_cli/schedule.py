@@ -79,12 +79,13 @@ def csv_lines(recipe: Recipe, until: int | None = None) -> Iterator[str]:
 def turning_points(
     recipe: Recipe, until: int | None = None, most: int = 24
 ) -> list[tuple[str, StepPlan, Progress]]:
-    """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup, changes
-    of length, batch size or keep probability (thinned to the first, the last and a few between), and quarters of the budget."""
+    """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup,
+    growth, changes of length, batch size or keep probability (thinned to the first, the last and a few between), and quarters of the budget."""
     always: list[tuple[str, StepPlan, Progress]] = []
     changes: list[tuple[str, StepPlan, Progress]] = []
     quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]
     before: StepPlan | None = None
+    stage = 0
     last: tuple[str, StepPlan, Progress] | None = None
     for plan, after in steps_until(recipe, None, None, until):
         last = ("last step", plan, after)
@@ -101,12 +102,15 @@ def turning_points(
             ]
             if changed:
                 changes.append((f"{' and '.join(changed)} change{'s' if len(changed) == 1 else ''}", plan, after))
+            if after.stage != stage:
+                operators = ", ".join(recipe.stages[after.stage].operators)
+                always.append((f"grown: {operators}", plan, after))
             if plan.step == recipe.optim.warmup_steps:
                 always.append(("LR warmup ends", plan, after))
         while quarters and after.tokens >= quarters[0]:
             quarters.pop(0)
             always.append((f"{75 - 25 * len(quarters)}% done", plan, after))
-        before = plan
+        before, stage = plan, after.stage
     if len(changes) > most // 2:
         keep = most // 2
         changes = [changes[round(i * (len(changes) - 1) / (keep - 1))] for i in range(keep)]
@@ -128,4 +132,8 @@ def assumptions(recipe: Recipe) -> list[str]:
         )
     if recipe.progressive_layer_drop is not None:
         lines.append("Layer dropping draws blocks at random; FLOPs are planned at their expectation.")
+    for index, stage in enumerate(recipe.stages):
+        if stage.switch is not None and stage.switch.reads_val_loss():
+            assumed = "the end of the budget" if stage.switch.latest is None else f"{stage.switch.latest:_} tokens, its latest"
+            lines.append(f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}.")
     return lines

@@ -5,6 +5,7 @@ Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import subprocess
@@ -24,6 +25,7 @@ from efftrain_cli.build import build_forward_backward, build_model, build_optimi
 from efftrain_cli.data.prepare import Corpus, prepare
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.errors import CheckpointError, DivergedError, UsageError
+from efftrain_cli.growth import GrowthRecord, growth_message, set_stage, symmetry_warning, train_stages
 from efftrain_cli.recipe import Recipe, dump_recipe
 from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.schedule import PlanSummary
@@ -31,7 +33,7 @@ from efftrain_cli.screen import TrainingScreen
 from efftrain_cli.section import parse_duration
 from efftrain_cli.state import TrainState, load_tensors, read_checkpoint, write_checkpoint
 from efftrain_cli.step import Batch, StepPlan
-from efftrain_cli.trainer import StepRecord, read_records, train
+from efftrain_cli.trainer import StepRecord, read_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +79,9 @@ def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
     return Setting(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)
 
 
-def fresh_state(setting: Setting) -> TrainState:
-    """The state before step 1."""
-    model = build_model(setting.recipe, setting.corpus.vocab_size, setting.device)
+def fresh_state(setting: Setting, stage: int = 0) -> TrainState:
+    """The state before step 1, in the size of a stage where the recipe has stages."""
+    model = build_model(setting.recipe, setting.corpus.vocab_size, setting.device, stage)
     return TrainState(
         model=model,
         optimizer=build_optimizer(setting.recipe, model),
@@ -100,8 +102,9 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     return seconds
 
 
-def load_newest_checkpoint(run: Run, state: TrainState) -> Path | None:
-    """Loads the newest checkpoint that passes verification into `state`; each one passed over becomes an event and a warning.
+def load_newest_checkpoint(run: Run, state: TrainState, recipe: Recipe) -> Path | None:
+    """Loads the newest checkpoint that passes verification into `state`, which takes the size of the checkpoint's stage;
+    each one passed over becomes an event and a warning.
 
     Raises:
         CheckpointError: there are checkpoints but none is valid.
@@ -115,6 +118,8 @@ def load_newest_checkpoint(run: Run, state: TrainState) -> Path | None:
             run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
             print(f"warning: {error}; trying the one before", file=sys.stderr)
             continue
+        if progress.stage:
+            set_stage(state, recipe, progress.stage)
         load_tensors(state, model, optimizer)
         state.method_tensors = method
         state.progress = progress
@@ -140,8 +145,16 @@ def train_and_log(
     checkpoint_seconds = 0.0
     pending: list[StepRecord] = []
     val_loss: float | None = None
-    for record in train(state, recipe, setting.train_data, setting.val_windows, until):
+    for record in train_stages(state, recipe, setting.train_data, setting.val_windows, until):
+        if isinstance(record, GrowthRecord):
+            run.event("growth", dataclasses.asdict(record))
+            screen.say(growth_message(record))
+            val_loss = record.val_loss_after
+            continue
         pending.append(record)
+        if (warning := symmetry_warning(recipe, state)) is not None:
+            run.event("symmetry", {"step": state.progress.step, "warning": warning})
+            screen.say(f"warning: {warning}")
         step = record.progress.step
         if every_seconds is None:
             save_due = step > 0 and step % int(every) == 0

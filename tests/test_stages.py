@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
         assert plan.lr == pytest.approx(factor * scheduled(after.schedule_tokens)), step
     assert by_step[10][0].lr == pytest.approx(2 * scheduled(10 * tokens))
     # FLOPs: each stage costs its own model's, so the growing run is cheaper
-    flops = [after.flops - before.flops for (_, before), (_, after) in zip(steps, steps[1:], strict=False)]
+    flops = [after.flops - before.flops for (_, before), (_, after) in itertools.pairwise(steps)]
     assert flops[10] < flops[30] < flops[60]
 
 
