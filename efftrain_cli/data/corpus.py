@@ -109,4 +109,4 @@ def digest_of(value: Any) -> str:
 def file_sha256(path: Path) -> str:
     """sha256 of a file's content."""
     with open(path, "rb") as file:
-        return hashlib.filedigest_of(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
