@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
 from efftrain_cli.errors import CheckpointError, UsageError
+from efftrain_cli.generate import GREEDY, generate
 from efftrain_cli.hf import CONV1D_WEIGHTS, from_hf, from_hf_config, read_hf, to_hf, to_hf_config, write_hf
 from efftrain_cli.model import GPT, GPTConfig
 
@@ -186,6 +188,11 @@ def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json:
     assert their_tokenizer.eos_token_id == eot_id
     tokens = torch.tensor([tokenizer.encode("the cat sat on the log").ids])
     assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-4)
+
+    # Greedy text of both, each with its own loop and cache.
+    written = theirs.generate(tokens, max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    ours_written = [int(token) for token in islice(generate(ours, tokens, GREEDY), 64)]
+    assert written[0, tokens.shape[1] :].tolist() == ours_written
 
     with pytest.raises(UsageError, match="empty"):
         write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")

@@ -1,0 +1,45 @@
+"""`efftrain export`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_names
+
+
+class ExportFormat(StrEnum):
+    """Forms of an exported model."""
+
+    hf = "hf"
+
+
+@app.command(rich_help_panel="Use a trained model")
+def export(
+    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    format_: Annotated[
+        ExportFormat, typer.Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
+    ] = ExportFormat.hf,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to write; it must not hold files yet.", show_default="RUN-hf")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+    ] = None,
+) -> None:
+    """Write a trained model, with its tokenizer, in a form that other programs load."""
+    import torch
+
+    from efftrain_cli.hf import write_hf
+    from efftrain_cli.trained import load_trained
+
+    directory = out or Path(f"{run}-hf")
+    trained = load_trained(run, checkpoint, torch.device("cpu"))
+    tokenizer_json = (trained.run / "tokenizer.json").read_text(encoding="utf-8")
+    write_hf(trained.model, tokenizer_json, trained.tokenizer.eot_id, directory)
+    print(f"{directory}: step {trained.progress.step} of run {run}")
+    print(f'  AutoModelForCausalLM.from_pretrained("{directory}"), AutoTokenizer.from_pretrained("{directory}")')

@@ -1,0 +1,47 @@
+"""`efftrain sample`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_names
+
+
+@app.command(rich_help_panel="Use a trained model")
+def sample(
+    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    prompt: Annotated[str, typer.Option(help="Text to continue; empty is the beginning of a document.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most; end-of-text ends earlier.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Below 1 is more careful, above 1 bolder, 0 always the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Draw among the k likeliest tokens only.", show_default="all")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Texts to write, with seeds counting up from --seed.")] = 1,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Write text with a trained model."""
+    import sys
+
+    from efftrain_cli.generate import Sampling, generate_text
+    from efftrain_cli.session import choose_device
+    from efftrain_cli.trained import load_trained
+
+    trained = load_trained(run, checkpoint, choose_device(device))
+    for number in range(count):
+        if count > 1:
+            print(f"--- seed {seed + number}")
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed + number)
+        sys.stdout.write(prompt)
+        for piece in generate_text(trained.model, trained.tokenizer, prompt, sampling, max_tokens):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")

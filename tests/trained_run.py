@@ -1,0 +1,63 @@
+"""A run directory with random weights, made in a moment: for tests of what reads runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from efftrain_cli.build import build_model, build_optimizer
+from efftrain_cli.data.prepare import prepare
+from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run import Run, checkpoint_path
+from efftrain_cli.state import TrainState, write_checkpoint
+from efftrain_cli.step import Progress
+
+TEXT = "\n".join(
+    f"{who} {did} the {thing} {where} and then walked home again, because the evening was already rather cold."
+    for who in ("Anna", "The old captain", "My brother", "Nobody", "A neighbour")
+    for did in ("found", "painted", "lost", "forgot")
+    for thing in ("lantern", "ship", "letter", "garden")
+    for where in ("near the harbour", "behind the house", "in the morning")
+)
+
+
+def make_run(folder: Path, name: str = "random", overrides: tuple[str, ...] = (), steps: tuple[int, ...] = (10,)) -> Path:
+    """Writes `folder`/text.txt and a run trained on it for no step at all. EFFTRAIN_RUNS must point where runs belong.
+
+    Weights are drawn with a large spread, so that tokens differ clearly in probability.
+    """
+    text = folder / "text.txt"
+    text.write_text(TEXT)
+    recipe = load_recipe(
+        "small",
+        (
+            f"data.train={json.dumps(str(text))}",
+            "data.valid_fraction=0.3",
+            'data.tokenizer="bpe:300"',
+            "model.n_layer=2",
+            "model.n_embd=32",
+            "model.n_head=2",
+            "model.seq_len=64",
+            *overrides,
+        ),
+    )
+    corpus = prepare(recipe.data)
+    origin = {"data": {"tokenizer_hash": corpus.tokenizer_sha256}}
+    with Run.create(name, dump_recipe(recipe), origin, corpus.tokenizer_path) as run:
+        for step in steps:
+            write_checkpoint(checkpoint_path(run.path, step), random_state(recipe, corpus.vocab_size, step), dump_recipe(recipe))
+        return run.path
+
+
+def random_state(recipe: Recipe, vocab_size: int, step: int) -> TrainState:
+    """Random weights, another set for every step."""
+    model = build_model(recipe, vocab_size, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    return TrainState(
+        model=model, optimizer=build_optimizer(recipe, model), progress=Progress(step=step, tokens=1000 * step)
+    )
