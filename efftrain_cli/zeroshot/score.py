@@ -1,0 +1,252 @@
+"""Log-probability of continuations: batched by length, shared contexts computed once, the head only where it is read.
+
+Right padding is safe: a causal model with absolute positions never looks to the right. Logits are computed in fp32 over the
+tokens that exist (no padding of the vocabulary), whatever type the blocks compute in: rounding there changes which token
+comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.model import GPT, KeyValueCache
+
+HEAD_POSITIONS = 1024
+"""Positions that go through the head at once: fp32 logits of 1024 x 50257 are 206 MB."""
+
+
+class Request(NamedTuple):
+    """Score `continuation` after `context`; neither is empty."""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+class Score(NamedTuple):
+    """Natural log of p(continuation | context), and whether greedy decoding would have written it."""
+
+    logprob: float
+    greedy: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """A GPT ready to be asked: in which type it computes, how much context it sees, how much fits one forward pass."""
+
+    model: GPT
+    context_length: int
+    """Tokens of input at most; longer ones are cut from the left."""
+    batch_tokens: int = 4096
+    """Tokens, padding included, in one forward pass."""
+    bf16: bool = False
+    """Compute the blocks in bf16; the head stays fp32."""
+    compiled_blocks: Callable[[Tensor], Tensor] | None = None
+    """`model.run_blocks` compiled for changing shapes; used where no cache is."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.wte.weight.device
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def is_truncated(self, request: Request) -> bool:
+        """Whether the context of this request is cut. The last token is never an input: nothing follows it."""
+        return len(request.context) + len(request.continuation) - 1 > self.context_length
+
+    def score_all(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, Score]]]:
+        """Scores of all requests, as lists of (index in `requests`, score): one list per batch, longest first.
+
+        Raises:
+            ValueError: a context or continuation is empty, or a continuation does not fit the context length.
+        """
+        by_context: dict[tuple[int, ...], list[int]] = {}
+        alone: list[int] = []
+        for i, request in enumerate(requests):
+            if not request.context or not request.continuation:
+                raise ValueError(f"request {i} has an empty context or continuation")
+            if len(request.continuation) > self.context_length:
+                raise ValueError(
+                    f"a continuation of {len(request.continuation)} tokens does not fit {self.context_length} positions"
+                )
+            if self.is_truncated(request):
+                alone.append(i)
+            else:
+                by_context.setdefault(request.context, []).append(i)
+        # A context with one continuation is one plain sequence; the cache pays only where it is read twice.
+        shared = {context: asked for context, asked in by_context.items() if len(asked) > 1}
+        alone += [asked[0] for asked in by_context.values() if len(asked) == 1]
+        with torch.inference_mode():
+            for batch in self._batches_of_shared(requests, shared):
+                yield self._score_shared(requests, batch)
+            for indices in self._batches_of_alone(requests, alone):
+                yield self._score_alone(requests, indices)
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Scores in the order of `requests`."""
+        scores = dict(pair for batch in self.score_all(requests) for pair in batch)
+        return [scores[i] for i in range(len(requests))]
+
+    # Requests one by one: (context + continuation) as one sequence.
+
+    def _batches_of_alone(self, requests: Sequence[Request], indices: list[int]) -> Iterator[list[int]]:
+        def input_length(i: int) -> int:
+            return min(len(requests[i].context) + len(requests[i].continuation) - 1, self.context_length)
+
+        batch: list[int] = []
+        for i in sorted(indices, key=input_length, reverse=True):
+            if batch and (len(batch) + 1) * input_length(batch[0]) > self.batch_tokens:
+                yield batch
+                batch = []
+            batch.append(i)
+        if batch:
+            yield batch
+
+    def _score_alone(self, requests: Sequence[Request], indices: list[int]) -> list[tuple[int, Score]]:
+        inputs = [
+            (requests[i].context + requests[i].continuation)[-(self.context_length + 1) : -1] for i in indices
+        ]
+        hidden = self._run(self._pad(inputs))
+        lengths = [len(requests[i].continuation) for i in indices]
+        rows = [row for row, length in enumerate(lengths) for _ in range(length)]
+        columns = [
+            column
+            for tokens, length in zip(inputs, lengths, strict=True)
+            for column in range(len(tokens) - length, len(tokens))
+        ]
+        targets = [token for i in indices for token in requests[i].continuation]
+        logprobs, greedy = self._read(hidden[rows, columns], targets)
+        return list(zip(indices, _sum_up(logprobs, greedy, lengths), strict=True))
+
+    # Several continuations of one context: the context once, its keys and values repeated for each continuation.
+
+    def _batches_of_shared(
+        self, requests: Sequence[Request], shared: dict[tuple[int, ...], list[int]]
+    ) -> Iterator[list[tuple[tuple[int, ...], list[int]]]]:
+        """Contexts of one length together: their keys and values stack without padding, hence without a mask."""
+        batch: list[tuple[tuple[int, ...], list[int]]] = []
+        widest = rows = 0
+        for context, asked in sorted(shared.items(), key=lambda item: len(item[0]), reverse=True):
+            longest = max(len(requests[i].continuation) for i in asked)
+            if batch:
+                new_rows, new_widest = rows + len(asked), max(widest, longest)
+                if (
+                    len(context) != len(batch[0][0])
+                    or (len(batch) + 1) * len(context) > self.batch_tokens
+                    or new_rows * new_widest > self.batch_tokens
+                    # Repeated keys and values: about 70 kB a token at 117M parameters.
+                    or new_rows * (len(context) + new_widest) > 4 * self.batch_tokens
+                ):
+                    yield batch
+                    batch, widest, rows = [], 0, 0
+            batch.append((context, asked))
+            rows, widest = rows + len(asked), max(widest, longest)
+        if batch:
+            yield batch
+
+    def _score_shared(
+        self, requests: Sequence[Request], batch: list[tuple[tuple[int, ...], list[int]]]
+    ) -> list[tuple[int, Score]]:
+        indices = [i for _, asked in batch for i in asked]
+        owner = [row for row, (_, asked) in enumerate(batch) for _ in asked]
+        continuations = [requests[i].continuation for i in indices]
+        past = len(batch[0][0])
+        caches = [KeyValueCache() for _ in self.model.h]
+        hidden = self._run(self._pad([context for context, _ in batch]), caches=caches)
+        # The first token of every continuation is predicted by its context's last position.
+        first, first_greedy = self._read(hidden[owner, past - 1], [tokens[0] for tokens in continuations])
+        logprobs = [[value] for value in first]
+        greedy = [[value] for value in first_greedy]
+        longer = [n for n, tokens in enumerate(continuations) if len(tokens) > 1]
+        if longer:
+            rows_of_context = torch.tensor([owner[n] for n in longer], device=self.device)
+            repeated = []
+            for cache in caches:
+                assert cache.keys is not None and cache.values is not None
+                copy = KeyValueCache()
+                copy.extend(cache.keys[rows_of_context], cache.values[rows_of_context])
+                repeated.append(copy)
+            hidden = self._run(self._pad([continuations[n][:-1] for n in longer]), past, repeated)
+            rows = [row for row, n in enumerate(longer) for _ in continuations[n][1:]]
+            columns = [column for n in longer for column in range(len(continuations[n]) - 1)]
+            rest, rest_greedy = self._read(
+                hidden[rows, columns], [token for n in longer for token in continuations[n][1:]]
+            )
+            start = 0
+            for n in longer:
+                end = start + len(continuations[n]) - 1
+                logprobs[n] += rest[start:end]
+                greedy[n] += rest_greedy[start:end]
+                start = end
+        return [
+            (i, Score(sum(values), all(hits)))
+            for i, values, hits in zip(indices, logprobs, greedy, strict=True)
+        ]
+
+    # The model.
+
+    def _pad(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Token ids (sequences, longest), padded on the right with token 0, which nothing ever looks at."""
+        longest = max(len(tokens) for tokens in sequences)
+        return torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device)
+
+    def _run(self, tokens: Tensor, position: int = 0, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+        """Residual stream after the last block, (batch, seq_len, n_embd)."""
+        with self.autocast():
+            x = self.model.embed(tokens, position)
+            if caches is None:
+                return (self.compiled_blocks or self.model.run_blocks)(x)
+            for block, cache in zip(self.model.h, caches, strict=True):
+                x = block(x, None, cache)
+            return x
+
+    def _read(self, hidden: Tensor, targets: list[int]) -> tuple[list[float], list[bool]]:
+        """Log-probability of each target, nats, and whether it is the most probable token; hidden is (targets, n_embd)."""
+        logprobs: list[float] = []
+        greedy: list[bool] = []
+        wanted = torch.tensor(targets, device=self.device)
+        for start in range(0, len(targets), HEAD_POSITIONS):
+            logits = self.model.head(hidden[start : start + HEAD_POSITIONS].float())
+            part = wanted[start : start + HEAD_POSITIONS]
+            of_target = logits.gather(1, part[:, None])[:, 0]
+            logprobs += (of_target - logits.logsumexp(1)).tolist()
+            greedy += (logits.argmax(1) == part).tolist()
+        return logprobs, greedy
+
+
+def _sum_up(logprobs: list[float], greedy: list[bool], lengths: list[int]) -> Iterator[Score]:
+    """One score per continuation, from the values of all their tokens in a row."""
+    start = 0
+    for length in lengths:
+        end = start + length
+        yield Score(sum(logprobs[start:end]), all(greedy[start:end]))
+        start = end
+
+
+def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None) -> list[Request]:
+    """Cuts a text into requests that predict each token exactly once, with at most `length` inputs each.
+
+    The first window predicts up to `length` tokens, each later one the next `stride` with as much left context as fits;
+    stride = length is the harness's rolling likelihood, whose last window only sees more than itself. `prefix` (end-of-text)
+    stands before the first token; without it the first token is context only and is not predicted.
+
+    Raises:
+        ValueError: the stride is not in 1..length.
+    """
+    if not 1 <= stride <= length:
+        raise ValueError(f"stride {stride} is not in 1..{length}")
+    stream = tuple(tokens) if prefix is None else (prefix, *tokens)
+    requests = []
+    done = 1  # stream[:done] needs no prediction any more
+    while done < len(stream):
+        end = min(done + (length if done == 1 else stride), len(stream))
+        start = max(0, end - 1 - length)
+        requests.append(Request(stream[start:done], stream[done:end]))
+        done = end
+    return requests
