@@ -1,0 +1,290 @@
+"""`efftrain eval-zeroshot`: scores of a run's checkpoint on zero-shot tasks, written into the run directory.
+
+What can be refused cheaply is refused first: nothing here imports torch or lm_eval before names, data and run are known to
+be right.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli import __version__
+from efftrain_cli.errors import DataError, UsageError
+from efftrain_cli.run import existing_run
+from efftrain_cli.zeroshot.harness import (
+    DATA_OF,
+    evaluate_task,
+    harness_version,
+    load_task,
+    require_data,
+    require_extra,
+)
+from efftrain_cli.zeroshot.local_data import file_sha256, local_file
+from efftrain_cli.zeroshot.results import SCHEMA_VERSION, save_result
+from efftrain_cli.zeroshot.suites import TASKS, Task, task_names
+
+if TYPE_CHECKING:
+    from efftrain_cli.trained import Trained
+    from efftrain_cli.zeroshot.language_model import LanguageModel
+    from efftrain_cli.zeroshot.score import Evaluator
+    from efftrain_cli.zeroshot.task_score import TaskScore
+
+OFFLINE_TOKENS = 100_000
+"""Validation tokens, from the beginning, that the offline suite is made from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be evaluated, and how."""
+
+    run: str
+    tasks: tuple[str, ...] = ("offline",)
+    """Names of tasks and suites."""
+    checkpoint: str | None = None
+    """A step, or a checkpoint's name; None is the newest that is whole."""
+    data_dir: Path | None = None
+    limit: int | None = None
+    """First items of each task only. Such scores are kept apart from full ones."""
+    context_length: int | None = None
+    """Tokens; None is the longest that the model was trained on."""
+    stride: int | None = None
+    """Tokens predicted per window in wikitext_strided; None is half the context length."""
+    batch_tokens: int | None = None
+    """Tokens per forward pass; None is 4096 on a CPU and 65,536 on CUDA."""
+    dtype: str = "auto"
+    """fp32, bf16, or auto: bf16 on CUDA. The head is fp32 always."""
+    compile: bool = False
+    device: str = "auto"
+
+
+def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
+    """Evaluates task by task, writes each score into the run directory as soon as it is there, and yields its entry of
+    zeroshot.json.
+
+    Raises:
+        UsageError: an unknown task, run or checkpoint; the harness is not installed; a context longer than the model's.
+        DataError: evaluation sets are missing or damaged.
+        CheckpointError: the run has no checkpoint, or none that is whole.
+    """
+    names = task_names(question.tasks)
+    if question.limit is not None and question.limit < 1:
+        raise UsageError(f"--limit {question.limit}: give 1 item or more, or leave it out for all")
+    existing_run(question.run)
+    from_harness = [name for name in names if not name.startswith("offline")]
+    if from_harness:
+        require_extra()
+        require_data(from_harness, question.data_dir)
+        _quieten()
+
+    from efftrain_cli.session import choose_device
+    from efftrain_cli.trained import load_trained
+
+    trained = load_trained(question.run, question.checkpoint, choose_device(question.device))
+    evaluator = build_evaluator(trained, question)
+    stride = question.stride or max(1, evaluator.context_length // 2)
+    if stride > evaluator.context_length:
+        raise UsageError(f"--stride {stride} is longer than the context of {evaluator.context_length} tokens")
+    documents: list[str] = []
+    if len(from_harness) < len(names):
+        documents = validation_documents(trained)
+    language_model: LanguageModel | None = None
+    if from_harness:
+        from efftrain_cli.zeroshot.language_model import LanguageModel
+
+        language_model = LanguageModel(evaluator, trained.tokenizer)
+
+    with tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch:
+        for name in names:
+            task = TASKS[name]
+            started = time.monotonic()
+            with redirect_stdout(sys.stderr):  # the harness prints; our output is the table
+                if language_model is not None and not name.startswith("offline"):
+                    score = _from_harness(task, evaluator, language_model, question, stride, Path(scratch))
+                else:
+                    score = _offline(task, evaluator, trained, documents, question.limit)
+            entry = entry_of(task, score, trained, evaluator, question, time.monotonic() - started)
+            save_result(trained.run, entry, _finite_items(score.items))
+            yield entry
+
+
+def build_evaluator(trained: Trained, question: Question) -> Evaluator:
+    """The trained model, ready to be asked as the question says.
+
+    Raises:
+        UsageError: the context is longer than the model's positions, or a setting is impossible.
+    """
+    import torch
+
+    from efftrain_cli.zeroshot.score import Evaluator
+
+    model = trained.model
+    on_cuda = model.wte.weight.device.type == "cuda"
+    positions = model.config.seq_len
+    length = question.context_length or trained_length(trained)
+    if not 2 <= length <= positions:
+        raise UsageError(
+            f"--context-length {length}: the model of run {trained.run.name!r} has {positions} positions; give 2 to {positions}"
+        )
+    if length < positions and question.context_length is None:
+        print(
+            f"warning: up to step {trained.progress.step} this run has trained on sequences of at most {length} of its "
+            f"{positions} positions; evaluating with {length}, because the others' embeddings are untrained",
+            file=sys.stderr,
+        )
+    if question.dtype not in ("auto", "fp32", "bf16"):
+        raise UsageError(f"--dtype {question.dtype}: use auto, fp32 or bf16")
+    return Evaluator(
+        model=model,
+        context_length=length,
+        batch_tokens=question.batch_tokens or (65_536 if on_cuda else 4_096),
+        bf16=question.dtype == "bf16" or (question.dtype == "auto" and on_cuda),
+        compiled_blocks=torch.compile(model.run_blocks, dynamic=True) if question.compile else None,
+    )
+
+
+def trained_length(trained: Trained) -> int:
+    """The longest sequence that the model has been trained on, in tokens: under a warmup that had not ended, less than its
+    positions, whose later embeddings are then untrained."""
+    positions = trained.model.config.seq_len
+    rows = trained.run / "metrics.jsonl"
+    if trained.recipe.seq_len_warmup is None or not rows.exists():
+        return positions
+    longest = 0
+    with rows.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                row = json.loads(line)
+                if row["step"] <= trained.progress.step:
+                    longest = max(longest, row.get("seq_len") or 0)
+    return min(longest, positions) or positions
+
+
+def validation_documents(trained: Trained) -> list[str]:
+    """Text of the run's own validation documents, the first `OFFLINE_TOKENS` tokens of them.
+
+    Raises:
+        DataError: the data is missing, or is now tokenized otherwise than when the run was trained.
+    """
+    from efftrain_cli.data.prepare import prepare
+
+    corpus = prepare(trained.recipe.data)
+    if corpus.tokenizer_sha256 != trained.tokenizer.sha256:
+        raise DataError(
+            f"the data of run {trained.run.name!r} now gives another tokenizer than the run has; its validation documents "
+            "are not those it was trained beside. Name tasks with --tasks and --data-dir instead"
+        )
+    tokens = corpus.valid.read([0], min(OFFLINE_TOKENS, corpus.valid.tokens))[0].tolist()
+    documents: list[list[int]] = [[]]
+    for token in tokens:
+        if token == corpus.eot_id:
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    texts = [trained.tokenizer.decode(ids) for ids in documents if ids]
+    if not texts:
+        raise DataError(f"run {trained.run.name!r} has no validation documents to make the offline suite from")
+    return texts
+
+
+def entry_of(
+    task: Task, score: TaskScore, trained: Trained, evaluator: Evaluator, question: Question, seconds: float
+) -> dict[str, Any]:
+    """The entry of zeroshot.json for one task."""
+    import torch
+
+    from efftrain_cli.trainer import finite_or_none
+
+    path = local_file(task.name, question.data_dir)
+    offline = task.name.startswith("offline")
+    device = evaluator.device
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "checkpoint_sha256": trained.model_sha256,
+        "task": task.name,
+        "protocol": score.protocol,
+        "limit": question.limit,
+        "checkpoint": trained.checkpoint.name,
+        "step": trained.progress.step,
+        "tokens": trained.progress.tokens,
+        "metric": task.metric,
+        "value": finite_or_none(score.values[task.metric]),
+        "stderr": score.stderr[task.metric],
+        "metrics": {
+            name: {"value": finite_or_none(score.values[name]), "stderr": _finite_or_none(score.stderr[name])}
+            for name in task.metrics
+        },
+        "chance": task.chance,
+        "items": score.scored,
+        "items_total": score.total,
+        "requests": score.requests,
+        "truncated": score.truncated,
+        "boundary_mismatches": score.boundary_mismatches,
+        "context_length": evaluator.context_length,
+        "dtype": "bf16" if evaluator.bf16 else "fp32",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "source": "run" if offline else "hub" if path is None else path.name,
+        "data_sha256": None if path is None else file_sha256(path),
+        "tokenizer_sha256": trained.tokenizer.sha256,
+        "lm_eval": None if offline else harness_version(),
+        "torch": torch.__version__,
+        "efftrain": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _from_harness(
+    task: Task, evaluator: Evaluator, language_model: LanguageModel, question: Question, stride: int, scratch: Path
+) -> TaskScore:
+    from efftrain_cli.zeroshot.own_tasks import lambada_last_token, wikitext_strided
+
+    if task.name not in DATA_OF:
+        return evaluate_task(task, language_model, question.data_dir, question.limit, scratch)
+    source = load_task(TASKS[DATA_OF[task.name]], question.data_dir, scratch)
+    documents = list(source.eval_docs)
+    if task.name == "lambada_last_token":
+        texts = [document["text"] for document in documents]
+        return lambada_last_token(evaluator, language_model.text, texts, question.limit)
+    pages = [(document["page"], source.doc_to_target(document)) for document in documents]
+    return wikitext_strided(evaluator, language_model.text, pages, question.limit, stride)
+
+
+def _offline(
+    task: Task, evaluator: Evaluator, trained: Trained, documents: Sequence[str], limit: int | None
+) -> TaskScore:
+    from efftrain_cli.zeroshot.own_tasks import offline_bytes, offline_cloze
+
+    scored = offline_cloze if task.name == "offline_cloze" else offline_bytes
+    return scored(evaluator, trained.tokenizer, documents, limit)
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    from efftrain_cli.trainer import finite_or_none
+
+    return None if value is None else finite_or_none(value)
+
+
+def _finite_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items as JSON can hold them: tuples as lists, no infinity."""
+    return [
+        {name: _finite_or_none(value) if isinstance(value, float) else value for name, value in item.items()}
+        for item in items
+    ]
+
+
+def _quieten() -> None:
+    """Keeps the harness's own bars and remarks off the screen; must come before its import."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)

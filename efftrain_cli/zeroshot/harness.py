@@ -1,0 +1,227 @@
+"""Tasks as lm-evaluation-harness defines them, with items from the Hub or from local files.
+
+A local file replaces the dataset of the harness's own definition, which is included unchanged; `LOCAL_FIELDS` says what is
+read differently because the file's fields are. Built-in definitions are loaded by path: the harness's own search for names
+takes 15 to 20 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.data.hub import hub_unreachable
+from efftrain_cli.errors import DataError, UsageError
+from efftrain_cli.zeroshot.local_data import FORMS, example, local_file, read_items
+from efftrain_cli.zeroshot.suites import TASKS, Task
+from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import ConfigurableTask
+
+    from efftrain_cli.zeroshot.language_model import LanguageModel
+
+_CHOICES = {"process_docs": None, "doc_to_choice": "choices", "doc_to_target": "gold"}
+_CONTEXTS = {"process_docs": None, "doc_to_text": "gold", "doc_to_choice": "context_options", "doc_to_target": "continuation"}
+
+LOCAL_FIELDS: dict[str, dict[str, Any]] = {
+    "hellaswag": {**_CHOICES, "doc_to_text": "{{query}}"},
+    "arc_challenge": {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"},
+    "arc_easy": {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"},
+    "boolq": {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"},
+    "copa": {**_CHOICES, "doc_to_text": "{{query}}"},
+    "openbookqa": {**_CHOICES, "doc_to_text": "{{query}}"},
+    "winogrande": _CONTEXTS,
+    "wsc273": _CONTEXTS,
+    "triviaqa": {"doc_to_target": "{{aliases}}"},
+}
+"""What differs from the harness's definition for a local file; tasks not listed have the Hub's own fields."""
+
+SAME_AS_HUB = frozenset({
+    "lambada_openai", "wikitext", "piqa", "arc_challenge", "arc_easy", "openbookqa", "winogrande",
+    "anli_r1", "anli_r2", "anli_r3", "race", "rte", "wsc", "multirc", "record",
+})  # fmt: skip
+"""Tasks whose prompts from a local file equal the harness's from the Hub, so that scores share a protocol. The others'
+prompts differ in small ways (docs/zeroshot.md) and carry "local" in the protocol's name."""
+
+DATA_OF = {"lambada_last_token": "lambada_openai", "wikitext_strided": "wikitext"}
+"""Our own tasks that read another task's items."""
+
+
+def require_extra() -> None:
+    """Checks that the harness is installed, without importing it.
+
+    Raises:
+        UsageError: it is not; the message says how to install it.
+    """
+    missing = [name for name in ("lm_eval", "transformers") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"zero-shot tasks need {' and '.join(missing)}: run `pip install 'efftrain[eval]'` (in a clone: "
+            "`pip install -e '.[eval]'`). `--tasks offline` needs neither"
+        )
+
+
+def require_data(tasks: Iterable[str], data_dir: Path | None) -> None:
+    """Checks that every task's items can be had: a local file, the Hub, or what the Hub's cache holds. Imports nothing slow;
+    asks the Hub once, for a second at most. Local files are read and checked to the last line.
+
+    Raises:
+        DataError: sets are missing (all are named at once), or a local file is damaged (file and line).
+    """
+    if data_dir is not None and not data_dir.is_dir():
+        raise DataError(f"--data-dir {data_dir}: no such folder")
+    wanted = list(dict.fromkeys(DATA_OF.get(name, name) for name in tasks))
+    remote = []
+    for name in wanted:
+        path = local_file(name, data_dir)
+        if path is None:
+            remote.append(TASKS[name])
+        else:
+            read_items(path, FORMS[name])
+    if not remote:
+        _switch_hub_off()  # else the libraries ask the Hub about files that are all here
+        return
+    reason = hub_unreachable()
+    if reason is None:
+        return
+    missing = [task for task in remote if not _in_hub_cache(str(task.hub))]
+    if missing:
+        where = f"in {data_dir}" if data_dir is not None else "without --data-dir"
+        lines = [f"  {task.name}: {task.hub} of the Hub, or {task.file} in --data-dir" for task in missing]
+        raise DataError(
+            f"{len(missing)} evaluation set{'s are' if len(missing) > 1 else ' is'} missing: there is no file {where}, "
+            f"and the Hugging Face Hub cannot be asked: {reason}.\n" + "\n".join(lines) + "\n"
+            "Connect, or give --data-dir (docs/zeroshot.md has the files' form; a line of "
+            f"{missing[0].file} looks like {example(FORMS[missing[0].name])}), or use `--tasks offline`, which needs no data"
+        )
+    _switch_hub_off()
+
+
+def _in_hub_cache(hub: str) -> bool:
+    """Whether `datasets` has this dataset in its own cache, by the name it gives the folder."""
+    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets")
+    return (cache / hub.replace("/", "___")).is_dir()
+
+
+def _switch_hub_off() -> None:
+    """The libraries read these at import."""
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+
+def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableTask:
+    """The harness's task object with its items, zero-shot.
+
+    Args:
+        scratch: a temporary folder, for the definition that names the local file and for the library's copy of it.
+
+    Raises:
+        DataError: the Hub did not give the items.
+        UsageError: the installed harness lacks the task.
+    """
+    import lm_eval.tasks
+
+    assert task.definition is not None
+    definition = Path(str(lm_eval.tasks.__file__)).parent / task.definition
+    if not definition.is_file():
+        raise UsageError(
+            f"task {task.name}: lm_eval {harness_version()} has no {task.definition}; efftrain is tested with lm_eval 0.4.13"
+        )
+    path = local_file(task.name, data_dir)
+    spec = definition
+    if path is not None:
+        settings = {
+            "include": str(definition.resolve()),
+            "task": task.name,
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": {"test": str(path.resolve())}, "cache_dir": str(scratch / "datasets")},
+            "training_split": None,
+            "validation_split": None,
+            "fewshot_split": None,
+            "test_split": "test",
+            **LOCAL_FIELDS.get(task.name, {}),
+        }
+        spec = scratch / f"{task.name}.yaml"
+        spec.write_text(json.dumps(settings, indent=1))  # JSON is YAML
+    try:
+        loaded = lm_eval.tasks.TaskManager(include_defaults=False).load([str(spec)])["tasks"]
+    except Exception as error:  # the Hub's libraries raise a dozen classes
+        if path is not None:
+            raise
+        raise DataError(
+            f"task {task.name}: {task.hub} cannot be had from the Hugging Face Hub ({type(error).__name__}: {error}); "
+            f"give --data-dir with {task.file}"
+        ) from error
+    harness_task = loaded[task.name]
+    harness_task.set_config("num_fewshot", 0)
+    harness_task.set_fewshot_seed(1234)
+    return harness_task
+
+
+def evaluate_task(
+    task: Task, language_model: LanguageModel, data_dir: Path | None, limit: int | None, scratch: Path
+) -> TaskScore:
+    """Runs one of the harness's tasks by the harness's own evaluator."""
+    import lm_eval
+
+    harness_task = load_task(task, data_dir, scratch)
+    language_model.begin(task.name)
+    # Its bootstrap takes most of a minute for one standard error that has a closed form.
+    results = lm_eval.evaluate(
+        lm=language_model,
+        task_dict={"tasks": {task.name: harness_task}},
+        limit=limit,
+        bootstrap_iters=0,
+        log_samples=True,
+    )
+    found = results["results"][task.name]
+    values = {name.split(",")[0]: value for name, value in found.items() if name.split(",")[0] in task.metrics}
+    samples = sorted(results["samples"][task.name], key=lambda sample: sample["doc_id"])
+    items = [
+        {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], **{name: sample[name] for name in task.metrics}}
+        for sample in samples
+    ]
+    stderr: dict[str, float | None] = {}
+    for name in task.metrics:
+        shares = [item[name] for item in items]
+        if name == "perplexity":
+            stderr[name] = perplexity_and_error(shares)[1]
+        elif task.name == "wikitext":
+            stderr[name] = None  # a ratio of sums over documents: the harness has none either
+        else:
+            stderr[name] = mean_and_error([float(share) for share in shares])[1]
+    path = local_file(task.name, data_dir)
+    return TaskScore(
+        values={name: float(values[name]) for name in task.metrics},
+        stderr=stderr,
+        items=items,
+        scored=len(items),
+        total=len(harness_task.eval_docs),
+        protocol=protocol_of(task, harness_task, path, language_model.max_length),
+        requests=language_model.requests,
+        truncated=language_model.truncated,
+        boundary_mismatches=language_model.boundary_mismatches,
+    )
+
+
+def protocol_of(task: Task, harness_task: ConfigurableTask, path: Path | None, context_length: int) -> str:
+    """The protocol's name: the harness's task and its version, "local" where a local file's prompts differ, and the window
+    where the score depends on it."""
+    name = f"lm-eval {task.name} v{harness_task.VERSION}"
+    if path is not None and task.name not in SAME_AS_HUB:
+        name += " local"
+    if task.name == "wikitext":
+        name += f" window {context_length}"
+    return name
+
+
+def harness_version() -> str:
+    """Installed version of lm_eval."""
+    return metadata.version("lm_eval")

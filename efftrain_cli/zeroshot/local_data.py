@@ -1,0 +1,121 @@
+"""Evaluation sets in local files: one .jsonl file per task in a --data-dir, one item per line.
+
+The form of each file is in `FORMS` and in docs/zeroshot.md. Every line is checked before anything slow is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.errors import DataError
+from efftrain_cli.zeroshot.suites import TASKS
+
+FORMS: dict[str, dict[str, str]] = {
+    "lambada_openai": {"text": "text"},
+    "wikitext": {"page": "text"},
+    "hellaswag": {"query": "text", "choices": "texts", "gold": "choice"},
+    "arc_challenge": {"query": "text", "choices": "texts", "gold": "choice"},
+    "arc_easy": {"query": "text", "choices": "texts", "gold": "choice"},
+    "boolq": {"query": "text", "choices": "texts", "gold": "choice"},
+    "copa": {"query": "text", "choices": "texts", "gold": "choice"},
+    "openbookqa": {"query": "text", "choices": "texts", "gold": "choice"},
+    "piqa": {"goal": "text", "sol1": "text", "sol2": "text", "label": "number below 2"},
+    "winogrande": {"context_options": "texts", "continuation": "text", "gold": "choice"},
+    "wsc273": {"context_options": "texts", "continuation": "text", "gold": "choice"},
+    "triviaqa": {"question": "text", "aliases": "texts"},
+    "webqs": {"question": "text", "answers": "texts"},
+    "anli_r1": {"premise": "text", "hypothesis": "text", "label": "number below 3"},
+    "anli_r2": {"premise": "text", "hypothesis": "text", "label": "number below 3"},
+    "anli_r3": {"premise": "text", "hypothesis": "text", "label": "number below 3"},
+    "race": {"article": "text", "problems": "text"},
+    "rte": {"sentence1": "text", "sentence2": "text", "label": "number below 2"},
+    "wsc": {
+        "text": "text",
+        "span1_text": "text",
+        "span2_text": "text",
+        "span2_index": "number",
+        "label": "number below 2",
+    },
+    "multirc": {"paragraph": "text", "question": "text", "answer": "text", "label": "number below 2"},
+    "record": {"passage": "text", "query": "text", "entities": "texts", "answers": "texts"},
+}
+"""Fields of a line by task. "choice" is an index into the line's texts. Tasks not listed share another task's file."""
+
+
+def local_file(task: str, data_dir: Path | None) -> Path | None:
+    """The task's file in `data_dir`, or None where there is none."""
+    name = TASKS[task].file
+    if data_dir is None or name is None:
+        return None
+    path = data_dir / name
+    return path if path.is_file() else None
+
+
+def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
+    """Every item of a .jsonl file.
+
+    Raises:
+        DataError: a line is no JSON object of this form; the message has file, line and what is wrong. No item at all.
+    """
+    items = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    items.append(_item(line, form, f"{path}:{number}"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    if not items:
+        raise DataError(f"{path} holds no items; a line looks like {example(form)}")
+    return items
+
+
+def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
+    try:
+        item = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: byte {error.start} is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: no JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(item, dict):
+        raise DataError(f"{where}: a {type(item).__name__}, not an object; a line looks like {example(form)}")
+    texts = next((field for field, kind in form.items() if kind == "texts"), None)
+    for field, kind in form.items():
+        if field not in item:
+            raise DataError(
+                f"{where}: no field {field!r} (it has {', '.join(item) or 'none'}); a line looks like {example(form)}"
+            )
+        value = item[field]
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if kind == "text":
+            right, rule = isinstance(value, str), "a text"
+        elif kind == "texts":
+            right = isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+            rule = "a list of one text or more"
+        elif kind == "choice":
+            right = whole and 0 <= value < len(item[texts or ""])
+            rule = f"an index into {texts!r}, from 0"
+        elif kind == "number":
+            right, rule = whole and value >= 0, "a whole number from 0"
+        else:
+            below = int(kind.removeprefix("number below "))
+            right, rule = whole and 0 <= value < below, f"a whole number from 0 to {below - 1}"
+        if not right:
+            shown = json.dumps(value, ensure_ascii=False)
+            raise DataError(f"{where}: {field} = {shown[:60]} is not {rule}")
+    return item
+
+
+def example(form: dict[str, str]) -> str:
+    """A line of this form, as an error message and the documentation show it."""
+    values = {"text": "...", "texts": ["...", "..."]}
+    return json.dumps({field: values.get(kind, 0) for field, kind in form.items()})
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of the file, so that a score says which items it is about."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,212 @@
+"""Protocols that lm-evaluation-harness lacks: the last token of LAMBADA, strided WikiText, and the offline suite.
+
+The offline suite is made from the run's own validation documents and needs neither network nor the harness. Its scores
+compare checkpoints that share these documents, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+
+from efftrain_cli.data.tokenizer import Tokenizer
+from efftrain_cli.zeroshot.meter import Meter
+from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
+from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, safe_exp
+
+CLOZE_WORDS = 50
+"""Words of context before the word that is asked for."""
+CLOZE_ITEMS = 1000
+"""Passages that the offline cloze has at most."""
+_WORD = re.compile(r"(?<=\S)( [A-Za-z]{3,})(?![A-Za-z0-9_])")
+"""What is asked for: a word of three letters or more after a space that follows something visible."""
+
+
+def score_with_meter(evaluator: Evaluator, requests: Sequence[Request], task: str) -> list[Score]:
+    """Scores in the order of `requests`, with progress on stderr."""
+    scores: dict[int, Score] = {}
+    with Meter(task, "requests", len(requests)) as meter:
+        for batch in evaluator.score_all(requests):
+            scores.update(batch)
+            meter.advance(len(batch))
+    return [scores[i] for i in range(len(requests))]
+
+
+def lambada_last_token(
+    evaluator: Evaluator, tokenizer: Tokenizer, texts: Sequence[str], limit: int | None
+) -> TaskScore:
+    """The last token of each passage given all before it: Megatron-LM's LAMBADA without --strict-lambada.
+
+    Easier than the last word where that has several tokens; depends on the tokenizer.
+    """
+    kept = texts[:limit]
+    requests = []
+    for ids in tokenizer.encode(list(kept)):
+        tokens = tuple(ids.tolist())
+        requests.append(Request(tokens[:-1] or (tokenizer.eot_id,), tokens[-1:]))
+    scores = score_with_meter(evaluator, requests, "lambada_last_token")
+    return _cloze_score(
+        scores,
+        kept,
+        total=len(texts),
+        protocol="last token of LAMBADA",
+        truncated=sum(map(evaluator.is_truncated, requests)),
+        boundary_mismatches=0,
+    )
+
+
+def wikitext_strided(
+    evaluator: Evaluator,
+    tokenizer: Tokenizer,
+    pages: Sequence[tuple[str, str]],
+    limit: int | None,
+    stride: int,
+) -> TaskScore:
+    """Perplexity of all pages as one stream of tokens, in windows that overlap: Megatron-LM's evaluation of WikiText.
+
+    No end-of-text anywhere; the first token is not predicted. Per token; per word of the original text as
+    exp(nll / (words - 1)) with words split at single spaces; per byte of the original text.
+
+    Args:
+        pages: (original text, detokenized text) of each page.
+        stride: tokens predicted per window; the rest of the window is context.
+    """
+    kept = pages[:limit]
+    original = "".join(page for page, _ in kept)
+    tokens = tokenizer.encode(["".join(text for _, text in kept)])[0].tolist()
+    requests = windows(tokens, evaluator.context_length, stride, prefix=None)
+    scores = score_with_meter(evaluator, requests, "wikitext_strided")
+    nll = -math.fsum(score.logprob for score in scores)
+    bytes_ = len(original.encode())
+    return TaskScore(
+        values={
+            "token_perplexity": safe_exp(nll / (len(tokens) - 1)),
+            "word_perplexity": safe_exp(nll / (len(original.split(" ")) - 1)),
+            "bits_per_byte": nll / math.log(2) / bytes_,
+        },
+        stderr=dict.fromkeys(("token_perplexity", "word_perplexity", "bits_per_byte")),
+        items=[
+            {"doc_id": i, "doc_hash": _hash(str(request.continuation)), "logprob": score.logprob, "tokens": len(request.continuation)}
+            for i, (request, score) in enumerate(zip(requests, scores, strict=True))
+        ],
+        scored=len(kept),
+        total=len(pages),
+        protocol=f"strided WikiText-2 window {evaluator.context_length} stride {stride}",
+        requests=len(requests),
+    )
+
+
+def offline_cloze(
+    evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
+) -> TaskScore:
+    """Last word of passages of the run's validation documents: all its tokens by greedy decoding; perplexity per word."""
+    passages = cloze_passages(documents)
+    kept = passages[:limit]
+    contexts = tokenizer.encode([context for context, _ in kept])
+    wholes = tokenizer.encode([context + word for context, word in kept])
+    requests, mismatches = [], 0
+    for context, whole in zip(contexts, wholes, strict=True):
+        tokens = tuple(whole.tolist())
+        mismatches += tokens[: len(context)] != tuple(context.tolist())
+        requests.append(Request(tokens[: len(context)], tokens[len(context) :]))
+    scores = score_with_meter(evaluator, requests, "offline_cloze")
+    return _cloze_score(
+        scores,
+        [context + word for context, word in kept],
+        total=len(passages),
+        protocol=f"offline cloze, {CLOZE_WORDS} words",
+        truncated=sum(map(evaluator.is_truncated, requests)),
+        boundary_mismatches=mismatches,
+    )
+
+
+def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
+    """(context, " word") pairs, at most `CLOZE_ITEMS`, spread evenly over the documents; passages do not overlap.
+
+    A passage is `CLOZE_WORDS` words (split at white space, kept as they stand) and ends before the first word of three
+    letters or more that follows. Contexts end without a space.
+    """
+    passages = []
+    for document in documents:
+        words = list(re.finditer(r"\S+", document))
+        at = 0
+        while at + CLOZE_WORDS < len(words):
+            found = _WORD.search(document, words[at + CLOZE_WORDS - 1].end() - 1)
+            if found is None:
+                break
+            passages.append((document[words[at].start() : found.start()], found.group(1)))
+            while at < len(words) and words[at].start() < found.end():
+                at += 1
+    if len(passages) <= CLOZE_ITEMS:
+        return passages
+    return [passages[i * len(passages) // CLOZE_ITEMS] for i in range(CLOZE_ITEMS)]
+
+
+def offline_bytes(
+    evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
+) -> TaskScore:
+    """Perplexity of the run's validation documents, one by one, each after end-of-text, in disjoint windows: the harness's
+    rolling likelihood. Bits per byte compare across tokenizers."""
+    kept = list(documents[:limit])
+    encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(kept)]
+    pieces = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
+    requests = [window for document in pieces for window in document]
+    scores = iter(score_with_meter(evaluator, requests, "offline_bytes"))
+    items = []
+    for i, (document, ids, parts) in enumerate(zip(kept, encoded, pieces, strict=True)):
+        items.append({
+            "doc_id": i,
+            "doc_hash": _hash(document),
+            "logprob": math.fsum(next(scores).logprob for _ in parts),
+            "bytes": len(document.encode()),
+            "tokens": len(ids),
+        })  # fmt: skip
+    nll = -math.fsum(item["logprob"] for item in items)
+    bytes_ = sum(item["bytes"] for item in items)
+    metrics = {
+        "bits_per_byte": nll / math.log(2) / bytes_,
+        "byte_perplexity": safe_exp(nll / bytes_),
+        "token_perplexity": safe_exp(nll / sum(item["tokens"] for item in items)),
+    }
+    return TaskScore(
+        values=metrics,
+        stderr=dict.fromkeys(metrics),
+        items=items,
+        scored=len(kept),
+        total=len(documents),
+        protocol=f"offline documents window {evaluator.context_length}",
+        requests=len(requests),
+    )
+
+
+def _cloze_score(
+    scores: Sequence[Score],
+    texts: Sequence[str],
+    *,
+    total: int,
+    protocol: str,
+    truncated: int,
+    boundary_mismatches: int,
+) -> TaskScore:
+    accuracy, accuracy_error = mean_and_error([float(score.greedy) for score in scores])
+    perplexity, perplexity_error = perplexity_and_error([score.logprob for score in scores])
+    return TaskScore(
+        values={"acc": accuracy, "perplexity": perplexity},
+        stderr={"acc": accuracy_error, "perplexity": perplexity_error},
+        items=[
+            {"doc_id": i, "doc_hash": _hash(text), "acc": float(score.greedy), "perplexity": score.logprob}
+            for i, (text, score) in enumerate(zip(texts, scores, strict=True))
+        ],
+        scored=len(scores),
+        total=total,
+        protocol=protocol,
+        requests=len(scores),
+        truncated=truncated,
+        boundary_mismatches=boundary_mismatches,
+    )
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,57 @@
+"""The score of one task: values with standard errors, and every item's share in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """What one task gave."""
+
+    values: dict[str, float]
+    """Metric -> value; accuracies as fractions."""
+    stderr: dict[str, float | None]
+    """Metric -> standard error of the value; None where there is no closed form."""
+    items: list[dict[str, Any]]
+    """Per item: doc_id, doc_hash (sha256 of the item) and its share in each metric, for paired comparison."""
+    scored: int
+    """Items (for texts: documents) that were scored."""
+    total: int
+    """Items that the whole task has; more than `scored` under --limit."""
+    protocol: str
+    """What exactly was scored: scores of different protocols are different measurements."""
+    requests: int = 0
+    """Continuations scored or written."""
+    truncated: int = 0
+    """Requests whose context was cut from the left."""
+    boundary_mismatches: int = 0
+    """Requests whose context's tokens are not how the whole text begins."""
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and its standard error s / sqrt(n); None for n = 1."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n < 2:
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    return mean, math.sqrt(variance / n)
+
+
+def perplexity_and_error(logprobs: Sequence[float]) -> tuple[float, float | None]:
+    """exp(-mean log p) and its standard error by the delta method, exp(-mean) s / sqrt(n)."""
+    mean, error = mean_and_error(logprobs)
+    value = safe_exp(-mean)
+    return value, None if error is None else value * error
+
+
+def safe_exp(x: float) -> float:
+    """exp(x), infinite where that overflows: an untrained model's perplexity per word can."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
