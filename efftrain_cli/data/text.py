@@ -266,7 +266,7 @@ class _BadLineError(Exception):
 
 def _text_of(line: bytes, text_field: str) -> str:
     try:
-        decoded = line.decode("utf-8")
+        decoded = line.rstrip(b"\r\n").decode("utf-8")
     except UnicodeDecodeError as error:
         raise _BadLineError(_not_utf8(line, error.start), error.start) from None
     try:
