@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 
-def recipe_names(incomplete: str) -> list[tuple[str, str]]:
-    """Recipe names with their first comment."""
-    from efftrain_cli import recipe_file
+_HELP_WIDTH = 45
+"""Characters of a candidate's description; Typer breaks longer lines, which shells take for further candidates."""
 
-    names = [name for name in recipe_file.recipe_names() if name.startswith(incomplete)]
-    return [(name, recipe_file.first_comment(recipe_file.find_recipe(name))) for name in names]
+
+def recipe_names(incomplete: str) -> list[tuple[str, str]]:
+    """Recipe names with what they are; files where a path is being typed."""
+    from textwrap import shorten
+
+    from efftrain_cli import recipe_file
+    from efftrain_cli.errors import RecipeError
+
+    if "/" in incomplete:
+        return _toml_paths(incomplete)
+    found = []
+    for name in recipe_file.recipe_names():
+        if name.startswith(incomplete):
+            try:
+                comment = recipe_file.first_comment(recipe_file.find_recipe(name))
+            except RecipeError:
+                comment = "unreadable"
+            found.append((name, shorten(comment, _HELP_WIDTH, placeholder=" ...")))
+    return found
+
+
+def _toml_paths(incomplete: str) -> list[tuple[str, str]]:
+    from glob import escape
+    from pathlib import Path
+
+    folder, _, start = incomplete.rpartition("/")
+    found = []
+    for path in sorted(Path(f"{folder}/").glob(f"{escape(start)}*")):
+        if path.is_dir():
+            found.append((f"{folder}/{path.name}/", ""))
+        elif path.suffix == ".toml":
+            found.append((f"{folder}/{path.name}", ""))
+    return found
 
 
 def run_names(incomplete: str) -> list[str]:
@@ -27,7 +57,11 @@ def override_keys(incomplete: str) -> list[tuple[str, str]]:
     """Dotted keys of a recipe, for --set; nothing once the value is being typed."""
     if "=" in incomplete:
         return []
+    from textwrap import shorten
+
     from efftrain_cli.recipe import Recipe
     from efftrain_cli.recipe_check import known_keys
 
-    return [(f"{key}=", doc.split("\n")[0]) for key, doc in known_keys(Recipe).items() if key.startswith(incomplete)]
+    known = known_keys(Recipe)
+    leaves = [key for key in known if key.startswith(incomplete) and not any(k.startswith(f"{key}.") for k in known)]
+    return [(f"{key}=", shorten(known[key], _HELP_WIDTH, placeholder=" ...")) for key in leaves]
