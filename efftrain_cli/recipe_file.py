@@ -136,7 +136,7 @@ def first_comment(path: Path) -> str:
     """First sentence of the comment that a recipe's file opens with: what it is."""
     lines = _text(path).split("\n")
     opening = " ".join(line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
-    return re.split(r"(?<=\.)\s", opening, maxsplit=1)[0]
+    return re.split(r"(?<=[.?!])\s", opening, maxsplit=1)[0]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 _HELP_WIDTH = 45
 """Characters of a candidate's description; Typer breaks longer lines, which shells take for further candidates."""
 
