@@ -1,0 +1,77 @@
+"""`efftrain compare`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+
+
+class CompareFormat(StrEnum):
+    """What a comparison can be written as."""
+
+    table = "table"
+    markdown = "markdown"
+    csv = "csv"
+    json = "json"
+    latex = "latex"
+    html = "html"
+
+
+@app.command(rich_help_panel="Compare")
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs, globs over runs ('small-*'), or recipes: all their seeds.", metavar="RUN...")
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(help="Recipe or run to compare with. [default: the recipe without a method, else the first]")
+    ] = None,
+    target_loss: Annotated[
+        float | None, typer.Option(help="Loss to reach, nats per token. [default: the baseline's best]")
+    ] = None,
+    format_: Annotated[CompareFormat, typer.Option("--format", help="What to print or write.")] = CompareFormat.table,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write to. [default: standard output; html: report.html]")
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
+    figures: Annotated[Path | None, typer.Option(help="Folder to write the figures to, as SVG and PNG.")] = None,
+    allow: Annotated[
+        bool, typer.Option("--allow", help="Show, labelled, what must not be compared instead of refusing.")
+    ] = False,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Price of an hour of training, in your currency.")
+    ] = None,
+    power_watts: Annotated[float | None, typer.Option(min=0, help="Power while training, in watts.")] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="How many seeds would show a difference, from the spread so far.")
+    ] = False,
+    difference: Annotated[
+        list[float] | None,
+        typer.Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable."),
+    ] = None,
+) -> None:
+    """Compare runs side by side: loss at equal cost, cost to a loss, stability, and whether a difference is real."""
+    from efftrain_cli.compare.comparison import compare as compare_runs
+    from efftrain_cli.compare.comparison import read_all
+    from efftrain_cli.compare.groups import select_runs
+    from efftrain_cli.compare.measures import Costs
+    from efftrain_cli.compare.show import show_comparison, show_plan
+
+    comparison = compare_runs(
+        read_all(select_runs(runs)),
+        baseline=baseline,
+        target_loss=target_loss,
+        allow=allow,
+        costs=Costs(price_per_hour, power_watts),
+    )
+    if plan or difference:
+        show_plan(comparison, difference or [])
+        return
+    show_comparison(comparison, format_.value, output, plot=plot, figures=figures)
+    if figures is not None:
+        print(f"figures: {figures}", file=sys.stderr)

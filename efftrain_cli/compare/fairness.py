@@ -1,0 +1,152 @@
+"""May these runs be compared? What makes losses incomparable is refused; everything else that differs is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from efftrain_cli.compare.groups import Group, differing_keys, shown
+from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.errors import UsageError
+
+SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
+"""Sections that a method has no business to change: where they differ, the difference may not be the method's."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """Something that a reader of the comparison must know."""
+
+    severity: str
+    """"allowed": losses are not comparable, shown because of --allow. "warning": may explain a difference. "note"."""
+    text: str
+
+
+def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
+    """All labels of a comparison of `groups`.
+
+    Raises:
+        UsageError: validation sets or tokenizers differ, or cannot be shown to be equal, and `allow` is False.
+    """
+    runs = [run for group in groups for run in group.runs]
+    refusals = _refusals(runs)
+    if refusals and not allow:
+        raise UsageError(
+            "these runs cannot be compared fairly:\n"
+            + "".join(f"  - {text}\n" for text in refusals)
+            + "Compare runs that were validated on the same text with the same tokenizer, or use --allow to see them "
+            "side by side, labelled"
+        )
+    labels = [Label("allowed", text) for text in refusals]
+    labels += [Label("warning", text) for text in (*_origin_warnings(runs), *_recipe_warnings(groups))]
+    labels += [Label("warning", f"{run.name}: {mark}") for run in runs for mark in run.marks if _is_grave(run, mark)]
+    labels += [Label("note", f"{run.name}: {mark}") for run in runs for mark in run.marks if not _is_grave(run, mark)]
+    labels += [*_seed_notes(groups), *_same_recipe_notes(groups)]
+    return labels
+
+
+def _is_grave(run: RunNumbers, mark: str) -> bool:
+    return not mark.startswith("resumed")
+
+
+def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
+    found = []
+    for title, key in (
+        ("the validation text", "valid_hash"),
+        ("the tokenizer", "tokenizer_hash"),
+        ("the number of validation windows", "valid_windows"),
+        ("the length of a validation window", "seq_len"),
+    ):
+        values = _values(runs, lambda run, key=key: _data(run).get(key))
+        if "None" in values:
+            found.append(f"{title} of {_names(values['None'])} is unknown (origin.json does not say)")
+        elif len(values) > 1:
+            found.append(f"{title} differs: {_split(values)}")
+    return found
+
+
+def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
+    found = []
+    for title, read in (
+        ("device", lambda run: run.origin.get("device")),
+        ("number of threads", lambda run: run.origin.get("threads") if run.origin.get("device_kind") == "cpu" else ""),
+        ("torch version", lambda run: run.origin.get("torch")),
+        ("compute type", lambda run: run.origin.get("dtype")),
+        ("efftrain version", lambda run: run.origin.get("efftrain")),
+        ("efftrain commit", lambda run: run.origin.get("git_commit")),
+    ):
+        values = _values(runs, read)
+        if len(values) > 1:
+            seconds = "; seconds and throughput are not comparable" if title in ("device", "number of threads") else ""
+            found.append(f"different {title}: {_split(values)}{seconds}")
+    values = _values(runs, lambda run: _data(run).get("train_hash"))
+    if len(values) > 1:
+        embedded = [run for run in runs if run.recipe.get("data.train", "stdlib") == "stdlib"]
+        python = _values(embedded, lambda run: run.origin.get("python"))
+        why = (
+            f" (the standard library's source is that of the running Python: {_split(python)})" if len(python) > 1 else ""
+        )
+        found.append(f"different training text: {_split(values)}{why}")
+    return found
+
+
+def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
+    found = []
+    recipes = [group.recipe for group in groups]
+    for key in differing_keys(recipes):
+        if not key.startswith(SHARED_SECTIONS):
+            continue
+        values = ", ".join(f"{group.label} {shown(group.recipe.get(key))}" for group in groups)
+        meaning = {
+            "train.tokens": "different budget",
+            "train.batch_size": "different batch",
+            "optim.lr": "different learning rate (fair where each recipe is at its own best)",
+            "eval.every": "evaluated at different intervals, so best losses and crossings are read at different points",
+        }.get(key, "different setting")
+        found.append(f"{meaning}: {key} is {values}")
+    return found
+
+
+def _seed_notes(groups: Sequence[Group]) -> list[Label]:
+    notes = []
+    seeds = {group.seeds for group in groups}
+    if len(seeds) > 1:
+        each = "; ".join(f"{group.label}: {', '.join(map(str, group.seeds))}" for group in groups)
+        notes.append(Label("note", f"the recipes were run with different seeds ({each}); only shared seeds are paired"))
+    return notes
+
+
+def _same_recipe_notes(groups: Sequence[Group]) -> list[Label]:
+    return [
+        Label("note", f"{first.label} and {second.label} are one recipe under two names: nothing in it differs")
+        for i, first in enumerate(groups)
+        for second in groups[i + 1 :]
+        if not differing_keys([first.recipe, second.recipe])
+    ]
+
+
+def _data(run: RunNumbers) -> dict[str, Any]:
+    data = run.origin.get("data")
+    return data if isinstance(data, dict) else {}
+
+
+def _values(runs: Sequence[RunNumbers], read: Callable[[RunNumbers], object]) -> dict[str, list[str]]:
+    """Names of runs by the value they have."""
+    values: dict[str, list[str]] = {}
+    for run in runs:
+        values.setdefault(str(read(run)), []).append(run.name)
+    return values
+
+
+def _split(values: dict[str, list[str]]) -> str:
+    return "; ".join(f"{_short(value)} in {_names(names)}" for value, names in values.items())
+
+
+def _short(value: str) -> str:
+    """Hashes are told apart by their first digits."""
+    return value[:12] if len(value) >= 40 and " " not in value else value
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -1,0 +1,285 @@
+"""A comparison written out: terminal, Markdown, CSV, JSON, LaTeX. The report has its own module."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.tables import Table, headline, tables_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from efftrain_cli.compare.fairness import Label
+    from efftrain_cli.compare.statistics import Estimate
+
+SCHEMA_VERSION = 1
+"""Format of `--format json`."""
+SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
+"""How a label is announced."""
+
+
+def print_tables(console: Console, tables: Sequence[Table]) -> None:
+    """Prints tables. Where the terminal is too narrow for one, its rows become short blocks."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    for table in tables:
+        console.print(f"[bold]{escape(table.title)}[/bold]", highlight=False)
+        widths = [max(len(row[i]) for row in (table.header, *table.rows)) for i in range(len(table.header))]
+        # The last column may wrap: it holds words.
+        needed = sum(widths[:-1]) + min(widths[-1], 24) + 2 * len(widths)
+        if console.is_terminal and needed > console.width:
+            for row in table.rows:
+                console.print(escape(row[0]), highlight=False)
+                for name, value in zip(table.header[1:], row[1:], strict=True):
+                    if value == "-":
+                        continue
+                    console.print(f"  [dim]{escape(name)}[/dim] {escape(value)}", highlight=False)
+        else:
+            shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False)
+            for i, name in enumerate(table.header):
+                shown.add_column(escape(name), no_wrap=i < len(table.header) - 1, overflow="fold")
+            for row in table.rows:
+                shown.add_row(*map(escape, row))
+            console.print(shown)
+        if table.note:
+            console.print(f"[dim]{escape(table.note)}[/dim]", highlight=False)
+        console.print()
+
+
+def print_labels(console: Console, labels: Sequence[Label]) -> None:
+    """Prints what a reader must know, the gravest first."""
+    from rich.markup import escape
+
+    style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}
+    for severity in SIGNS:
+        for label in labels:
+            if label.severity == severity:
+                sign = SIGNS[severity]
+                console.print(f"[{style[severity]}]{sign}:[/{style[severity]}] {escape(label.text)}", highlight=False)
+
+
+def markdown(comparison: Comparison, tables: Sequence[Table] | None = None) -> str:
+    """The tables in GitHub's Markdown."""
+    parts = [f"{line}  " for line in headline(comparison)]
+    for table in tables if tables is not None else tables_of(comparison):
+        parts += ["", f"### {table.title}", "", _markdown_row(table.header)]
+        parts.append(_markdown_row(["---"] * len(table.header)))
+        parts += [_markdown_row(row) for row in table.rows]
+        if table.note:
+            parts += ["", table.note]
+    if comparison.labels:
+        parts += ["", "### Read with care", ""]
+        parts += [f"- **{SIGNS[label.severity]}**: {label.text}" for label in comparison.labels]
+    return "\n".join(parts).strip() + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "<": r"$<$",
+    ">": r"$>$",
+}
+
+
+def latex(comparison: Comparison, tables: Sequence[Table] | None = None) -> str:
+    """The tables for LaTeX with the booktabs package."""
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in headline(comparison))]
+    parts += [f"% {SIGNS[label.severity]}: {label.text}" for label in comparison.labels]
+    for table in tables if tables is not None else tables_of(comparison):
+        parts += [
+            "",
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{_escape_latex(table.title)}{'. ' + _escape_latex(table.note) if table.note else ''}}}",
+            f"\\begin{{tabular}}{{{'l' * len(table.header)}}}",
+            "\\toprule",
+            " & ".join(map(_escape_latex, table.header)) + r" \\",
+            "\\midrule",
+            *(" & ".join(map(_escape_latex, row)) + r" \\" for row in table.rows),
+            "\\bottomrule",
+            "\\end{tabular}",
+            "\\end{table}",
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def comma_separated(comparison: Comparison) -> str:
+    """One row per measure and recipe at full precision: values by seed, mean, spread, and the test against the baseline."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd"]
+        + ["difference", "kind", "low", "high", "p", "p_holm", "pairs", "method", "verdict"]
+    )
+    tests = {(d.measure.key, d.label): d for d in comparison.differences}
+    for measure in comparison.measures:
+        for group in comparison.groups:
+            cell = comparison.cells[measure.key, group.label]
+            row = [
+                measure.section,
+                measure.key,
+                measure.unit,
+                group.label,
+                str(group is comparison.baseline).lower(),
+                " ".join(map(str, group.seeds)),
+                # A reason may hold spaces, so values are set apart by semicolons.
+                ";".join(str(value) for value in cell.values),
+                _blank(cell.mean),
+                _blank(cell.sd),
+            ]
+            test = tests.get((measure.key, group.label))
+            if test is not None:
+                e = test.estimate
+                row += [_blank(e.mean), measure.tested, _blank(e.low), _blank(e.high), _blank(e.p), _blank(test.p_holm)]
+                row += [str(len(test.seeds)), e.method, test.verdict]
+            else:
+                row += [""] * 9
+            writer.writerow(row)
+    for score in comparison.zero_shot:
+        for group in comparison.groups:
+            values = score.scores[group.label]
+            row = ["Zero-shot", f"{score.task}/{score.protocol}/{score.limit}/{score.metric}", "", group.label]
+            row += [str(group is comparison.baseline).lower(), " ".join(map(str, group.seeds))]
+            row += [";".join("missing" if value is None else str(value) for value in values), "", ""]
+            difference = next((d for d in score.differences if d.label == group.label), None)
+            if difference is None:
+                row += [""] * 9
+            else:
+                e = difference.over_seeds
+                row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), "", str(e.n)]
+                row += [e.method, difference.verdict]
+            writer.writerow(row)
+    return out.getvalue()
+
+
+def _blank(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else repr(value)
+
+
+def json_text(comparison: Comparison) -> str:
+    """Everything, at full precision; null where there is no number."""
+    return json.dumps(as_json(comparison), indent=1, allow_nan=False) + "\n"
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as plain values."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "baseline": comparison.baseline.label,
+        "target_loss": comparison.target_loss,
+        "target_origin": comparison.target_origin,
+        "equal_points": {
+            axis: {"value": point.value, "limited_by": point.limited_by} for axis, point in comparison.points.items()
+        },
+        "labels": [{"severity": label.severity, "text": label.text} for label in comparison.labels],
+        "recipe_differences": {
+            key: {group.label: group.recipe.get(key) for group in comparison.groups}
+            for key, _ in comparison.recipe_differences
+        },
+        "groups": [
+            {
+                "label": group.label,
+                "runs": [
+                    {
+                        "name": run.name,
+                        "seed": run.seed,
+                        "status": run.status,
+                        "marks": list(run.marks),
+                        "steps": run.step,
+                        "seconds": {"training": run.seconds, **run.other_seconds},
+                        "measures": {
+                            measure.key: _number(comparison.cells[measure.key, group.label].values[i])
+                            for measure in comparison.measures
+                        },
+                        "missing": {
+                            measure.key: value
+                            for measure in comparison.measures
+                            if isinstance(value := comparison.cells[measure.key, group.label].values[i], str)
+                        },
+                    }
+                    for i, run in enumerate(group.runs)
+                ],
+                "mean": {
+                    measure.key: comparison.cells[measure.key, group.label].mean for measure in comparison.measures
+                },
+                "sd": {measure.key: comparison.cells[measure.key, group.label].sd for measure in comparison.measures},
+            }
+            for group in comparison.groups
+        ],
+        "differences": [
+            {
+                "measure": difference.measure.key,
+                "kind": difference.measure.tested,
+                "recipe": difference.label,
+                **_estimate(difference.estimate),
+                "p_holm": difference.p_holm,
+                "paired_seeds": list(difference.seeds),
+                "seeds_needed": difference.seeds_needed,
+                "measured_coverage": difference.coverage,
+                "verdict": difference.verdict,
+            }
+            for difference in comparison.differences
+        ],
+        "zero_shot": [
+            {
+                "task": row.task,
+                "protocol": row.protocol,
+                "limit": row.limit,
+                "metric": row.metric,
+                "scores": {label: list(scores) for label, scores in row.scores.items()},
+                "differences": [
+                    {
+                        "recipe": difference.label,
+                        "over_seeds": _estimate(difference.over_seeds),
+                        "over_items": None if difference.over_items is None else _estimate(difference.over_items),
+                        "mcnemar_p": difference.mcnemar_p,
+                        "verdict": difference.verdict,
+                    }
+                    for difference in row.differences
+                ],
+            }
+            for row in comparison.zero_shot
+        ],
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    return {
+        "estimate": _number(estimate.mean),
+        "low": estimate.low,
+        "high": estimate.high,
+        "p": estimate.p,
+        "n": estimate.n,
+        "sd": estimate.sd,
+        "method": estimate.method,
+        "reason": estimate.reason,
+    }
+
+
+def _number(value: float | str) -> float | None:
+    return value if isinstance(value, float) and math.isfinite(value) else None

@@ -1,0 +1,161 @@
+"""Which runs are meant, and which of them are the same recipe over several seeds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.errors import UsageError
+from efftrain_cli.run import run_names, runs_root
+
+NOT_COMPUTED = ("checkpoint.", "wandb.")
+"""Recipe keys that change nothing of what a run computes; runs that differ only in them are one recipe."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe, one per seed, ordered by seed."""
+
+    label: str
+    runs: tuple[RunNumbers, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, increasing."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe as dotted keys, without its seed."""
+        return {key: value for key, value in self.runs[0].recipe.items() if key != "seed"}
+
+
+def select_runs(names: Sequence[str]) -> list[Path]:
+    """Run directories that `names` stand for, in that order, each once.
+
+    A name is a run's, or a glob over runs' names, or the path of a run directory, or a recipe's: then all runs of that
+    recipe are meant. Where a run and a recipe share a name, the run is meant.
+
+    Raises:
+        UsageError: a name stands for nothing; the message names all such, and the nearest runs and recipes.
+    """
+    existing = run_names()
+    found: dict[Path, None] = {}
+    missing = []
+    recipes: dict[str, list[str]] | None = None
+    for name in names:
+        if name in existing:
+            matches = [name]
+        elif any(character in name for character in "*?["):
+            matches = [run for run in existing if fnmatchcase(run, name)]
+        elif (Path(name) / "recipe.toml").is_file():
+            found[Path(name)] = None
+            continue
+        else:
+            recipes = recipes if recipes is not None else _runs_by_recipe(existing)
+            matches = recipes.get(name.removesuffix(".toml"), [])
+        if not matches:
+            near = get_close_matches(name, [*existing, *(recipes or {})], n=3, cutoff=0.5)
+            missing.append(f"{name!r}" + (f" (did you mean {' or '.join(near)}?)" if near else ""))
+        found.update((runs_root() / match, None) for match in matches)
+    if missing:
+        raise UsageError(
+            f"no run, glob of runs or recipe with runs in {runs_root()} is called {', '.join(missing)}; "
+            "`efftrain runs list` shows the runs there are"
+        )
+    return list(found)
+
+
+def _runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
+    by_recipe: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            recipe = json.loads((runs_root() / name / "origin.json").read_text()).get("recipe")
+        except (OSError, ValueError, AttributeError):
+            recipe = None
+        if not isinstance(recipe, str) or not recipe:
+            recipe = re.sub(r"-seed\d+(-\d+)?$", "", name)
+        by_recipe.setdefault(Path(recipe).stem if recipe.endswith(".toml") else recipe, []).append(name)
+    return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Orders seed10 after seed9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
+    """Runs of one recipe name whose resolved recipes are equal but for the seed, in order of first appearance.
+
+    Args:
+        allow: of several runs of one recipe and seed, take the one that started last instead of refusing.
+
+    Raises:
+        UsageError: a recipe has two runs of one seed, and `allow` is False.
+    """
+    by_recipe: dict[str, list[RunNumbers]] = {}
+    for run in runs:
+        kept = {
+            key: value for key, value in run.recipe.items() if key != "seed" and not key.startswith(NOT_COMPUTED)
+        }
+        # Two names for one recipe are two arms: of another version of the code, say, or another device.
+        key = json.dumps([run.recipe_name, kept], sort_keys=True, default=str)
+        by_recipe.setdefault(key, []).append(run)
+    labels = _labels([members[0] for members in by_recipe.values()])
+    groups = []
+    for label, members in zip(labels, by_recipe.values(), strict=True):
+        by_seed: dict[int, list[RunNumbers]] = {}
+        for run in members:
+            by_seed.setdefault(run.seed, []).append(run)
+        twice = [run.name for same in by_seed.values() if len(same) > 1 for run in same]
+        if twice and not allow:
+            raise UsageError(
+                f"{', '.join(twice)} are runs of one recipe and seed: copies of a run would count as evidence. "
+                "Name one of each, or use --allow to take the one that started last"
+            )
+        latest = [max(same, key=lambda run: str(run.origin.get("started"))) for same in by_seed.values()]
+        groups.append(Group(label, tuple(sorted(latest, key=lambda run: run.seed))))
+    return groups
+
+
+def _labels(firsts: Sequence[RunNumbers]) -> list[str]:
+    """A short name for each group: the recipe's, with the keys that tell apart what shares it."""
+    labels = []
+    for run in firsts:
+        same = [other for other in firsts if other.recipe_name == run.recipe_name]
+        told = "".join(f" {key}={shown(run.recipe.get(key))}" for key in differing_keys([r.recipe for r in same]))
+        labels.append(run.recipe_name + told)
+    return labels
+
+
+def differing_keys(recipes: Sequence[dict[str, Any]], but: Sequence[str] = ("seed",)) -> list[str]:
+    """Dotted keys on which the recipes do not all agree, in the recipes' order; `but` and their sub-keys left out."""
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    missing = object()
+    return [
+        key
+        for key in keys
+        if key not in but
+        and not key.startswith(NOT_COMPUTED)
+        and any(recipe.get(key, missing) != recipes[0].get(key, missing) for recipe in recipes)
+    ]
+
+
+def shown(value: object) -> str:
+    """A recipe's value as TOML writes it; "-" where the key is absent."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value == {}:
+        return "on"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,278 @@
+"""A run directory reduced to the numbers that a comparison needs: a few hundred kilobytes, however long the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from efftrain_cli.errors import DataError
+from efftrain_cli.run_reader import Rows, RunDirectory, check_schema, flatten, read_rows, read_run
+
+COLUMNS = (
+    "step",
+    "tokens",
+    "total_flops",
+    "train_seconds",
+    "val_loss",
+    "loss_ratio",
+    "seq_len",
+    "batch_size",
+    "lr",
+    "adam_sqrt_v_max",
+    "seconds",
+    "mfu",
+    "nonfinite",
+    "eval_seconds",
+    "checkpoint_seconds",
+    "compile_seconds",
+)
+POINTS = 400
+"""Points that a curve of the report keeps; of more steps the extreme or the mean of each stretch is shown."""
+AXES = {"tokens": "tokens", "flops": "total_flops", "seconds": "train_seconds"}
+"""What a loss can be plotted and compared against, and the column that holds it."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A per-step quantity, thinned to at most POINTS points for plotting."""
+
+    tokens: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """One result of zeroshot.json."""
+
+    key: tuple[str, str, str]
+    """Task, protocol and limit: only equal ones may be compared."""
+    metrics: dict[str, float]
+    checkpoint: str
+    """sha256 of the weights that were evaluated."""
+    items: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Scores per item: {metric: {item: score}}."""
+
+
+@dataclass(frozen=True)
+class RunNumbers:
+    """Everything `compare` knows about one run."""
+
+    name: str
+    recipe_name: str
+    """As the command line named the recipe."""
+    seed: int
+    recipe: dict[str, Any]
+    """The resolved recipe as dotted keys, seed included."""
+    origin: dict[str, Any]
+    status: str
+    marks: tuple[str, ...]
+    """What a reader of a table must know: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
+    evaluated: dict[str, np.ndarray]
+    """`step`, `tokens`, `flops`, `seconds`, `val_loss` of the rows with a validation loss, in order."""
+    step: int
+    tokens: float
+    flops: float
+    seconds: float
+    """Training seconds: without evaluation, checkpoints and compilation."""
+    ratio_steps: int
+    """Steps with a loss ratio."""
+    over_1_2: int
+    over_1_5: int
+    max_ratio: float | None
+    nonfinite_stops: int
+    rewinds: int
+    tokens_per_second: float | None
+    mfu: float | None
+    other_seconds: dict[str, float]
+    """Seconds spent in evaluation, checkpoints and compilation, where logged."""
+    series: dict[str, Series]
+    zero_shot: tuple[ZeroShot, ...]
+
+
+def read_numbers(path: Path) -> RunNumbers:
+    """Reads a run.
+
+    Raises:
+        DataError: a file is missing, damaged or of another format.
+    """
+    run = read_run(path)
+    rows = read_rows(path, COLUMNS)
+    columns = rows.columns
+    status = status_of(run, rows)
+    last = {name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")}
+    ratio = columns["loss_ratio"][np.isfinite(columns["loss_ratio"])]
+    return RunNumbers(
+        name=run.name,
+        recipe_name=_recipe_name(run),
+        seed=int(run.recipe.get("seed", -1)),
+        recipe=flatten(run.recipe),
+        origin=run.origin,
+        status=status,
+        marks=_marks(run, rows, status, int(last["step"])),
+        evaluated=_evaluated(columns),
+        step=int(last["step"]),
+        tokens=last["tokens"],
+        flops=last["total_flops"],
+        seconds=last["train_seconds"],
+        ratio_steps=len(ratio),
+        over_1_2=int((ratio > 1.2).sum()),
+        over_1_5=int((ratio > 1.5).sum()),
+        max_ratio=float(ratio.max()) if len(ratio) else None,
+        nonfinite_stops=rows.nonfinite_segments,
+        rewinds=_count(run, "rewind"),
+        tokens_per_second=last["tokens"] / last["train_seconds"] if last["train_seconds"] > 0 else None,
+        mfu=_mean_mfu(columns),
+        other_seconds={
+            name: float(np.nansum(columns[name]))
+            for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds")
+            if np.isfinite(columns[name]).any()
+        },
+        series=_series(columns),
+        zero_shot=_zero_shot(path),
+    )
+
+
+def status_of(run: RunDirectory, rows: Rows) -> str:
+    """One of run_reader.STATUSES."""
+    if run.locked:
+        return "running"
+    tokens = rows.columns["tokens"]
+    if not len(tokens):
+        return "not started"
+    budget = run.recipe.get("train", {}).get("tokens", math.inf)
+    last_nonfinite = rows.columns["nonfinite"][-1] > 0
+    if _last(tokens) >= budget and not last_nonfinite:
+        return "finished"
+    # A checkpoint is no end; whatever else came last is how the run ended.
+    ends = [event.get("event") for event in run.events if event.get("event") not in ("checkpoint", "fallback", "spike")]
+    if last_nonfinite or (ends and ends[-1] == "diverged"):
+        return "diverged"
+    if ends and ends[-1] in ("signal", "stop", "stopped", "end", "finish", "finished"):
+        return "stopped"
+    return "crashed"
+
+
+def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, ...]:
+    marks = []
+    budget = run.recipe.get("train", {}).get("tokens")
+    done = _last(rows.columns["tokens"]) if len(rows.columns["tokens"]) else 0
+    if status != "finished":
+        share = f" ({100 * done / budget:.0f} % of its tokens)" if budget else ""
+        words = {"running": "still running", "stopped": "unfinished: stopped", "crashed": "unfinished: crashed"}
+        marks.append(f"{words.get(status, status)} at step {step}{share}")
+    if rewinds := _count(run, "rewind"):
+        marks.append(f"rewound {_times(rewinds)}")
+    if (resumes := max(rows.segments - 1, _count(run, "resume"))) > 0:
+        marks.append(f"resumed {_times(resumes)}")
+    if rows.nonfinite_segments and status != "diverged":
+        marks.append(f"non-finite {_times(rows.nonfinite_segments)}")
+    if rows.damaged:
+        marks.append(f"{len(rows.damaged)} torn line{'s' if len(rows.damaged) > 1 else ''} inside metrics.jsonl dropped")
+    return tuple(marks)
+
+
+def _times(n: int) -> str:
+    return {1: "once", 2: "twice"}.get(n, f"{n} times")
+
+
+def _count(run: RunDirectory, kind: str) -> int:
+    return sum(event.get("event") == kind for event in run.events)
+
+
+def _recipe_name(run: RunDirectory) -> str:
+    """The recipe's name; of a recipe file its stem; else the run's name without its seed."""
+    name = run.origin.get("recipe")
+    if isinstance(name, str) and name:
+        return Path(name).stem if name.endswith(".toml") else name
+    suffix = f"-seed{run.recipe.get('seed')}"
+    return run.name.removesuffix(suffix)
+
+
+def _last(values: np.ndarray) -> float:
+    """The last value that is there; 0 where none is."""
+    there = values[np.isfinite(values)]
+    return float(there[-1]) if len(there) else 0.0
+
+
+def _evaluated(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    there = np.isfinite(columns["val_loss"])
+    found = {"step": columns["step"][there], "val_loss": columns["val_loss"][there]}
+    # Step 0 has trained on nothing; a row that leaves its counts out says 0.
+    return found | {axis: np.nan_to_num(columns[name][there]) for axis, name in AXES.items()}
+
+
+def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
+    """Model FLOPs utilization over the whole run: the rows' MFU weighted by their seconds."""
+    there = np.isfinite(columns["mfu"]) & np.isfinite(columns["seconds"])
+    seconds = columns["seconds"][there]
+    return float((columns["mfu"][there] * seconds).sum() / seconds.sum()) if seconds.sum() > 0 else None
+
+
+def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
+    series = {}
+    for name in ("seq_len", "batch_size", "lr", "loss_ratio", "adam_sqrt_v_max"):
+        there = np.isfinite(columns[name])
+        if there.any():
+            extreme = name in ("loss_ratio", "adam_sqrt_v_max")
+            series[name] = _thin(np.nan_to_num(columns["tokens"][there]), columns[name][there], extreme)
+    return series
+
+
+def _thin(tokens: np.ndarray, values: np.ndarray, extreme: bool) -> Series:
+    if len(values) <= POINTS:
+        return Series(tokens, values)
+    edges = np.linspace(0, len(values), POINTS + 1).astype(int)[:-1]
+    if extreme:  # a spike of one step must stay visible
+        return Series(tokens[edges], np.maximum.reduceat(values, edges))
+    keep = np.unique(np.append(edges, len(values) - 1))
+    return Series(tokens[keep], values[keep])
+
+
+def _zero_shot(path: Path) -> tuple[ZeroShot, ...]:
+    file = path / "zeroshot.json"
+    if not file.exists():
+        return ()
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is damaged: {error}") from None
+    if isinstance(value, dict):
+        check_schema(value, file)
+        value = value.get("results", [])
+    items = _zero_shot_items(path / "zeroshot_items.jsonl")
+    results = []
+    for entry in value:
+        if "schema_version" in entry:
+            check_schema(entry, file)
+        key = (str(entry["task"]), str(entry.get("protocol")), str(entry.get("limit")))
+        checkpoint = str(entry.get("checkpoint_sha256", entry.get("checkpoint")))
+        metrics = {
+            name: float(number)
+            for name, number in entry.get("metrics", {}).items()
+            if isinstance(number, int | float) and not isinstance(number, bool)
+        }
+        results.append(ZeroShot(key, metrics, checkpoint, items.get((checkpoint, *key), {})))
+    return tuple(results)
+
+
+def _zero_shot_items(file: Path) -> dict[tuple[str, ...], dict[str, dict[str, float]]]:
+    found: dict[tuple[str, ...], dict[str, dict[str, float]]] = {}
+    if not file.exists():
+        return found
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            item = json.loads(line)
+        except ValueError:
+            continue
+        checkpoint = str(item.get("checkpoint_sha256", item.get("checkpoint")))
+        key = (checkpoint, str(item.get("task")), str(item.get("protocol")), str(item.get("limit")))
+        scores = item.get("metrics", {})
+        for metric, score in scores.items():
+            if isinstance(score, int | float):
+                found.setdefault(key, {}).setdefault(metric, {})[str(item.get("id"))] = float(score)
+    return found

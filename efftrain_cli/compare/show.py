@@ -1,0 +1,123 @@
+"""Where a comparison goes: the terminal, standard output or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efftrain_cli.compare import formats
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.tables import equal_point_lines, headline, plan_table, tables_of
+from efftrain_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLANNED = (0.005, 0.01, 0.02, 0.05, 0.1)
+"""Differences that `--plan` plans for where none is given."""
+
+
+def show_comparison(
+    comparison: Comparison, kind: str, output: Path | None, *, plot: bool = False, figures: Path | None = None
+) -> None:
+    """Prints a comparison, or writes it to `output`.
+
+    Args:
+        kind: table, markdown, csv, json, latex or html.
+
+    Raises:
+        UsageError: the output cannot be written.
+    """
+    if figures is not None:
+        from efftrain_cli.compare.plots import write_figures
+
+        try:
+            write_figures(comparison, figures)
+        except OSError as error:
+            raise UsageError(f"--figures {figures}: {error.strerror or error}") from None
+    if kind == "html":
+        from efftrain_cli.compare.report import report
+
+        path = output or Path("report.html")
+        _write(path, report(comparison))
+        print(f"report: {path}", file=sys.stderr)
+    elif kind == "table":
+        if output is None:
+            _print_all(_console(), comparison)
+        else:
+            from io import StringIO
+
+            from rich.console import Console
+
+            out = StringIO()
+            _print_all(Console(file=out, width=_widest(comparison), highlight=False), comparison)
+            _write(output, out.getvalue())
+    else:
+        render = {
+            "markdown": formats.markdown,
+            "csv": formats.comma_separated,
+            "json": formats.json_text,
+            "latex": formats.latex,
+        }[kind]
+        text = render(comparison)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            _write(output, text)
+    if plot:
+        from efftrain_cli.compare.terminal_plots import terminal_plots
+
+        console = _console()
+        # Beside a format for programs the curves go where the eye is, not where the data goes.
+        stream = sys.stdout if kind == "table" and output is None else sys.stderr
+        colour = stream.isatty() and not console.no_color
+        print(terminal_plots(comparison, console.width if console.is_terminal else 80, colour), file=stream)
+
+
+def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
+    """Prints how many seeds a difference of each size needs.
+
+    Raises:
+        UsageError: a size is not positive, or there is nothing to compare with.
+    """
+    wrong = [size for size in sizes if size <= 0]
+    if wrong:
+        raise UsageError(f"--difference {wrong[0]:g}: give a size above 0, in nats per token or as a share of cost")
+    if len(comparison.groups) < 2:
+        raise UsageError("--plan needs the runs of two recipes: the spread of their differences decides the number of seeds")
+    formats.print_tables(_console(), [plan_table(comparison, sizes or PLANNED)])
+
+
+def _print_all(console: Console, comparison: Comparison) -> None:
+    for line in (*headline(comparison), *equal_point_lines(comparison)):
+        console.print(line, markup=False, highlight=False)
+    console.print()
+    formats.print_tables(console, tables_of(comparison))
+    formats.print_labels(console, comparison.labels)
+
+
+def _widest(comparison: Comparison) -> int:
+    """Characters that the widest table needs."""
+    widths = [80]
+    for table in tables_of(comparison):
+        columns = zip(table.header, *table.rows, strict=True)
+        widths.append(sum(max(map(len, column)) + 2 for column in columns) + 2)
+    return max(widths)
+
+
+def _console() -> Console:
+    """Standard output; in a pipe as wide as it needs, so that nothing is folded."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=10_000, soft_wrap=True)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {path}: {error.strerror or error}") from None

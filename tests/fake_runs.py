@@ -1,0 +1,141 @@
+"""Run directories made without training, for tests of what reads them. Rows follow the format of metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+TOKENS_PER_STEP = 1024
+
+ORIGIN: dict[str, Any] = {
+    "schema_version": 1,
+    "command": ["pretrain"],
+    "started": "2026-01-02T03:04:05+00:00",
+    "efftrain": "0.1.0",
+    "git_commit": "0123456789abcdef",
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+    "device": "Some CPU",
+    "device_kind": "cpu",
+    "threads": 2,
+    "dtype": "fp32",
+    "parameters": 100_000,
+    "flops_per_token": 600_000.0,
+    "data": {
+        "train_hash": "a" * 64,
+        "valid_hash": "b" * 64,
+        "tokenizer_hash": "c" * 64,
+        "vocab_size": 512,
+        "valid_windows": 64,
+        "seq_len": 128,
+        "valid_bytes_per_token": 2.5,
+    },
+}
+
+RECIPE = """\
+seed = {seed}
+
+[model]
+n_layer = 2
+n_head = 2
+n_embd = 64
+seq_len = 128
+
+[optim]
+lr = {lr}
+
+[train]
+tokens = {tokens}
+batch_size = 8
+{more}"""
+
+
+def val_loss(step: int, seed: int, speed: float, floor: float = 3.0) -> float:
+    """A made-up validation loss, nats per token, that falls faster at a higher `speed`."""
+    noise = random.Random(f"{seed}").uniform(-0.02, 0.02) + random.Random(f"{seed} {speed}").uniform(-0.004, 0.004)
+    return floor + 3.0 * math.exp(-speed * step / 40) + noise
+
+
+def rows_of(
+    steps: int, seed: int, speed: float = 1.0, every: int = 10, segment: int = 0, first: int = 0, **changed: Any
+) -> list[dict[str, Any]]:
+    """The rows of one segment from step `first` to `steps`; `changed` replaces columns of every row."""
+    rows: list[dict[str, Any]] = []
+    draw = random.Random(f"{seed} {segment} {speed}")
+    best = None
+    for step in range(first, steps + 1):
+        measured = val_loss(step, seed, speed) if step % every == 0 or step == steps else None
+        row: dict[str, Any] = {
+            "step": step,
+            "segment": segment,
+            "stage": 0,
+            "tokens": step * TOKENS_PER_STEP,
+            "tokens_discarded": 0,
+            "windows": step * 8,
+            "sequences": step * 8,
+            "total_flops": step * TOKENS_PER_STEP * 6e5,
+            "val_loss": measured,
+            "eval_seconds": 0.25 if measured is not None else 0.0,
+        }
+        if step:
+            loss = val_loss(step, seed, speed) + draw.gauss(0, 0.05)
+            row |= {
+                "seq_len": 128,
+                "batch_size": 8,
+                "accumulation_steps": 1,
+                "lr": 1e-3 * min(1, step / 10),
+                "loss": loss,
+                "loss_ratio": None if best is None else loss / best,
+                "grad_norm": 1.0 + draw.random(),
+                "adam_sqrt_v_l1": 100.0 + draw.random(),
+                "adam_sqrt_v_max": 0.1 + 0.01 * draw.random(),
+                "nonfinite": False,
+                "seconds": 0.05,
+                "tokens_per_second": TOKENS_PER_STEP / 0.05,
+                "flops": TOKENS_PER_STEP * 6e5,
+                "flops_without_logits": TOKENS_PER_STEP * 5e5,
+                "mfu": None,
+            }
+            best = loss if best is None else min(best, loss)
+        row |= {"train_seconds": step * 0.05, "checkpoint_seconds": 0.0, "wall_seconds": step * 0.06}
+        rows.append(row | changed)
+    return rows
+
+
+def write_run(
+    root: Path,
+    recipe: str,
+    seed: int,
+    *,
+    name: str | None = None,
+    steps: int = 100,
+    budget: int | None = None,
+    speed: float = 1.0,
+    lr: float = 1e-3,
+    more: str = "",
+    rows: list[dict[str, Any]] | None = None,
+    events: list[dict[str, Any]] | None = None,
+    origin: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+) -> Path:
+    """Writes `root`/<name> and returns it. `budget` is train.tokens; without it the run is finished."""
+    path = root / (name or f"{recipe}-seed{seed}")
+    path.mkdir(parents=True)
+    tokens = budget if budget is not None else steps * TOKENS_PER_STEP
+    (path / "recipe.toml").write_text(RECIPE.format(seed=seed, lr=lr, tokens=tokens, more=more))
+    whole = ORIGIN | {"recipe": recipe} | (origin or {})
+    whole["data"] = ORIGIN["data"] | (data or {})
+    (path / "origin.json").write_text(json.dumps(whole))
+    write_rows(path, rows if rows is not None else rows_of(steps, seed, speed))
+    if events is None:
+        events = [{"event": "start", "time": "2026-01-02T03:04:05+00:00"}]
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes metrics.jsonl."""
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
