@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -19,6 +18,7 @@ from efftrain_cli.compare.measures import Costs, loss_at, needed_for
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import plan_table, tables_of
 from efftrain_cli.errors import UsageError
+from efftrain_cli.zeroshot.results import save_result
 from tests.fake_runs import rows_of, write_rows, write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
@@ -213,15 +213,18 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     """F49: crashed, stopped, diverged, rewound, resumed, unfinished."""
     start = {"event": "start"}
     write_run(root, "crashed", 0, steps=50, budget=102400)
-    write_run(root, "stopped", 0, steps=50, budget=102400, events=[start, {"event": "signal"}, {"event": "checkpoint"}])
-    write_run(root, "diverged", 0, steps=50, budget=102400, events=[start, {"event": "diverged", "step": 50}])
+    write_run(root, "disk", 0, steps=50, budget=102400, events=[start, {"event": "end", "status": "disk"}])
+    write_run(root, "stopped", 0, steps=50, budget=102400, events=[start, {"event": "end", "status": "paused"}])
+    write_run(root, "diverged", 0, steps=50, budget=102400, events=[start, {"event": "diverged", "step": 50}, {"event": "checkpoint"}])
     resumed = rows_of(60, 0) + rows_of(100, 0, segment=1, first=41)
     write_run(root, "resumed", 0, rows=resumed, events=[start, {"event": "resume"}])
     bad = rows_of(60, 0)
     bad[-1] |= {"loss": None, "nonfinite": True}
     rewound = bad + rows_of(100, 0, segment=1, first=41)
     write_run(root, "rewound", 0, rows=rewound, events=[start, {"event": "diverged"}, {"event": "rewind"}])
-    numbers = {name: read_numbers(root / f"{name}-seed0") for name in ("crashed", "stopped", "diverged", "resumed", "rewound")}
+    names = ("crashed", "disk", "stopped", "diverged", "resumed", "rewound")
+    numbers = {name: read_numbers(root / f"{name}-seed0") for name in names}
+    assert numbers["disk"].marks == ("unfinished: crashed (disk) at step 50 (50 % of its tokens)",)
     assert numbers["crashed"].marks == ("unfinished: crashed at step 50 (50 % of its tokens)",)
     assert numbers["stopped"].marks == ("unfinished: stopped at step 50 (50 % of its tokens)",)
     assert numbers["diverged"].marks == ("diverged at step 50 (50 % of its tokens)",)
@@ -340,11 +343,42 @@ def test_plan_gives_seeds_for_wanted_differences(root: Path) -> None:
     assert pair_of_one.rows[0][-1] == "one seed: no claim"
 
 
-def zero_shot(path: Path, right: list[bool], checkpoint: str, limit: int | None = None) -> None:
-    entry = {"schema_version": 1, "checkpoint": checkpoint, "task": "lambada", "protocol": "p", "limit": limit}
-    (path / "zeroshot.json").write_text(json.dumps([entry | {"metrics": {"acc": float(np.mean(right))}}]))
-    lines = [entry | {"item": i, "metrics": {"acc": float(value)}} for i, value in enumerate(right)]
-    (path / "zeroshot_items.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+def zero_shot(path: Path, right: list[bool], limit: int | None = None, task: str = "lambada") -> None:
+    """Results in the format of eval-zeroshot."""
+    key = {"checkpoint_sha256": path.name, "task": task, "protocol": "p", "limit": limit}
+    acc = {"value": float(np.mean(right)), "stderr": 0.1}
+    entry = {"schema_version": 1, **key, "checkpoint": "step-00000100", "metric": "acc", "metrics": {"acc": acc}}
+    save_result(path, entry, [{"doc_id": i, "doc_hash": "h", "acc": float(value)} for i, value in enumerate(right)])
+
+
+def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
+    a, b = write_run(root, "small", 0), write_run(root, "small-slw", 0, more=SLW)
+    # 30 items: 10 both right, 12 only the method, 3 only the baseline, 5 neither.
+    zero_shot(a, [True] * 10 + [False] * 12 + [True] * 3 + [False] * 5)
+    zero_shot(b, [True] * 10 + [True] * 12 + [False] * 3 + [False] * 5)
+    zero_shot(b, [True] * 9, limit=9)
+    rows = of("small", "small-slw").zero_shot
+    assert [(row.task, row.limit, row.metric) for row in rows] == [("lambada", "", "acc"), ("lambada", "9", "acc")]
+    (difference,) = rows[0].differences
+    assert difference.over_items.mean == pytest.approx(0.3) and difference.over_items.n == 30
+    assert difference.mcnemar_p == pytest.approx(stats.binomtest(3, 15).pvalue)
+    assert difference.verdict == "one seed: no claim; on its items these two checkpoints differ (p = 0.035)"
+    # Under a limit the baseline has no result: nothing is compared with the full one.
+    assert rows[1].scores == {"small": (None,), "small-slw": (1.0,)}
+    assert rows[1].differences[0].verdict == "no shared seed: no claim"
+
+
+def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
+    pair(root)
+    for seed in range(3):
+        zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
+        zero_shot(root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
+    (row,) = of("small", "small-slw").zero_shot
+    assert row.differences[0].over_seeds.mean == pytest.approx(7 / 30)
+    assert row.differences[0].verdict == "higher"
+    assert row.differences[0].over_items.n == 30 and row.differences[0].mcnemar_p is None
+    table = next(table for table in tables_of(of("small", "small-slw")) if table.title == "Zero-shot")
+    assert table.rows[0][1] == "0.3667 ± 0.033"
 
 
 def code_blocks(kind: str) -> list[str]:

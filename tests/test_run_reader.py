@@ -160,13 +160,13 @@ def test_read_run(tmp_path: Path) -> None:
 def test_damaged_small_files_are_named(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0)
     (path / "origin.json").write_text("{")
-    with pytest.raises(DataError, match="origin.json is damaged"):
+    with pytest.raises(DataError, match=r"origin\.json is damaged"):
         read_run(path)
     (path / "origin.json").unlink()
-    with pytest.raises(DataError, match="origin.json is missing"):
+    with pytest.raises(DataError, match=r"origin\.json is missing"):
         read_run(path)
     (path / "recipe.toml").write_text("= 1")
-    with pytest.raises(DataError, match="recipe.toml is damaged"):
+    with pytest.raises(DataError, match=r"recipe\.toml is damaged"):
         read_run(path)
     with pytest.raises(DataError, match="no run directory"):
         read_run(tmp_path)

@@ -8,3 +8,4 @@ from efftrain_cli.cli import pretrain
 from efftrain_cli.cli import recipes
 from efftrain_cli.cli import sample
 from efftrain_cli.cli import export
+from efftrain_cli.cli import compare

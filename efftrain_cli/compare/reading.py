@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from efftrain_cli.errors import DataError
-from efftrain_cli.run_reader import Rows, RunDirectory, check_schema, flatten, read_rows, read_run
+from efftrain_cli.run_reader import Rows, RunDirectory, flatten, read_rows, read_run
+from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
 COLUMNS = (
     "step",
@@ -50,10 +50,10 @@ class ZeroShot:
     """One result of zeroshot.json."""
 
     key: tuple[str, str, str]
-    """Task, protocol and limit: only equal ones may be compared."""
+    """Task, protocol and limit ("" for none): only equal ones may be compared."""
     metrics: dict[str, float]
     checkpoint: str
-    """sha256 of the weights that were evaluated."""
+    """Name of the checkpoint that was evaluated."""
     items: dict[str, dict[str, float]] = field(default_factory=dict)
     """Scores per item: {metric: {item: score}}."""
 
@@ -148,13 +148,20 @@ def status_of(run: RunDirectory, rows: Rows) -> str:
     last_nonfinite = rows.columns["nonfinite"][-1] > 0
     if _last(tokens) >= budget and not last_nonfinite:
         return "finished"
-    # A checkpoint is no end; whatever else came last is how the run ended.
-    ends = [event.get("event") for event in run.events if event.get("event") not in ("checkpoint", "fallback", "spike")]
-    if last_nonfinite or (ends and ends[-1] == "diverged"):
+    end = _end(run)
+    if last_nonfinite or end == "diverged":
         return "diverged"
-    if ends and ends[-1] in ("signal", "stop", "stopped", "end", "finish", "finished"):
-        return "stopped"
-    return "crashed"
+    return "stopped" if end in ("paused", "stopped", "signal", "finished") else "crashed"
+
+
+def _end(run: RunDirectory) -> str:
+    """How the last segment ended, by its events; "" where it just breaks off."""
+    # What happens during training is no end.
+    passing = ("checkpoint", "fallback", "spike", "warning")
+    last = next((event for event in reversed(run.events) if event.get("event") not in passing), {})
+    if last.get("event") == "end":
+        return str(last.get("status"))
+    return str(last.get("event")) if last.get("event") in ("diverged", "signal") else ""
 
 
 def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, ...]:
@@ -163,7 +170,8 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
     done = _last(rows.columns["tokens"]) if len(rows.columns["tokens"]) else 0
     if status != "finished":
         share = f" ({100 * done / budget:.0f} % of its tokens)" if budget else ""
-        words = {"running": "still running", "stopped": "unfinished: stopped", "crashed": "unfinished: crashed"}
+        why = f" ({end})" if status == "crashed" and (end := _end(run)) else ""
+        words = {"running": "still running", "stopped": "unfinished: stopped", "crashed": f"unfinished: crashed{why}"}
         marks.append(f"{words.get(status, status)} at step {step}{share}")
     if rewinds := _count(run, "rewind"):
         marks.append(f"rewound {_times(rewinds)}")
@@ -234,45 +242,26 @@ def _thin(tokens: np.ndarray, values: np.ndarray, extreme: bool) -> Series:
 
 
 def _zero_shot(path: Path) -> tuple[ZeroShot, ...]:
-    file = path / "zeroshot.json"
-    if not file.exists():
-        return ()
+    items: dict[tuple[object, ...], dict[str, dict[str, float]]] = {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file} is damaged: {error}") from None
-    if isinstance(value, dict):
-        check_schema(value, file)
-        value = value.get("results", [])
-    items = _zero_shot_items(path / "zeroshot_items.jsonl")
-    results = []
-    for entry in value:
-        if "schema_version" in entry:
-            check_schema(entry, file)
-        key = (str(entry["task"]), str(entry.get("protocol")), str(entry.get("limit")))
-        checkpoint = str(entry.get("checkpoint_sha256", entry.get("checkpoint")))
-        metrics = {
-            name: float(number)
-            for name, number in entry.get("metrics", {}).items()
-            if isinstance(number, int | float) and not isinstance(number, bool)
-        }
-        results.append(ZeroShot(key, metrics, checkpoint, items.get((checkpoint, *key), {})))
-    return tuple(results)
-
-
-def _zero_shot_items(file: Path) -> dict[tuple[str, ...], dict[str, dict[str, float]]]:
-    found: dict[tuple[str, ...], dict[str, dict[str, float]]] = {}
-    if not file.exists():
-        return found
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            item = json.loads(line)
-        except ValueError:
-            continue
-        checkpoint = str(item.get("checkpoint_sha256", item.get("checkpoint")))
-        key = (checkpoint, str(item.get("task")), str(item.get("protocol")), str(item.get("limit")))
-        scores = item.get("metrics", {})
-        for metric, score in scores.items():
-            if isinstance(score, int | float):
-                found.setdefault(key, {}).setdefault(metric, {})[str(item.get("id"))] = float(score)
-    return found
+        for row in read_items(path):
+            scores = items.setdefault(key_of(row), {})
+            for name, score in row.items():
+                # Only accuracies: an item of a perplexity is a log-probability, whose mean is not the task's score.
+                if name.startswith(("acc", "exact_match")) and isinstance(score, int | float):
+                    scores.setdefault(name, {})[f"{row['doc_id']} {row.get('doc_hash')}"] = float(score)
+    except (ValueError, KeyError) as error:
+        raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
+    return tuple(
+        ZeroShot(
+            key=(str(entry["task"]), str(entry["protocol"]), "" if entry["limit"] is None else str(entry["limit"])),
+            metrics={
+                name: float(metric["value"])
+                for name, metric in entry.get("metrics", {}).items()
+                if metric.get("value") is not None
+            },
+            checkpoint=str(entry.get("checkpoint", "")),
+            items=items.get(key_of(entry), {}),
+        )
+        for entry in read_results(path)
+    )

@@ -123,7 +123,7 @@ def _zero_shot(comparison: Comparison) -> Table:
     for row in comparison.zero_shot:
         cells = [_scores_text(row, group.label) for group in comparison.groups]
         against = "; ".join(_zero_shot_text(difference, len(row.differences)) for difference in row.differences)
-        limit = "" if row.limit in ("None", "") else f", first {row.limit}"
+        limit = f", first {row.limit}" if row.limit else ""
         rows.append((f"{row.task} ({row.protocol}{limit}), {row.metric}", *cells, against or "-"))
     return Table(
         "Zero-shot",
