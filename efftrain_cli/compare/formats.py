@@ -133,8 +133,7 @@ def comma_separated(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        "section measure unit recipe baseline seeds values mean sd "
-        "difference kind low high p p_holm pairs method verdict".split()
+        ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd", "difference", "kind", "low", "high", "p", "p_holm", "pairs", "method", "verdict"]
     )
     tests = {(d.measure.key, d.label): d for d in comparison.differences}
     for measure in comparison.measures:
