@@ -194,3 +194,25 @@ def test_growth_leaves_what_was_spent_alone(tmp_path):
     after = after_growth(recipe, before)
     assert (after.stage, after.stage_step, after.schedule_step) == (1, 20, 14)
     assert after._replace(stage=0, stage_step=0, schedule_step=20, schedule_tokens=1280) == before
+
+
+@pytest.mark.parametrize("name", ["depth", "width", "both"])
+def test_small_staged_recipes_spend_what_small_spends(name):
+    """Equal FLOPs, and both at min_lr at their end: a comparison of nothing but the growth."""
+    ends = {}
+    for recipe in (load_recipe("small"), load_recipe(f"small-staged-{name}")):
+        *_, (plan, after) = plan_run(recipe, None, 1024)
+        ends[bool(recipe.stages)] = (plan.lr, after.flops)
+        assert recipe.model == load_recipe("small").model
+        assert plan.lr == pytest.approx(recipe.optim.min_lr, rel=1e-3)
+    assert ends[True][1] == pytest.approx(ends[False][1], rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "saved"), [("depth", 0.054), ("width", 0.164), ("both", 0.164)])
+def test_gpt2_staged_recipes_end_at_the_scratch_recipes_schedule(name, saved):
+    scratch, grown = (load_recipe(f"gpt2-117m-staged-{which}") for which in ("scratch", name))
+    *_, (_, end) = plan_run(scratch, None, 50257)
+    *_, (_, after) = plan_run(grown, None, 50257)
+    assert grown.model == scratch.model
+    assert after.schedule_step == pytest.approx(end.step, abs=1)
+    assert 1 - after.flops / end.flops == pytest.approx(saved, abs=0.005)
