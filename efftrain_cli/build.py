@@ -13,7 +13,7 @@ from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.methods.staged_growth import small_model_scales
 from efftrain_cli.metrics import flops_per_token
 from efftrain_cli.model import GPT, GPTConfig
-from efftrain_cli.optim import build_adamw
+from efftrain_cli.optim import AdamW, build_adamw
 from efftrain_cli.plan import padded_vocab_size
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.step import Batch, StepPlan
@@ -73,7 +73,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     return model.to(device)
 
 
-def build_optimizer(recipe: Recipe, model: GPT) -> torch.optim.AdamW:
+def build_optimizer(recipe: Recipe, model: GPT) -> AdamW:
     """The recipe's AdamW over `model`, which may be that of any stage."""
     optim = recipe.optim
     scales = None

@@ -24,6 +24,17 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.dim() >= 2 and not name.endswith("wpe.weight")
 
 
+class AdamW(torch.optim.AdamW):
+    """PyTorch's fused AdamW, its second moments views of one flat buffer that can be measured in one go."""
+
+    second_moments: Tensor
+    """fp32 (elements,): all of `exp_avg_sq`, each parameter's share padded with zeros to whole cache lines."""
+
+
+_ALIGNMENT = 32
+"""Elements: 128 bytes of fp32, so that every view starts where vector loads may."""
+
+
 def build_adamw(
     model: nn.Module,
     *,
@@ -31,7 +42,7 @@ def build_adamw(
     eps: float,
     weight_decay: float,
     scales: Mapping[str, GroupScale] | None = None,
-) -> torch.optim.AdamW:
+) -> AdamW:
     """AdamW with fused kernels; moments exist from the start, so that step 0 can be saved and grown.
 
     `scales` names parameters whose group has its own lr, eps and weight decay factors. Each group carries
@@ -41,7 +52,7 @@ def build_adamw(
     for name, parameter in model.named_parameters():
         scale = (scales or {}).get(name, GroupScale())
         groups.setdefault((decays(name, parameter), scale), []).append((name, parameter))
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         [
             {
                 "params": named,
@@ -55,11 +66,14 @@ def build_adamw(
         betas=betas,
         fused=True,
     )
-    for parameter in model.parameters():
+    parameters = list(model.parameters())
+    shares = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in parameters]
+    optimizer.second_moments = torch.zeros(sum(shares), dtype=parameters[0].dtype, device=parameters[0].device)
+    for parameter, share in zip(parameters, optimizer.second_moments.split(shares), strict=True):
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": share[: parameter.numel()].view(parameter.shape),
         }
     return optimizer
 
@@ -70,12 +84,22 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_scale"]
 
 
-def adam_sqrt_v(optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
+_CHUNK = 1 << 18
+"""Elements whose roots are summed while they lie in a CPU's cache: 1 MiB of fp32."""
+
+
+def adam_sqrt_v(optimizer: AdamW) -> tuple[Tensor, Tensor]:
     """Sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias correction), both 0-d fp32.
 
     Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs no root.
     """
-    second_moments = [state["exp_avg_sq"] for state in optimizer.state.values()]
-    l1 = torch.stack(torch._foreach_norm(torch._foreach_sqrt(second_moments), 1)).sum()
-    largest = torch.stack(torch._foreach_max(second_moments)).max().sqrt()
-    return l1, largest
+    second_moments = optimizer.second_moments
+    if second_moments.device.type == "cuda":
+        return second_moments.sqrt().sum(), second_moments.max().sqrt()
+    # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in the cache.
+    scratch = torch.empty(min(_CHUNK, second_moments.numel()), dtype=second_moments.dtype)
+    sums, largest = [], []
+    for chunk in second_moments.split(_CHUNK):
+        sums.append(torch.sqrt(chunk, out=scratch[: chunk.numel()]).sum())
+        largest.append(chunk.max())
+    return torch.stack(sums).sum(), torch.stack(largest).max().sqrt()

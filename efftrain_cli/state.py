@@ -19,6 +19,7 @@ from torch import Tensor
 
 from efftrain_cli.errors import CheckpointError
 from efftrain_cli.model import GPT
+from efftrain_cli.optim import AdamW
 from efftrain_cli.step import Progress
 
 SCHEMA_VERSION = 1
@@ -30,7 +31,7 @@ class TrainState:
     """Everything that a step changes."""
 
     model: GPT
-    optimizer: torch.optim.AdamW
+    optimizer: AdamW
     progress: Progress = field(default_factory=Progress)
     nonfinite: Tensor = field(default_factory=lambda: torch.zeros(()))
     """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
