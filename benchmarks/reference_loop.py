@@ -52,7 +52,7 @@ class ReferenceGPT(nn.Module):
         self.ln_f = nn.LayerNorm(shape.n_embd)
         self.lm_head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight
-        for name, parameter in self.named_parameters():
+        for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
 
