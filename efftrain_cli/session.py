@@ -22,10 +22,11 @@ from torch import Tensor
 
 from efftrain_cli import __version__
 from efftrain_cli.build import build_forward_backward, build_model, build_optimizer, compute_dtype
-from efftrain_cli.data.prepare import Corpus, prepare
+from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.errors import CheckpointError, DivergedError, UsageError
 from efftrain_cli.growth import GrowthRecord, growth_message, set_stage, symmetry_warning, train_stages
+from efftrain_cli.prepare_screen import prepare_shown
 from efftrain_cli.recipe import Recipe, dump_recipe
 from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.schedule import PlanSummary
@@ -73,7 +74,7 @@ def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
     Raises:
         DataError: the data is missing, damaged, or smaller than the budget needs.
     """
-    corpus = prepare(recipe.data)
+    corpus = prepare_shown(recipe.data)
     train_data = Windows(corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda")
     val_windows = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
     return Setting(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)

@@ -121,18 +121,25 @@ class Windows:
         Raises:
             DataError: not even one window fits.
         """
+        import torch
+
+        return torch.from_numpy(self.shards.read(self.validation_starts(count), self.seq_len + 1))
+
+    def validation_starts(self, count: int) -> list[int]:
+        """Where the windows of `validation` begin.
+
+        Raises:
+            DataError: not even one window fits.
+        """
         fits = (self.shards.tokens - 1) // self.seq_len
         if fits < 1:
             raise DataError(
                 f"the validation text has {self.shards.tokens:,} tokens, too few for one window of {self.seq_len:,} and its "
                 "last target: raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
             )
-        import torch
-
         count = min(count, fits)
         room = self.shards.tokens - 1 - self.seq_len
-        starts = [i * room // (count - 1) for i in range(count)] if count > 1 else [0]
-        return torch.from_numpy(self.shards.read(starts, self.seq_len + 1))
+        return [i * room // (count - 1) for i in range(count)] if count > 1 else [0]
 
     def _block(self, number: int) -> np.ndarray:
         places = self._blocks.get(number)

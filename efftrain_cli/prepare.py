@@ -1,0 +1,109 @@
+"""`efftrain prepare`: what a recipe's text became, for a reader and for other programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.errors import DataError, RecipeError
+from efftrain_cli.schedule import summarize_plan
+from efftrain_cli.screen import human_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from efftrain_cli.recipe import Recipe
+
+_SPLIT_WORDS = {
+    "given": "text of its own",
+    "cut": "the end of each file",
+    "held out": "whole documents, chosen by their content's hash",
+}
+
+
+def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+    """What `efftrain prepare --format json` prints; counts of tokens include each document's end of text."""
+    manifest, seq_len = corpus.manifest, recipe.model.seq_len
+    train = Windows(corpus.train, seq_len, recipe.seed)
+    plan = summarize_plan(recipe)
+    problems, epochs, validation = [], None, 0
+    try:
+        epochs = train.epochs(plan.windows)
+        train.check_budget(plan.windows, recipe.data)
+    except (DataError, RecipeError) as error:
+        problems.append(str(error))
+    try:
+        validation = len(Windows(corpus.valid, seq_len, recipe.seed).validation_starts(recipe.eval.windows))
+    except DataError as error:
+        problems.append(str(error))
+    sides = {
+        side: {
+            "sources": manifest["sources"][side],
+            "documents": manifest[side]["documents"],
+            "bytes": manifest[side]["bytes"],
+            "tokens": manifest[side]["tokens"],
+            "shards": len(manifest[side]["shards"]),
+        }
+        for side in ("train", "valid")
+    }
+    return {
+        **sides,
+        "split": manifest["split"],
+        "tokenizer": recipe.data.tokenizer,
+        "tokenizer_sha256": corpus.tokenizer_sha256,
+        "vocab_size": corpus.vocab_size,
+        "eot_id": corpus.eot_id,
+        "bytes_per_token": corpus.bytes_per_token,
+        "overlap": manifest["overlap"],
+        "skipped": manifest["skipped"],
+        "windows_per_epoch": train.per_epoch if epochs is not None else 0,
+        "windows_needed": plan.windows,
+        "epochs": epochs,
+        "validation_windows": validation,
+        "problems": problems,
+        "data_hash": corpus.data_hash,
+        "folder": str(corpus.folder),
+    }
+
+
+def print_corpus(console: Console, recipe: Recipe, about: dict[str, Any], *, verified: bool, train_command: str) -> None:
+    """`describe_corpus` for a reader; `train_command` is what to type next."""
+    train, valid = about["train"], about["valid"]
+    wanted = recipe.eval.windows
+    fewer = f", {wanted} were asked for: the text is short" if 0 < about["validation_windows"] < wanted else ""
+    skipped = f", {about['skipped']:,} documents skipped" if about["skipped"] else ""
+    lines = [
+        f"text        {_named(recipe.data.train, train['sources'])}",
+        f"training    {_counted(train)}",
+        f"validation  {_counted(valid)}; {_SPLIT_WORDS[about['split']]}",
+        f"tokenizer   {about['tokenizer']}: vocabulary {about['vocab_size']:,}, end of text {about['eot_id']}, "
+        f"{about['bytes_per_token']:.2f} bytes per token of the validation text",
+        f"overlap     {about['overlap']:,} documents both trained and validated on{skipped}",
+        f"windows     {about['windows_per_epoch']:,} of {recipe.model.seq_len:,} tokens an epoch; validation on "
+        f"{about['validation_windows']:,}{fewer}",
+    ]
+    if recipe.data.valid is not None:
+        lines.insert(1, f"            validation: {_named(recipe.data.valid, valid['sources'])}")
+    if about["epochs"] is not None:
+        lines.append(f"budget      {about['windows_needed']:,} windows: {about['epochs']:.2f} epochs")
+    state = "every token verified" if verified else "headers and sizes verified; --verify-data full reads every token"
+    lines += [f"shards      {about['folder']}", f"            {state}"]
+    for line in lines:
+        console.print(line, markup=False)
+    for problem in about["problems"]:
+        console.print(f"\nThis recipe cannot train on it yet: {problem}", markup=False)
+    if not about["problems"]:
+        console.print(f"\nNext: {train_command}", markup=False)
+
+
+def _counted(side: dict[str, Any]) -> str:
+    return f"{side['documents']:,} documents, {human_bytes(side['bytes'])}, {side['tokens']:,} tokens"
+
+
+def _named(spec: str | tuple[str, ...], sources: list[str]) -> str:
+    """What the recipe says, and how many files that was."""
+    if spec == "stdlib":
+        return sources[0]
+    said = spec if isinstance(spec, str) else ", ".join(spec)
+    return said if len(sources) == 1 else f"{said} ({len(sources)} files)"
