@@ -30,6 +30,7 @@ from efftrain_cli.session import (
     train_and_log,
 )
 from efftrain_cli.state import TrainState
+from efftrain_cli.step import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,11 +57,12 @@ def start(
             f"or give another --name, for example {unused_name(name)}"
         )
     setting = prepare_setting(recipe, choose_device(device))
+    plan = _plan(setting, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
     origin = origin_of(setting, recipe_name, sys.argv)
     with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
         run.event("start", {"device": str(setting.device)})
         state = fresh_state(setting)
-        return _train(run, state, setting, steps, with_probe)
+        return _train(run, state, setting, plan, steps, with_probe)
 
 
 def resume(name: str, *, device: str = "auto", steps: int | None = None, with_probe: bool = True) -> Path:
@@ -86,14 +88,26 @@ def resume(name: str, *, device: str = "auto", steps: int | None = None, with_pr
                 "device": str(setting.device),
             },
         )
-        return _train(run, state, setting, steps, with_probe)
+        plan = _plan(setting, state.progress, steps)
+        return _train(run, state, setting, plan, steps, with_probe)
 
 
-def _train(run: Run, state: TrainState, setting: Setting, steps: int | None, with_probe: bool) -> Path:
+def _plan(setting: Setting, progress: Progress, steps: int | None) -> PlanSummary:
+    """The plan from `progress` on.
+
+    Raises:
+        RecipeError: it reads the corpus more than once and the recipe does not allow that.
+    """
+    summary = summarize_plan(setting.recipe, progress, setting.corpus.vocab_size, steps)
+    setting.train_data.check_budget(summary.windows, setting.recipe.data)
+    return summary
+
+
+def _train(
+    run: Run, state: TrainState, setting: Setting, summary: PlanSummary, until: int | None, with_probe: bool
+) -> Path:
     recipe = setting.recipe
     console = make_console()
-    until = steps
-    summary = summarize_plan(recipe, state.progress, setting.corpus.vocab_size, until)
     show_header(console, run, setting, state, summary)
     if summary.steps == state.progress.step:
         console.print("Nothing is left to train: the budget is used up.")
