@@ -23,7 +23,7 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages, stage_problems
 from efftrain_cli.recipe_check import Check, UnknownValue, report
 from efftrain_cli.recipe_file import Draft, read_recipe_file, recipe_names, toml_lines
-from efftrain_cli.section import SECTION, Count, Every
+from efftrain_cli.section import SECTION, Count, Every, Text
 
 __all__ = [
     "Recipe",
@@ -59,17 +59,17 @@ class Model:
 class Data:
     """Where the text comes from and how it becomes tokens."""
 
-    train: str | tuple[str, ...] = "stdlib"
+    train: Text | Annotated[tuple[Text, ...], Field(min_length=1)] = "stdlib"
     """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs of .txt .jsonl .json.gz
     .parquet, or a Hugging Face dataset "owner/name"."""
-    valid: str | tuple[str, ...] | None = None
+    valid: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Text to validate on; without it, valid_fraction of train's documents is held out."""
     valid_fraction: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of the documents held out for validation where `valid` is not given."""
-    tokenizer: str = "bpe:512"
+    tokenizer: Text = "bpe:512"
     """"gpt2" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and merges, or "bpe:N": a byte-level BPE of N
     tokens trained on the corpus."""
-    text_field: str = "text"
+    text_field: Text = "text"
     """Field or column that holds a document's text in .jsonl, .parquet and Hub datasets."""
     repeat: bool = False
     """Allow more than one epoch."""
@@ -414,6 +414,8 @@ def recipe_values(section: Any) -> dict[str, Any]:
         return [plain(item) for item in value] if isinstance(value, tuple) else value
 
     values = {field.name: plain(getattr(section, field.name)) for field in fields(section)}
+    if not values.get("stages", True):
+        del values["stages"]  # `stages = []` would only puzzle the readers of every other recipe
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -159,7 +159,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         if "base" not in layer:
             break
         base = layer.pop("base")
-        source = _around("base", shown_path(path), _line_numbers(_text(path)))
+        source = _place("base", shown_path(path), _line_numbers(_text(path)))
         if not isinstance(base, str) or not base:
             rule = "must be the name or path of one recipe, in quotes"
             draft.problems.append(Problem("base", rule, toml_value(base), source))
@@ -276,23 +276,21 @@ def _merge(
     """Lays `table` over `into`: tables are merged, everything else, arrays of tables included, is replaced."""
     for name, value in table.items():
         key = f"{prefix}{name}"
-        if key in lines or key not in draft.origins:
-            draft.origins[key] = f"{file}:{lines[key]}" if key in lines else _around(key, file, lines)
         if isinstance(value, dict):
+            if key in lines or key not in draft.origins:
+                draft.origins[key] = _place(key, file, lines)
             if not isinstance(into.get(name), dict):
                 into[name] = {}
             _merge(draft, into[name], value, f"{key}.", file, lines)
         else:
             _forget(draft, key)
-            draft.origins[key] = f"{file}:{lines[key]}" if key in lines else _around(key, file, lines)
             into[name] = value
-            for inner, number in lines.items():
-                if inner.startswith(f"{key}."):
-                    draft.origins[inner] = f"{file}:{number}"
+            draft.origins[key] = _place(key, file, lines)
+            draft.origins.update({k: f"{file}:{line}" for k, line in lines.items() if k.startswith(f"{key}.")})
 
 
-def _around(key: str, file: str, lines: Mapping[str, int]) -> str:
-    """Where the innermost table around a key that has no line of its own (an inline table's) was written."""
+def _place(key: str, file: str, lines: Mapping[str, int]) -> str:
+    """Where a key was written; one without a line of its own (an inline table's) stands where its table does."""
     while key and key not in lines:
         key = key.rpartition(".")[0]
     return f"{file}:{lines[key]}" if key else file
@@ -336,19 +334,20 @@ def _override(draft: Draft, override: str) -> None:
     for section in sections:
         path = f"{path}.{section}".lstrip(".")
         if isinstance(into, list):
-            if not section.isdigit() or int(section) >= len(into):
-                rule = f"there are {len(into)} of them, numbered from 0"
+            if not section.isdecimal() or int(section) >= len(into):
+                rule = f"there are {len(into)} of them, numbered from 0" if into else "there are none of them"
                 draft.problems.append(Problem(path, rule, None, source))
                 return
             into = into[int(section)]
-            continue
-        if not isinstance(into.get(section), dict | list):
-            into[section] = {}
-            _forget(draft, path)
-            draft.origins[path] = source
-        into = into[section]
-    if isinstance(into, list):
-        draft.problems.append(Problem(key, "name a key of one of them, as in stages.0.lr", None, source))
+        elif isinstance(into, dict):
+            if not isinstance(into.get(section), dict | list):
+                into[section] = {}
+                _forget(draft, path)
+                draft.origins[path] = source
+            into = into[section]
+    if not isinstance(into, dict):
+        rule = "is one list: set it whole, as in optim.betas=[0.9, 0.95]; of a list of sections, name one, as in stages.0.lr"
+        draft.problems.append(Problem(path, rule, None, source))
         return
     if isinstance(value, dict):
         if not isinstance(into.get(name), dict):

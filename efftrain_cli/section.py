@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict, Field
 
 SECTION = ConfigDict(extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False)
 """Configuration of every section: unknown keys are errors, nothing is silently converted, numbers are finite,
@@ -71,6 +71,9 @@ def check_every(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(parse_count)]
 """A number of tokens or sequences; accepts 300_000_000, "300M" and 3e8."""
+
+Text = Annotated[str, Field(min_length=1)]
+"""Text that is not empty."""
 
 Every = Annotated[int | str, BeforeValidator(check_every)]
 """An interval: steps (int) or a duration ("10min")."""

@@ -139,6 +139,21 @@ def test_false_takes_an_inherited_section_or_key_away(folder: Path) -> None:
     assert "must be a number" in problems("tiny", "optim.lr=false")["optim.lr"].rule
 
 
+def test_stages_are_taken_away_and_overridden_by_number(folder: Path) -> None:
+    write(folder, "staged", STAGED)
+    write(folder, "plain", 'base = "staged"\nstages = false\n')
+    assert load_recipe("plain") == load_recipe("staged", ["stages=false"]) == load_recipe("tiny")
+    assert "stages" not in dump_recipe(load_recipe("tiny"))
+    recipe = load_recipe("staged", ["stages.0.switch.value=20", "stages.1.rewarmup_steps=7"])
+    assert recipe.stages[0].switch is not None
+    assert (recipe.stages[0].switch.value, recipe.stages[1].rewarmup_steps) == (20, 7)
+    (folder / "copy.toml").write_text(dump_recipe(recipe))
+    assert load_recipe("copy.toml") == recipe
+    assert "there are 2 of them" in problems("staged", "stages.2.lr=1")["stages.2"].rule
+    changed = recipe_differences(load_recipe("staged"), recipe)
+    assert changed == [("stages.0.switch.value", 10, 20), ("stages.1.rewarmup_steps", 150, 7)]
+
+
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +222,13 @@ def test_override_values_are_toml_and_else_text(folder: Path) -> None:
         ("data.train=1979-05-27", "must be text"),
         ("model=3", "is a section: write [model]"),
         ("simigrad=true", "or simigrad = false to do without"),
+        ("data.train=", "must not be empty"),
+        ("data.train=[]", "at least 1 items"),
+        ("data.train=['a', '']", "item 2 must not be empty"),
+        ("data.train.0=x", "is one list"),
+        ("data.train.0.x=1", "is one list"),
+        ("data.train.7=x", "is one list"),
+        ("optim.betas.0=0.8", "must be a list"),
         ("base=small", "only a file has a base"),
         ("lr", "an override is written key=value"),
         ("=3", "an override is written key=value"),
@@ -214,7 +236,8 @@ def test_override_values_are_toml_and_else_text(folder: Path) -> None:
     ],
 )
 def test_wrong_values_are_refused_with_the_rule(folder: Path, override: str, rule: str) -> None:
-    (problem,) = problems("tiny", override).values()
+    write(folder, "listed", TINY + '[data]\ntrain = ["a.txt", "b.txt"]\n')
+    (problem,) = problems("listed", override).values()
     assert rule in problem.rule
     assert override in f"{problem.source} {problem.value}"
 
@@ -388,6 +411,34 @@ def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder: Path
 def test_other_programs_names_are_understood(folder: Path, written: str, meant: str | None) -> None:
     found = problems("tiny", f"{written}=1")
     assert found[written.split(".")[0] if meant and "." not in meant else written].suggestion == meant
+
+
+def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
+    """Random values at random keys, in files and by --set: a recipe or a RecipeError, nothing else."""
+    write(folder, "staged", STAGED)
+    known = sorted(known_keys(Recipe))
+    values = ["0", "-1", "1", "2.5", "1e400", "nan", "true", "false", '""', '"x"', "[]", "[1]", '["a", 2]', "[[1]]", "{}", "[{}]"]
+    values += ["{ x = 1 }", "[{ lr = 1 }]", "1979-05-27", "07:32:00", "'300M'", "9" * 400, "x", "", "=", "[", '"\\ud800"']
+    draw = random.Random(1)
+    loaded = 0
+    for _ in range(300):
+        keys = [draw.choice(known) for _ in range(draw.choice((1, 1, 1, 3)))]
+        keys = [key.replace("stages.", f"stages.{draw.randrange(3)}.") if draw.random() < 0.9 else f"{key}.x" for key in keys]
+        written = [f"{key}={draw.choice(values)}" for key in keys]
+        if draw.random() < 0.5:
+            write(folder, "odd", 'base = "staged"\n' + "\n".join(written))
+            arguments: tuple[str, list[str]] = ("odd", [])
+        else:
+            arguments = ("staged", written)
+        try:
+            recipe = load_recipe(*arguments)
+        except RecipeError as error:
+            assert error.problems, written
+            continue
+        loaded += 1
+        (folder / "copy.toml").write_text(dump_recipe(recipe), encoding="utf-8")
+        assert load_recipe("copy.toml") == recipe, written
+    assert loaded >= 5
 
 
 def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
