@@ -49,7 +49,7 @@ class Model:
     """Attention heads per block; divides n_embd."""
     n_embd: int = Field(ge=1)
     """Width of the residual stream."""
-    seq_len: int = Field(ge=1)
+    seq_len: int = Field(ge=1, le=2**20)
     """Full context length, in tokens; validation is always measured at it."""
     vocab_multiple: int = Field(default=64, ge=1)
     """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or a sample."""

@@ -215,6 +215,10 @@ class Check:
             if value is False and may_be_absent(info.annotation):
                 continue  # taken away
             if inner is None:
+                if _beyond_64_bits(value):
+                    self.add(f"{prefix}{name}", "has a number beyond 64 bits, which no run can use", value)
+                    wrong.add(name)
+                    continue
                 arguments[name] = _tuples(value)
             elif is_many(info.annotation):
                 arguments[name] = self._many(inner, value, f"{prefix}{name}")
@@ -287,6 +291,12 @@ class Check:
             rules.setdefault("".join(words), []).append(_rule(breach, path))  # a union has one breach per alternative
         for name, alternatives in rules.items():
             yield name, " or ".join(dict.fromkeys(alternatives))
+
+
+def _beyond_64_bits(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_beyond_64_bits, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _tuples(value: Any) -> Any:

@@ -36,11 +36,15 @@ def parse_count(value: Any) -> Any:
         from decimal import Decimal
 
         exact = Decimal(number.replace("_", "")) * _SUFFIX[suffix.upper()]
+        if exact >= 2**63:
+            raise ValueError(f"{value!r} is beyond 64 bits")
         if exact != int(exact):
             raise ValueError(f"{value!r} is not a whole number")
         return int(exact)
     if not value.is_integer():
         raise ValueError(f"{value!r} is not a whole number")
+    if value >= 2**63:
+        raise ValueError(f"{value!r} is beyond 64 bits")
     return int(value)
 
 

