@@ -12,19 +12,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from efftrain_cli.errors import CheckpointError, RunLockedError, UsageError
+from efftrain_cli.manifest import fsync
 
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -94,67 +97,94 @@ class Run:
         self.path = path
         self.name = path.name
         self._lock = _take_lock(path / "lock")
-        self._metrics = _open_for_rows(path / "metrics.jsonl")
-        self._events = _open_for_rows(path / "events.jsonl")
+        self._metrics = _Lines(path / "metrics.jsonl")
+        self._events = _Lines(path / "events.jsonl")
         self._last_fsync = time.monotonic()
+        self.verified: set[Path] = set()
+        """Checkpoints that this process wrote, or checked against their manifests."""
+        self.damaged: set[Path] = set()
+        """Checkpoints that this process found damaged."""
 
     @classmethod
     def create(cls, name: str, recipe_toml: str, origin: Mapping[str, object], tokenizer: Path | None = None) -> Run:
-        """Makes a new run directory.
+        """Makes a new run directory, whole or not at all.
 
         Raises:
             UsageError: the name is taken or not allowed. Nothing is ever overwritten.
         """
         path = run_path(name)
+        if path.exists():
+            raise _taken(name)
+        runs_root().mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(runs_root())
+        # Made beside its place and renamed, so that a kill leaves no half of a run that would block the name.
+        temporary = runs_root() / f".{name}.{os.getpid()}.tmp"
+        temporary.mkdir()
+        run = cls(temporary)
         try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise UsageError(
-                f"run {name!r} exists already in {runs_root()}; continue it with --resume {name}, "
-                f"or give another --name, for example {unused_name(name)}"
-            ) from None
-        run = cls(path)
-        (path / "origin.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1))
-        if tokenizer is not None:
-            shutil.copyfile(tokenizer, path / "tokenizer.json")
-        # Last: a directory with a recipe.toml is a run.
-        (path / "recipe.toml").write_text(recipe_toml)
+            (temporary / "origin.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1))
+            if tokenizer is not None:
+                shutil.copyfile(tokenizer, temporary / "tokenizer.json")
+            (temporary / "recipe.toml").write_text(recipe_toml)
+            for file in (*temporary.iterdir(), temporary):
+                fsync(file)
+            temporary.rename(path)  # fails where a directory with files stands
+            fsync(runs_root())
+        except BaseException as error:
+            run.close()
+            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError) and path.exists():
+                raise _taken(name) from None
+            raise
+        run.path, run.name = path, name
         return run
 
     @classmethod
     def open(cls, name: str) -> Run:
-        """Takes ownership of an existing run.
+        """Takes ownership of an existing run, and removes what an interrupted save left behind.
 
         Raises:
             UsageError: there is no such run.
             RunLockedError: another process owns it.
         """
-        return cls(existing_run(name))
+        run = cls(existing_run(name))
+        for path in (run.path / "checkpoints").glob("*.tmp"):
+            shutil.rmtree(path)
+            run.event("removed", {"path": path.name, "reason": "left by an interrupted save"})
+        return run
 
     def log(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Appends rows to metrics.jsonl."""
+        """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory and written when there is room."""
         if rows:
-            self._metrics.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-            self._metrics.flush()
+            self._metrics.write(rows)
             if time.monotonic() - self._last_fsync > 10:
                 self.sync()
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Appends to events.jsonl what is not a step, with the time of day."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._events.write(json.dumps({"event": kind, "time": now, **fields}, allow_nan=False) + "\n")
-        self._events.flush()
+        self._events.write([{"event": kind, "time": now, **fields}])
+
+    def events(self) -> list[dict[str, Any]]:
+        """What events.jsonl holds, oldest first; lines that are no JSON are passed over."""
+        return read_lines(self.path / "events.jsonl")
+
+    def last_row(self, step: int) -> dict[str, Any] | None:
+        """The row of `step` that counts: that of the highest segment."""
+        rows = [row for row in read_lines(self.path / "metrics.jsonl") if row.get("step") == step]
+        return max(rows, key=lambda row: row["segment"], default=None)
 
     def next_segment(self) -> int:
         """The number of this start: one more than all starts and resumes that events.jsonl holds, counted from 0."""
-        lines = (self.path / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        return sum(json.loads(line)["event"] in ("start", "resume") for line in lines)
+        return sum(event.get("event") in ("start", "resume") for event in self.events())
 
     def sync(self) -> None:
         """Makes the rows so far survive a power failure."""
+        delayed = self._metrics.delayed
         for file in (self._metrics, self._events):
-            file.flush()
-            os.fsync(file.fileno())
+            file.sync()
+        if delayed and not self._metrics.delayed:
+            self.event("rows_delayed", {"rows": delayed, "reason": "the disk was full; they are written now"})
         self._last_fsync = time.monotonic()
 
     def close(self) -> None:
@@ -173,9 +203,54 @@ class Run:
         self.close()
 
     def purge_checkpoints(self, keep: int) -> None:
-        """Removes all but the newest `keep` checkpoints."""
-        for path in checkpoints_of(self.path)[:-keep]:
-            shutil.rmtree(path)
+        """Removes all but the newest `keep` checkpoints. Damaged ones neither count nor go; the newest verified one stays."""
+        sound = [path for path in checkpoints_of(self.path) if path not in self.damaged]
+        newest_verified = max(self.verified & set(sound), key=checkpoint_step, default=None)
+        for path in sound[:-keep]:
+            if path != newest_verified:
+                # Renamed first: a kill between two files must not leave half a checkpoint under its name.
+                gone = path.with_name(f"{path.name}.old.tmp")
+                path.rename(gone)
+                shutil.rmtree(gone)
+
+    def set_aside(self, checkpoint: Path) -> Path:
+        """Renames a checkpoint to step-N.corrupt (or step-N.corrupt-2, ...), so that its step can be saved again."""
+        number, target = 1, checkpoint.with_name(f"{checkpoint.name}.corrupt")
+        while target.exists():
+            number += 1
+            target = checkpoint.with_name(f"{checkpoint.name}.corrupt-{number}")
+        checkpoint.rename(target)
+        self.damaged.discard(checkpoint)
+        self.event("set_aside", {"checkpoint": checkpoint.name, "to": target.name})
+        return target
+
+
+def _taken(name: str) -> UsageError:
+    return UsageError(
+        f"run {name!r} exists already in {runs_root()}; continue it with `efftrain pretrain --resume {name}`, "
+        f"or give another --name, for example {unused_name(name)}"
+    )
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Removes run directories whose maker was killed before they were whole."""
+    for path in root.glob(".*.tmp"):
+        with contextlib.suppress(RunLockedError, OSError):
+            young = time.time() - path.stat().st_mtime < 60
+            if (path / "lock").exists() or not young:  # a process that has just begun has no lock yet
+                _take_lock(path / "lock").close()
+                shutil.rmtree(path)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; lines that are none (a torn last one) are passed over."""
+    if not path.exists():
+        return []
+    values = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(line))
+    return [value for value in values if isinstance(value, dict)]
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -199,18 +274,65 @@ def checkpoints_of(run: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step)
 
 
-def _open_for_rows(path: Path) -> IO[str]:
-    """Opens a file of JSON lines to append to; a torn last line (a killed writer's) is cut off first."""
-    if path.exists():
-        with path.open("rb+") as file:
-            file.seek(0, os.SEEK_END)
-            end = file.tell()
-            back = min(end, 1 << 20)
-            file.seek(end - back)
-            tail = file.read(back)
-            if tail and not tail.endswith(b"\n"):
-                file.truncate(end - (len(tail) - tail.rfind(b"\n") - 1))
-    return path.open("a", encoding="utf-8")
+class _Lines:
+    """A file of JSON lines to append to. A torn last line (a killed writer's) is cut off first. What a full disk refuses
+    waits in memory, so that training goes on and no line is ever torn by us."""
+
+    WARN_EVERY = 60.0
+    """Seconds between two warnings."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        end = os.fstat(self._file).st_size
+        back = min(end, 1 << 20)
+        tail = os.pread(self._file, back, end - back)
+        if tail and not tail.endswith(b"\n"):
+            os.ftruncate(self._file, end - (len(tail) - tail.rfind(b"\n") - 1))
+        self._waiting = b""
+        self._warned = -self.WARN_EVERY
+        self.delayed = 0
+        """Lines that had to wait since the file was last written to the end."""
+
+    def write(self, values: Sequence[Mapping[str, object]]) -> None:
+        self._waiting += "".join(json.dumps(value, allow_nan=False) + "\n" for value in values).encode()
+        if not self._flush():
+            self.delayed += len(values)
+
+    def sync(self) -> None:
+        if self._flush():
+            self.delayed = 0
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                self._warn(error)
+
+    def close(self) -> None:
+        if self._waiting:
+            lines = self._waiting.count(b"\n")
+            print(f"warning: {self._path}: the last {lines} lines could not be written and are lost", file=sys.stderr)
+        os.close(self._file)
+
+    def _flush(self) -> bool:
+        """Writes what waits, as far as there is room; True where nothing waits any more."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+        except OSError as error:
+            self._warn(error)
+            return False
+        return True
+
+    def _warn(self, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._warned >= self.WARN_EVERY:
+            self._warned = now
+            free, lines = shutil.disk_usage(self._path.parent).free, self._waiting.count(b"\n")
+            print(
+                f"warning: {self._path}: {error.strerror} ({free:,} bytes free); training goes on, "
+                f"{lines} lines wait in memory until there is room",
+                file=sys.stderr,
+            )
 
 
 def _take_lock(path: Path) -> IO[str]:
@@ -225,8 +347,7 @@ def _take_lock(path: Path) -> IO[str]:
         raise RunLockedError(
             f"run {path.parent.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
         ) from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {os.uname().nodename}")
-    file.flush()
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
+        os.ftruncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
     return file

@@ -6,11 +6,9 @@ Every file's sha256 is in manifest.json and verified before any tensor is used. 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +16,23 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.errors import CheckpointError
+from efftrain_cli.manifest import MANIFEST, SCHEMA_VERSION, fsync, verify_checkpoint, write_manifest
 from efftrain_cli.model import GPT
 from efftrain_cli.optim import AdamW
 from efftrain_cli.step import Progress
 
-SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
+__all__ = [
+    "MANIFEST",
+    "TrainState",
+    "load_tensors",
+    "model_tensors",
+    "optimizer_tensors",
+    "progress_from_json",
+    "progress_to_json",
+    "read_checkpoint",
+    "verify_checkpoint",
+    "write_checkpoint",
+]
 
 
 @dataclass(slots=True)
@@ -126,13 +135,15 @@ def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> No
         save_file(_contiguous(optimizer_tensors(state)), temporary / "optimizer.safetensors")
         if state.method_tensors:
             save_file(_contiguous(state.method_tensors), temporary / "method.safetensors")
-        (temporary / "progress.json").write_text(json.dumps(progress_to_json(state.progress), indent=1))
-        (temporary / "recipe.toml").write_text(recipe_toml)
+        (temporary / "progress.json").write_text(
+            json.dumps(progress_to_json(state.progress), indent=1), encoding="utf-8"
+        )
+        (temporary / "recipe.toml").write_text(recipe_toml, encoding="utf-8")
         write_manifest(temporary)
         for path in (*temporary.iterdir(), temporary):
-            _fsync(path)
+            fsync(path)
         os.rename(temporary, directory)
-        _fsync(directory.parent)
+        fsync(directory.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -140,77 +151,22 @@ def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> No
 
 def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Verifies a checkpoint and reads it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
+    Files that the manifest does not list are not looked at.
 
     Raises:
         CheckpointError: a file is missing, damaged or unexpected; the message names it.
     """
     from safetensors.torch import load_file
 
-    verify_checkpoint(directory)
+    files = verify_checkpoint(directory)
     progress = progress_from_json(json.loads((directory / "progress.json").read_text()))
-    method = directory / "method.safetensors"
     return (
         progress,
         load_file(directory / "model.safetensors"),
         load_file(directory / "optimizer.safetensors"),
-        load_file(method) if method.exists() else {},
+        load_file(directory / "method.safetensors") if "method.safetensors" in files else {},
     )
-
-
-def write_manifest(directory: Path) -> None:
-    """Writes manifest.json: size and sha256 of every other file in `directory`."""
-    files = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
-    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
-        hashes = list(pool.map(sha256_of, files))
-    entries = {
-        path.name: {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, hashes, strict=True)
-    }
-    (directory / MANIFEST).write_text(json.dumps({"schema_version": SCHEMA_VERSION, "files": entries}, indent=1))
-
-
-def verify_checkpoint(directory: Path) -> None:
-    """Checks every file of a checkpoint against its manifest.
-
-    Raises:
-        CheckpointError: naming the first bad file.
-    """
-    manifest = directory / MANIFEST
-    try:
-        entries = json.loads(manifest.read_text())["files"]
-        expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()}
-    except FileNotFoundError:
-        raise CheckpointError(f"{manifest} is missing: the checkpoint is not complete") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{manifest} is damaged: it is no manifest") from None
-    required = {"model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"}
-    for name in sorted(required - expected.keys()):
-        raise CheckpointError(f"{manifest} is damaged: it does not list {name}")
-    for name, (size, _) in expected.items():
-        path = directory / name
-        if "/" in name or not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        if path.stat().st_size != size:
-            raise CheckpointError(f"{path} is damaged: {path.stat().st_size} bytes, {size} were written")
-    with ThreadPoolExecutor() as pool:
-        hashes = pool.map(sha256_of, [directory / name for name in expected])
-        for (name, (_, digest)), found in zip(expected.items(), hashes, strict=True):
-            if found != digest:
-                raise CheckpointError(f"{directory / name} is damaged: its sha256 is not the one that was written")
-
-
-def sha256_of(path: Path) -> str:
-    """Hex sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,194 @@
+"""A run's checkpoints: written when due, found again after a stop, and checked against the recipe that continues them."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.errors import CheckpointError, DiskError, UsageError
+from efftrain_cli.manifest import verify_checkpoint
+from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
+from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
+from efftrain_cli.state import (
+    TrainState,
+    load_tensors,
+    model_tensors,
+    optimizer_tensors,
+    progress_to_json,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+_FREE_SECTIONS = ("checkpoint.", "wandb.")
+"""Recipe keys that change nothing a step computes: they may differ when a run is continued."""
+_SHAPE_KEYS = ("model.", "data.tokenizer")
+"""Recipe keys that decide the shapes of tensors."""
+
+
+def save(run: Run, state: TrainState, recipe: Recipe) -> float:
+    """Writes a checkpoint of `state` unless this step has a verified one, removes old ones, and returns the seconds it took.
+
+    Raises:
+        DiskError: there is too little room; the checkpoints that exist are untouched and nothing partial is left.
+    """
+    start = time.monotonic()
+    path = checkpoint_path(run.path, state.progress.step)
+    if path in run.verified:
+        return 0.0
+    if path.exists():  # damaged, or of a past that was left: it must not stand for this state
+        run.set_aside(path)
+    run.sync()
+    try:
+        write_checkpoint(path, state, dump_recipe(recipe))
+    except Exception as error:
+        if not _is_disk_full(error):
+            raise
+        raise DiskError(
+            f"{path}: the disk is full: {checkpoint_bytes(state, recipe):,} bytes needed, "
+            f"{shutil.disk_usage(run.path).free:,} bytes free. Earlier checkpoints are untouched. Make room, or lower "
+            f"checkpoint.keep (now {recipe.checkpoint.keep})"
+        ) from None
+    run.verified.add(path)
+    run.purge_checkpoints(recipe.checkpoint.keep)
+    seconds = time.monotonic() - start
+    run.event("checkpoint", {"step": state.progress.step, "seconds": seconds})
+    return seconds
+
+
+def newest_checkpoint(run: Run) -> Path | None:
+    """The newest checkpoint that passes verification, None where there is none at all; each one passed over becomes an event
+    and a warning.
+
+    Raises:
+        CheckpointError: there are checkpoints but none is valid.
+    """
+    paths = checkpoints_of(run.path)
+    folder = run.path / "checkpoints"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path not in paths and not _is_set_aside(path):
+            run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
+            print(f"warning: {path} is not named like a checkpoint (step-00000000); ignored", file=sys.stderr)
+    problems = []
+    for path in reversed(paths):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError as error:
+            problems.append(str(error))
+            run.damaged.add(path)
+            run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
+            print(f"warning: {error}; trying the one before", file=sys.stderr)
+            continue
+        run.verified.add(path)
+        return path
+    if problems:
+        raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(problems))
+    return None
+
+
+def load_checkpoint(path: Path, state: TrainState) -> None:
+    """Brings a checkpoint into `state`.
+
+    Raises:
+        CheckpointError: it is damaged, or its tensors do not fit; `state` is untouched then.
+    """
+    progress, model, optimizer, method = read_checkpoint(path)
+    load_tensors(state, model, optimizer)
+    state.method_tensors = method
+    state.progress = progress
+
+
+def check_recipe(run: Run, checkpoint: Path, recipe: Recipe, override: bool) -> None:
+    """Compares the recipe that shall continue a run with the one that wrote `checkpoint`. Differences that `override` lets
+    pass become an event, and pass from then on.
+
+    Raises:
+        CheckpointError: the model or its vocabulary would have another shape.
+        UsageError: anything else that a step depends on differs, and `override` is not given.
+    """
+    written = load_recipe(str(checkpoint / "recipe.toml"))
+    differences = [
+        (key, old, new)
+        for key, old, new in recipe_differences(written, recipe)
+        if not key.startswith(_FREE_SECTIONS)
+    ]
+    shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
+    if shapes:
+        raise CheckpointError(
+            f"{checkpoint} was written with another model: {_described(shapes)}. A checkpoint only continues with the shapes "
+            "it has; give the values back, or start a new run"
+        )
+    accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
+
+
+def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:
+    """Lets pass differences that an earlier `--override-resume` accepted; records those that this one does.
+
+    Raises:
+        UsageError: there are others.
+    """
+    accepted = [entry for event in run.events() if event.get("event") == "override" for entry in event["differences"]]
+    fresh = [entry for entry in differences if entry not in accepted]
+    if not fresh:
+        return
+    if not override:
+        raise UsageError(
+            f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}. The run would no longer be what its recipe "
+            "says; give --override-resume to continue all the same (the difference is recorded), or start a new run"
+        )
+    run.event("override", {"differences": fresh})
+    print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)
+
+
+def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
+    """Bytes that a checkpoint of `state` takes on disk, within 2 %."""
+    total = 0
+    for tensors in (model_tensors(state), optimizer_tensors(state), state.method_tensors):
+        data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        # safetensors' header: {"NAME":{"dtype":"F32","shape":[..],"data_offsets":[..,..]},...}
+        header = sum(
+            len(f'"{name}":{{"dtype":"F32","shape":{list(tensor.shape)},"data_offsets":[{data},{data}]}},')
+            for name, tensor in tensors.items()
+        )
+        total += data + header
+    progress = len(str(progress_to_json(state.progress))) + 60
+    return total + progress + len(dump_recipe(recipe).encode()) + 700  # manifest.json
+
+
+def check_disk(run: Run, state: TrainState, recipe: Recipe, growth: float = 1.0) -> None:
+    """Refuses to start where the checkpoints that are kept, and the one being written beside them, would not fit.
+
+    Args:
+        growth: size of the largest checkpoint to come over that of `state`'s.
+
+    Raises:
+        DiskError: with bytes needed and free.
+    """
+    keep = recipe.checkpoint.keep
+    size = int(checkpoint_bytes(state, recipe) * growth)
+    there = min(len(checkpoints_of(run.path)), keep)
+    needed = (keep + 1 - there) * size * 11 // 10
+    free = shutil.disk_usage(run.path).free
+    if free < needed:
+        raise DiskError(
+            f"{run.path}: too little disk space: {keep + 1 - there} more checkpoints of {size:,} bytes and 10 % for rows and "
+            f"logs are {needed:,} bytes needed, {free:,} bytes free. Make room, lower checkpoint.keep (now {keep}), or "
+            "set EFFTRAIN_RUNS to a folder on another disk"
+        )
+
+
+def _described(differences: list[Any]) -> str:
+    return ", ".join(f"{key}: {old!r} -> {new!r}" for key, old, new in differences)
+
+
+def _is_set_aside(path: Path) -> bool:
+    return ".corrupt" in path.name or path.name.endswith(".tmp")
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "No space left" in str(error)  # safetensors' own error

@@ -1,0 +1,98 @@
+"""The manifest of a checkpoint: size and sha256 of each of its files, and proof that the manifest itself is whole.
+
+No torch, so that `efftrain checkpoint list` answers at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from efftrain_cli.errors import CheckpointError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+REQUIRED = frozenset({"model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"})
+
+
+def write_manifest(directory: Path) -> None:
+    """Writes manifest.json: size and sha256 of every other file in `directory`, and the sha256 of these entries."""
+    files = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
+        hashes = list(pool.map(sha256_of, files))
+    entries = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, hashes, strict=True)
+    }
+    (directory / MANIFEST).write_text(_text(entries), encoding="utf-8")
+
+
+def verify_checkpoint(directory: Path) -> frozenset[str]:
+    """Checks every file of a checkpoint against its manifest; returns the files' names.
+
+    Raises:
+        CheckpointError: naming the first bad file.
+    """
+    manifest = directory / MANIFEST
+    try:
+        written = manifest.read_bytes().decode("utf-8")
+        values = json.loads(written)
+        entries = values["files"]
+        version = values["schema_version"]
+        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
+        whole = written == _text(entries, version)
+    except FileNotFoundError:
+        raise CheckpointError(f"{manifest} is missing: the checkpoint is not complete") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{manifest} is damaged: it is no manifest") from None
+    except OSError as error:
+        raise CheckpointError(f"{manifest} cannot be read: {error.strerror}") from None
+    if not whole:
+        raise CheckpointError(f"{manifest} is damaged: it does not match its own sha256")
+    if version != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{manifest} has schema_version {version}; this efftrain reads {SCHEMA_VERSION}: update efftrain"
+        )
+    for name in sorted(REQUIRED - expected.keys()):
+        raise CheckpointError(f"{manifest} is damaged: it does not list {name}")
+    for name, (size, _) in expected.items():
+        path = directory / name
+        if "/" in name or not path.is_file():
+            raise CheckpointError(f"{path} is missing")
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{path} is damaged: {path.stat().st_size} bytes, {size} were written")
+    with ThreadPoolExecutor() as pool:
+        hashes = pool.map(sha256_of, [directory / name for name in expected])
+        try:
+            for (name, (_, digest)), found in zip(expected.items(), hashes, strict=True):
+                if found != digest:
+                    raise CheckpointError(
+                        f"{directory / name} is damaged: its sha256 is not the one that was written"
+                    )
+        except OSError as error:
+            raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
+    return frozenset(expected)
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync(path: Path) -> None:
+    """Makes a file or directory survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(entries: object, version: object = SCHEMA_VERSION) -> str:
+    """The whole of manifest.json; its last value is the sha256 of the others, so that no bit of it can change unseen."""
+    content = {"schema_version": version, "files": entries}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}, indent=1)

@@ -1,0 +1,183 @@
+"""Stopping on SIGTERM and Ctrl-C without losing or tearing anything.
+
+A signal never breaks into what must be whole: an optimizer update, a row, a checkpoint. It is remembered, and raised as
+`Stop` at once or at the next chance inside `interruptible()`: while data is prepared or read, and during forward,
+backward, compilation and evaluation, where the weights are still those of the last finished step. So stopping takes as
+long as a save, however long a step is.
+
+Signals belong to the process, so the state here does too. Without `stop_on_signals` nothing in this file does anything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SECOND_CTRL_C = 5.0
+"""A second Ctrl-C within so many seconds ends the process at once, with exit code 130."""
+PATIENCE = 5.0
+"""Python sees a signal only between two calls into C, and one backward pass of a large model on a CPU is a single such call.
+After so many seconds another thread saves in its place."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop(BaseException):
+    """A signal asked to stop. Not an `Exception`, so that nothing on the way takes it for a fault of its own."""
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        """Name of the signal that asked to stop."""
+        self.open = False
+        """Work that can be abandoned is under way."""
+        self.rescue: Callable[[], None] | None = None
+        """Does from another thread what the main thread would do on `Stop`; None where it must not be tried."""
+        self.lock = threading.RLock()  # signal handlers may nest
+        self.seen = False
+        self.rescuing = False
+        self.last_ctrl_c = -SECOND_CTRL_C - 1.0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Python's handler, in the main thread."""
+        with self.lock:
+            self.asked = self.asked or signal.Signals(number).name
+            self.seen = True
+            rescuing, raising = self.rescuing, self.open
+            self.open = False
+        if rescuing:
+            _wait_for_the_end()
+        if raising:
+            raise Stop(self.asked)
+
+    def watch(self, pipe: int) -> None:
+        """Reads the numbers of arriving signals in a thread of its own, whatever the main thread is doing."""
+        while numbers := os.read(pipe, 64):
+            for number in numbers:
+                if number not in _SIGNALS:
+                    continue
+                now = time.monotonic()
+                if number == signal.SIGINT:
+                    if now - self.last_ctrl_c <= SECOND_CTRL_C:
+                        _end(130)
+                    self.last_ctrl_c = now
+                if self.asked is None:
+                    self.asked = signal.Signals(number).name
+                    threading.Thread(target=self._rescue_if_stuck, daemon=True).start()
+
+    def _rescue_if_stuck(self) -> None:
+        time.sleep(PATIENCE)
+        with self.lock:
+            if self.seen or not self.open or self.rescue is None:
+                return
+            self.rescuing = True
+        try:
+            self.rescue()
+        except BaseException as error:
+            print(f"error: stopping failed: {error}", file=sys.stderr)
+            _end(1)
+        _end(75)
+
+
+_listener: _Listener | None = None
+
+
+def _forget() -> None:
+    """A forked worker's signals are its own: without this they would arrive in the parent's pipe."""
+    global _listener
+    if _listener is not None:
+        _listener = None
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """SIGTERM and Ctrl-C raise `Stop` inside `interruptible()`, and wait everywhere else."""
+    global _listener
+    if _listener is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    listener = _listener = _Listener()
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    before = {number: signal.signal(number, listener.handle) for number in _SIGNALS}
+    wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=listener.watch, args=(read_end,), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _listener = None
+        os.close(write_end)
+
+
+@contextmanager
+def interruptible(rescue: Callable[[], None] | None = None) -> Iterator[None]:
+    """Work that may be abandoned anywhere without leaving a trace.
+
+    Args:
+        rescue: what to do, from another thread and before the process ends with exit code 75, where the work hangs in a
+            long call into C; it may assume that the main thread does nothing more.
+
+    Raises:
+        Stop: a signal came, now or earlier.
+    """
+    listener = _listener
+    if listener is None:
+        yield
+        return
+    listener.rescue = rescue
+    listener.open = True
+    try:
+        if listener.asked is not None:
+            raise Stop(listener.asked)
+        yield
+    except Exception as error:
+        # Libraries may turn an exception that passes through them into one of their own.
+        if listener.asked is not None:
+            raise Stop(listener.asked) from error
+        raise
+    finally:
+        with listener.lock:
+            listener.open = False
+            rescuing = listener.rescuing
+        if rescuing:
+            _wait_for_the_end()
+    if listener.asked is not None:  # raised where exceptions are swallowed, such as a finalizer
+        raise Stop(listener.asked)
+
+
+def ask_to_stop(reason: str) -> None:
+    """Stops as a signal would, at the next chance."""
+    if _listener is not None and _listener.asked is None:
+        _listener.asked = reason
+
+
+def _wait_for_the_end() -> None:
+    """The rescuing thread will end the process."""
+    while True:
+        time.sleep(60)
+
+
+def _end(code: int) -> None:
+    """Ends the process now; a terminal gets its cursor back."""
+    try:
+        if sys.stdout.isatty():
+            sys.stdout.write("\x1b[?25h\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
