@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.errors import CheckpointError, DiskError, UsageError
+from efftrain_cli.growth import set_stage
 from efftrain_cli.manifest import verify_checkpoint
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
@@ -89,39 +92,61 @@ def newest_checkpoint(run: Run) -> Path | None:
     return None
 
 
-def load_checkpoint(path: Path, state: TrainState) -> None:
-    """Brings a checkpoint into `state`.
+def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
+    """Brings a checkpoint into `state`, which takes the size of the checkpoint's stage.
 
     Raises:
         CheckpointError: it is damaged, or its tensors do not fit; `state` is untouched then.
     """
     progress, model, optimizer, method = read_checkpoint(path)
+    if progress.stage:
+        set_stage(state, recipe, progress.stage)
     load_tensors(state, model, optimizer)
     state.method_tensors = method
     state.progress = progress
 
 
-def check_recipe(run: Run, checkpoint: Path, recipe: Recipe, override: bool) -> None:
-    """Compares the recipe that shall continue a run with the one that wrote `checkpoint`. Differences that `override` lets
+def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bool) -> None:
+    """Compares the recipe that shall continue a run with the one that wrote `checkpoint`, or, where the run has none, with
+    the one it was started with. Differences that `override` lets
     pass become an event, and pass from then on.
 
     Raises:
         CheckpointError: the model or its vocabulary would have another shape.
         UsageError: anything else that a step depends on differs, and `override` is not given.
     """
-    written = load_recipe(str(checkpoint / "recipe.toml"))
+    written = load_recipe(str((checkpoint or run.path) / "recipe.toml"))
     differences = [
         (key, old, new)
         for key, old, new in recipe_differences(written, recipe)
         if not key.startswith(_FREE_SECTIONS)
     ]
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
-    if shapes:
+    if shapes and checkpoint is not None:
         raise CheckpointError(
             f"{checkpoint} was written with another model: {_described(shapes)}. A checkpoint only continues with the shapes "
             "it has; give the values back, or start a new run"
         )
     accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
+
+
+def check_data(run: Run, corpus: Corpus, override: bool) -> None:
+    """Compares the data that shall continue a run with those that it was started on, token for token.
+
+    Raises:
+        CheckpointError: the vocabulary is another.
+        UsageError: other tokens, and `override` is not given.
+    """
+    origin = json.loads((run.path / "origin.json").read_text(encoding="utf-8"))["data"]
+    if (origin["tokenizer_hash"], origin["vocab_size"]) != (corpus.tokenizer_sha256, corpus.vocab_size):
+        raise CheckpointError(
+            f"run {run.name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, "
+            f"{origin['tokenizer_hash'][:12]}...) than data.train and data.tokenizer make now ({corpus.vocab_size} tokens, "
+            f"{corpus.tokenizer_sha256[:12]}...): its weights mean other tokens. Bring the text back, or start a new run"
+        )
+    now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
+    differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] != now[key]]
+    accept_differences(run, differences, override, "the text has changed")
 
 
 def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:

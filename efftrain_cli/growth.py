@@ -7,7 +7,7 @@ model, its optimizer and its progress.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from efftrain_cli.methods.staged_growth import (
 from efftrain_cli.plan import after_growth, stage_ended
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.state import TrainState, load_tensors, model_tensors
+from efftrain_cli.stop import Stop, interruptible
 from efftrain_cli.trainer import StepRecord, evaluate, train
 
 
@@ -42,7 +43,8 @@ class GrowthRecord:
     parameters_after: int
     val_loss_before: float
     """Nats per token, on the validation windows."""
-    val_loss_after: float
+    val_loss_after: float | None
+    """None where a stop came before it was measured."""
     preserves_loss: bool
     """Whether the operators claim to leave the loss as it is."""
     schedule_step: int
@@ -114,7 +116,8 @@ def train_stages(
     dtype = compute_dtype(recipe.train.dtype, device)
 
     def measure() -> float:
-        return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype))
+        with interruptible():
+            return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype))
 
     while True:
         yield from train(state, recipe, train_data, val_windows, until)
@@ -126,30 +129,37 @@ def train_stages(
         section = recipe.staged_growth or StagedGrowth()
         parameters, val_loss = parameters_of(state), measure()
         grow_stage(state, recipe)
-        yield GrowthRecord(
+        record = GrowthRecord(
             step=progress.step,
             stage=state.progress.stage,
             operators=stage.operators,
             parameters_before=parameters,
             parameters_after=parameters_of(state),
             val_loss_before=val_loss,
-            val_loss_after=measure(),
+            val_loss_after=None,
             preserves_loss=section.preserves_loss(map(parse_operator, stage.operators)),
             schedule_step=state.progress.schedule_step,
             schedule_tokens=state.progress.schedule_tokens,
         )
+        try:
+            record = replace(record, val_loss_after=measure())
+        except Stop:
+            yield record
+            raise
+        yield record
 
 
 def growth_message(record: GrowthRecord) -> str:
     """One growth in a line or two, with a word on the loss where it should have stayed and did not, or was never meant to."""
+    after = record.val_loss_after
+    loss = f"val loss {record.val_loss_before:.4f} -> {'not measured' if after is None else f'{after:.4f}'}"
     line = (
         f"grown at step {record.step} ({', '.join(record.operators)}): {record.parameters_before:,} -> "
-        f"{record.parameters_after:,} parameters, val loss {record.val_loss_before:.4f} -> {record.val_loss_after:.4f}; "
-        f"the schedule continues from step {record.schedule_step}"
+        f"{record.parameters_after:,} parameters, {loss}; the schedule continues from step {record.schedule_step}"
     )
     if not record.preserves_loss:
         line += "\n  (these variants do not keep the loss)"
-    elif abs(record.val_loss_after - record.val_loss_before) > 1e-3:
+    elif after is not None and abs(after - record.val_loss_before) > 1e-3:
         # bf16 rounds the logits of the two models differently; more than this is no rounding
         line += "\n  warning: the loss should have stayed the same"
     return line

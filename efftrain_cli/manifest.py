@@ -91,6 +91,18 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_whole(path: Path, content: str) -> None:
+    """Writes a text file so that it has either its old content or all of the new."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        fsync(temporary)
+        temporary.replace(path)
+        fsync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def _text(entries: object, version: object = SCHEMA_VERSION) -> str:
     """The whole of manifest.json; its last value is the sha256 of the others, so that no bit of it can change unseen."""
     content = {"schema_version": version, "files": entries}

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from efftrain_cli.build import compute_dtype
-from efftrain_cli.errors import EfftrainError, UsageError
+from efftrain_cli.checkpoints import (
+    check_data,
+    check_disk,
+    check_recipe,
+    load_checkpoint,
+    newest_checkpoint,
+)
+from efftrain_cli.errors import EfftrainError, StoppedError
 from efftrain_cli.growth import describe_stages
+from efftrain_cli.logbook import report_stop, train_and_log
+from efftrain_cli.manifest import write_whole
+from efftrain_cli.memory import memory_errors
 from efftrain_cli.metrics import flops_per_token, parameter_count
 from efftrain_cli.plan import padded_vocab_size
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run import Run, existing_run, run_path, unused_name
+from efftrain_cli.run import Run, existing_run, run_path, taken
 from efftrain_cli.schedule import PlanSummary, summarize_plan
 from efftrain_cli.screen import TrainingScreen, human_bytes, human_count, human_seconds, make_console
-from efftrain_cli.session import (
-    Setting,
-    choose_device,
-    fresh_state,
-    load_newest_checkpoint,
-    origin_of,
-    prepare_setting,
-    probe,
-    save,
-    train_and_log,
-)
+from efftrain_cli.session import Setting, choose_device, fresh_state, origin_of, prepare_setting, probe
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Progress
+from efftrain_cli.stop import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,32 +54,48 @@ def start(
     """
     name = name or f"{recipe_name}-seed{recipe.seed}"
     if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
-        raise UsageError(
-            f"run {name!r} exists already; continue it with `efftrain pretrain --resume {name}`, "
-            f"or give another --name, for example {unused_name(name)}"
-        )
-    setting = prepare_setting(recipe, choose_device(device))
-    plan = _plan(setting, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
-    origin = origin_of(setting, recipe_name, sys.argv)
-    with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
-        run.event("start", {"device": str(setting.device)})
-        state = fresh_state(setting)
-        return _train(run, state, setting, plan, steps, with_probe)
+        raise taken(name)
+    with stop_on_signals():
+        setting = _prepare(recipe, choose_device(device))
+        plan = _plan(setting, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
+        origin = origin_of(setting, recipe_name, sys.argv)
+        with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
+            run.event("start", {"device": str(setting.device)})
+            return _train(run, fresh_state(setting), setting, plan, steps, with_probe)
 
 
-def resume(name: str, *, device: str = "auto", steps: int | None = None, with_probe: bool = True) -> Path:
+def resume(
+    name: str,
+    *,
+    device: str = "auto",
+    steps: int | None = None,
+    with_probe: bool = True,
+    overrides: Sequence[str] = (),
+    override: bool = False,
+) -> Path:
     """Continues run `name` from its newest valid checkpoint, as if it had never stopped.
+
+    Args:
+        overrides: `key=value` changes of the run's recipe.
+        override: accept a recipe or data that differ from what the run was started with.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
     """
-    recipe = load_recipe(str(existing_run(name) / "recipe.toml"))
+    recipe_path = existing_run(name) / "recipe.toml"
+    recipe = load_recipe(str(recipe_path), overrides)
     chosen = choose_device(device)
-    with Run.open(name) as run:
-        setting = prepare_setting(recipe, chosen)
+    with stop_on_signals(), Run.open(name) as run:
+        checkpoint = newest_checkpoint(run)
+        check_recipe(run, checkpoint, recipe, override)
+        setting = _prepare(recipe, chosen)
+        check_data(run, setting.corpus, override)
+        if overrides:
+            write_whole(recipe_path, dump_recipe(recipe))
         state = fresh_state(setting)
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, state, recipe)
         segment = run.next_segment()
-        checkpoint = load_newest_checkpoint(run, state, recipe)
         state.progress = state.progress._replace(segment=segment)
         run.event(
             "resume",
@@ -103,25 +121,38 @@ def _plan(setting: Setting, progress: Progress, steps: int | None) -> PlanSummar
     return summary
 
 
+def _prepare(recipe: Recipe, device: torch.device) -> Setting:
+    """The setting; a stop meanwhile leaves nothing behind, as preparing can be killed anywhere."""
+
+    def stopped() -> str:
+        return f"stopped by {stop_reason()} while the data was prepared: no step was trained; give the same command again"
+
+    try:
+        with rescued_by(lambda: print(stopped(), file=sys.stderr)), interruptible(rescuable=True):
+            return prepare_setting(recipe, device)
+    except Stop:
+        raise StoppedError(stopped()) from None
+
+
 def _train(
     run: Run, state: TrainState, setting: Setting, summary: PlanSummary, until: int | None, with_probe: bool
 ) -> Path:
     recipe = setting.recipe
     console = make_console()
     show_header(console, run, setting, state, summary)
-    if summary.steps == state.progress.step:
+    if summary.steps == state.progress.step and not state.progress.evaluation_due:
         console.print("Nothing is left to train: the budget is used up.")
         return run.path
-    if with_probe:
-        seconds = probe(setting, state, summary) * (summary.tokens - state.progress.tokens)
-        if state.progress.stage + 1 < len(recipe.stages):
-            seconds = _staged_seconds(setting, state, summary)
-        console.print(f"time       about {human_seconds(seconds)} of training, by a probe of the largest micro-batch")
-    console.print()
     try:
-        with TrainingScreen(console, summary.tokens, state.progress.tokens, summary.steps) as screen:
-            val_loss = train_and_log(run, state, setting, until, screen)
-        save(run, state, recipe)
+        check_disk(run, state, recipe)
+        with memory_errors(recipe, summary):
+            if with_probe:
+                _show_time(console, setting, state, summary)
+            console.print()
+            with TrainingScreen(console, summary.tokens, state.progress.tokens, summary.steps) as screen:
+                val_loss = train_and_log(run, state, setting, until, screen)
+    except Stop:
+        raise StoppedError(report_stop(run, state)) from None
     except EfftrainError as error:
         run.event("end", {"status": type(error).__name__.removesuffix("Error").lower(), "step": state.progress.step})
         raise
@@ -129,6 +160,14 @@ def _train(
     run.event("end", {"status": "finished" if finished else "paused", "step": state.progress.step})
     show_summary(console, run, state, val_loss, finished)
     return run.path
+
+
+def _show_time(console: Console, setting: Setting, state: TrainState, summary: PlanSummary) -> None:
+    """Says how long training will take, by a probe that also shows whether memory suffices."""
+    seconds = probe(setting, state, summary) * (summary.tokens - state.progress.tokens)
+    if state.progress.stage + 1 < len(setting.recipe.stages):
+        seconds = _staged_seconds(setting, state, summary)
+    console.print(f"time       about {human_seconds(seconds)} of training, by a probe of the largest micro-batch")
 
 
 def _staged_seconds(setting: Setting, state: TrainState, summary: PlanSummary) -> float:

@@ -82,6 +82,16 @@ def existing_run(name: str) -> Path:
     return path
 
 
+def check_free(name: str) -> None:
+    """Looks whether a run exists and nobody owns it.
+
+    Raises:
+        UsageError: there is no such run.
+        RunLockedError: another process owns it.
+    """
+    _take_lock(existing_run(name) / "lock").close()
+
+
 def unused_name(name: str) -> str:
     """`name`-2, `name`-3, ...: the first that is free."""
     number = 2
@@ -114,7 +124,7 @@ class Run:
         """
         path = run_path(name)
         if path.exists():
-            raise _taken(name)
+            raise taken(name)
         runs_root().mkdir(parents=True, exist_ok=True)
         _remove_abandoned(runs_root())
         # Made beside its place and renamed, so that a kill leaves no half of a run that would block the name.
@@ -134,7 +144,7 @@ class Run:
             run.close()
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError) and path.exists():
-                raise _taken(name) from None
+                raise taken(name) from None
             raise
         run.path, run.name = path, name
         return run
@@ -225,7 +235,8 @@ class Run:
         return target
 
 
-def _taken(name: str) -> UsageError:
+def taken(name: str) -> UsageError:
+    """The error of a name that a run has already."""
     return UsageError(
         f"run {name!r} exists already in {runs_root()}; continue it with `efftrain pretrain --resume {name}`, "
         f"or give another --name, for example {unused_name(name)}"

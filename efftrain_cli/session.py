@@ -5,13 +5,11 @@ Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -24,17 +22,13 @@ from efftrain_cli import __version__
 from efftrain_cli.build import build_forward_backward, build_model, build_optimizer, compute_dtype
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.errors import CheckpointError, DivergedError, UsageError
-from efftrain_cli.growth import GrowthRecord, growth_message, set_stage, symmetry_warning, train_stages
+from efftrain_cli.errors import UsageError
 from efftrain_cli.prepare_screen import prepare_shown
-from efftrain_cli.recipe import Recipe, dump_recipe
-from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
+from efftrain_cli.recipe import Recipe
 from efftrain_cli.schedule import PlanSummary
-from efftrain_cli.screen import TrainingScreen
-from efftrain_cli.section import parse_duration
-from efftrain_cli.state import TrainState, load_tensors, read_checkpoint, write_checkpoint
+from efftrain_cli.state import TrainState
 from efftrain_cli.step import Batch, StepPlan
-from efftrain_cli.trainer import StepRecord, read_records
+from efftrain_cli.stop import interruptible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,127 +84,6 @@ def fresh_state(setting: Setting, stage: int = 0) -> TrainState:
     )
 
 
-def save(run: Run, state: TrainState, recipe: Recipe) -> float:
-    """Writes a checkpoint of `state` unless this step has one, keeps the newest, and returns the seconds it took."""
-    start = time.monotonic()
-    path = checkpoint_path(run.path, state.progress.step)
-    if not path.exists():
-        run.sync()
-        write_checkpoint(path, state, dump_recipe(recipe))
-        run.purge_checkpoints(recipe.checkpoint.keep)
-    seconds = time.monotonic() - start
-    run.event("checkpoint", {"step": state.progress.step, "seconds": seconds})
-    return seconds
-
-
-def load_newest_checkpoint(run: Run, state: TrainState, recipe: Recipe) -> Path | None:
-    """Loads the newest checkpoint that passes verification into `state`, which takes the size of the checkpoint's stage;
-    each one passed over becomes an event and a warning.
-
-    Raises:
-        CheckpointError: there are checkpoints but none is valid.
-    """
-    problems = []
-    for path in reversed(checkpoints_of(run.path)):
-        try:
-            progress, model, optimizer, method = read_checkpoint(path)
-        except CheckpointError as error:
-            problems.append(str(error))
-            run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
-            print(f"warning: {error}; trying the one before", file=sys.stderr)
-            continue
-        if progress.stage:
-            set_stage(state, recipe, progress.stage)
-        load_tensors(state, model, optimizer)
-        state.method_tensors = method
-        state.progress = progress
-        return path
-    if problems:
-        raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(problems))
-    return None
-
-
-def train_and_log(
-    run: Run, state: TrainState, setting: Setting, until: int | None, screen: TrainingScreen
-) -> float | None:
-    """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due; returns the last
-    validation loss, nats per token.
-
-    Raises:
-        DivergedError: a loss or gradient was not finite.
-    """
-    recipe = setting.recipe
-    every = recipe.checkpoint.every
-    every_seconds = parse_duration(every) if isinstance(every, str) else None
-    started = last_save = last_read = time.monotonic()
-    checkpoint_seconds = 0.0
-    pending: list[StepRecord] = []
-    val_loss: float | None = None
-    for record in train_stages(state, recipe, setting.train_data, setting.val_windows, until):
-        if isinstance(record, GrowthRecord):
-            run.event("growth", dataclasses.asdict(record))
-            screen.say(growth_message(record))
-            val_loss = record.val_loss_after
-            continue
-        pending.append(record)
-        if (warning := symmetry_warning(recipe, state)) is not None:
-            run.event("symmetry", {"step": state.progress.step, "warning": warning})
-            screen.say(f"warning: {warning}")
-        step = record.progress.step
-        if every_seconds is None:
-            save_due = step > 0 and step % int(every) == 0
-        else:
-            save_due = step > 0 and time.monotonic() - last_save >= every_seconds
-        # Reading waits for the device, so on CUDA records are read about once a second.
-        read_due = setting.device.type == "cpu" or time.monotonic() - last_read >= 1.0
-        # The last record has a validation loss, so nothing stays unread.
-        if not (save_due or read_due or record.val_loss is not None):
-            continue
-        rows = read_records(state, recipe, pending)
-        last_read = time.monotonic()
-        for row in rows:
-            row["checkpoint_seconds"], checkpoint_seconds = checkpoint_seconds, 0.0
-            row["wall_seconds"] = last_read - started
-        run.log(rows)
-        bad = next((i for i, row in enumerate(rows) if row.get("nonfinite")), None)
-        if bad is not None:
-            raise_diverged(run, pending[bad], rows[bad])
-        for row in rows:
-            screen.show(row)
-            val_loss = row["val_loss"] if row["val_loss"] is not None else val_loss  # type: ignore
-        pending.clear()
-        if save_due:
-            checkpoint_seconds += save(run, state, recipe)
-            last_save = time.monotonic()
-    return val_loss
-
-
-def raise_diverged(run: Run, record: StepRecord, row: Mapping[str, object]) -> None:
-    """Records the first step that was not finite and ends the run.
-
-    Raises:
-        DivergedError: always.
-    """
-    assert record.plan is not None
-    run.event(
-        "diverged",
-        {
-            "step": record.plan.step,
-            "loss": row["loss"],
-            "grad_norm": row["grad_norm"],
-            "lr": record.plan.lr,
-            "seq_len": record.plan.seq_len,
-            "window_start": record.plan.window_start,
-            "batch_size": record.plan.batch_size,
-        },
-    )
-    raise DivergedError(
-        f"step {record.plan.step}: the loss or a gradient is not finite (lr {record.plan.lr:.3g}, seq_len "
-        f"{record.plan.seq_len}). The update was not applied; weights are those after step {record.plan.step - 1}. "
-        "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup."
-    )
-
-
 def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
     """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
     per token of a second, warm run. Leaves the state as it was."""
@@ -227,7 +100,8 @@ def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()
-        forward_backward(Batch(tokens, tokens), plan)
+        with interruptible(rescuable=True):
+            forward_backward(Batch(tokens, tokens), plan)
         if setting.device.type == "cuda":
             torch.cuda.synchronize(setting.device)
         seconds = time.perf_counter() - start

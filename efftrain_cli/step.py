@@ -52,6 +52,8 @@ class Progress(NamedTuple):
     """`schedule_tokens` at the end of the learning-rate warmup: where the decay by tokens begins."""
     best_loss: float | None = None
     """Lowest training loss of any finished step, nats per token."""
+    evaluation_due: bool = False
+    """The validation loss of the last finished step is still to be measured: a stop came before it was."""
     simigrad_window: tuple[tuple[float, float, float], ...] = ()
     """SimiGrad's recent (<A,B>, |A|^2, |B|^2), newest last."""
 

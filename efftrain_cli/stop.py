@@ -38,7 +38,9 @@ class _Listener:
         self.open = False
         """Work that can be abandoned is under way."""
         self.rescue: Callable[[], None] | None = None
-        """Does from another thread what the main thread would do on `Stop`; None where it must not be tried."""
+        """Does from another thread what the main thread would do on `Stop`."""
+        self.rescuable = False
+        """The work under way leaves the state as it was, so that another thread may save it."""
         self.lock = threading.RLock()  # signal handlers may nest
         self.seen = False
         self.rescuing = False
@@ -74,7 +76,7 @@ class _Listener:
     def _rescue_if_stuck(self) -> None:
         time.sleep(PATIENCE)
         with self.lock:
-            if self.seen or not self.open or self.rescue is None:
+            if self.seen or not self.open or not self.rescuable or self.rescue is None:
                 return
             self.rescuing = True
         try:
@@ -125,12 +127,26 @@ def stop_on_signals() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible(rescue: Callable[[], None] | None = None) -> Iterator[None]:
+def rescued_by(rescue: Callable[[], None]) -> Iterator[None]:
+    """Names what another thread shall do, before it ends the process with exit code 75, where the main thread hangs in a
+    long call into C. `rescue` may assume that the main thread does nothing more."""
+    if _listener is None:
+        yield
+        return
+    before, _listener.rescue = _listener.rescue, rescue
+    try:
+        yield
+    finally:
+        if _listener is not None:
+            _listener.rescue = before
+
+
+@contextmanager
+def interruptible(rescuable: bool = False) -> Iterator[None]:
     """Work that may be abandoned anywhere without leaving a trace.
 
     Args:
-        rescue: what to do, from another thread and before the process ends with exit code 75, where the work hangs in a
-            long call into C; it may assume that the main thread does nothing more.
+        rescuable: the work can hang in a long call into C, and the state that `rescued_by` saves is not part of it.
 
     Raises:
         Stop: a signal came, now or earlier.
@@ -139,7 +155,7 @@ def interruptible(rescue: Callable[[], None] | None = None) -> Iterator[None]:
     if listener is None:
         yield
         return
-    listener.rescue = rescue
+    listener.rescuable = rescuable
     listener.open = True
     try:
         if listener.asked is not None:
@@ -158,6 +174,11 @@ def interruptible(rescue: Callable[[], None] | None = None) -> Iterator[None]:
             _wait_for_the_end()
     if listener.asked is not None:  # raised where exceptions are swallowed, such as a finalizer
         raise Stop(listener.asked)
+
+
+def stop_reason() -> str:
+    """The signal, or other reason, that asked to stop."""
+    return (_listener.asked if _listener is not None else None) or "a signal"
 
 
 def ask_to_stop(reason: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from efftrain_cli.plan import (
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Progress, StepPlan, StepResult
+from efftrain_cli.stop import Stop, interruptible
 
 
 class Stopwatch:
@@ -111,11 +112,15 @@ def train(
 
     def measure() -> tuple[Tensor, Stopwatch]:
         watch = Stopwatch(device)
-        loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype)
+        with interruptible():
+            loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype)
         return loss, watch.stop()
 
-    if state.progress.step == 0:
+    if state.progress.step == 0 or state.progress.evaluation_due:
         val_loss, evaluation = measure()
+        state.progress = state.progress._replace(evaluation_due=False)
+        if state.progress.step > 0 and reads_val_loss(recipe, state.progress):
+            state.progress = after_evaluation(recipe, state.progress, float(val_loss))
         yield StepRecord(progress=state.progress, val_loss=val_loss, evaluation=evaluation)
 
     while (
@@ -124,12 +129,14 @@ def train(
         and not stage_ended(recipe, state.progress)
     ):
         training = Stopwatch(device)
-        plan = plan_step(recipe, state.progress)
-        batch = train_data.batch(plan).to(device)
-        gradient = forward_backward(batch, plan)
-        grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if recipe.optim.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, recipe.optim.grad_clip, grad_norm)
+        # Until the update a signal may stop the step anywhere; from there on the step is finished first.
+        with interruptible(rescuable=True):
+            plan = plan_step(recipe, state.progress)
+            batch = train_data.batch(plan).to(device)
+            gradient = forward_backward(batch, plan)
+            grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if recipe.optim.grad_clip:
+                torch.nn.utils.clip_grads_with_norm_(parameters, recipe.optim.grad_clip, grad_norm)
         finite = torch.isfinite(grad_norm) & torch.isfinite(gradient.loss)
         state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
         set_lr(state.optimizer, plan.lr)
@@ -152,18 +159,21 @@ def train(
         )
         state.progress = after_step(recipe, state.progress, plan, result)
         training.stop()
-        evaluates = plan.evaluate or plan.step == until or stage_ended(recipe, state.progress)
-        val_loss, evaluation = measure() if evaluates else (None, None)
-        if val_loss is not None and reads_val_loss(recipe, state.progress):
-            state.progress = after_evaluation(recipe, state.progress, float(val_loss))
-        yield StepRecord(
-            progress=state.progress,
-            plan=plan,
-            result=result,
-            val_loss=val_loss,
-            training=training,
-            evaluation=evaluation,
-        )
+        record = StepRecord(progress=state.progress, plan=plan, result=result, training=training)
+        due = plan.evaluate or stage_ended(recipe, state.progress)
+        if due or plan.step == until:
+            try:
+                val_loss, evaluation = measure()
+            except Stop:
+                # The step itself is finished: its row is written, its evaluation made up for after a resume.
+                state.progress = state.progress._replace(evaluation_due=due)
+                yield record
+                raise
+            # Only what the plan evaluates may decide anything: a run cut at `until` must go on like one that was not.
+            if due and reads_val_loss(recipe, state.progress):
+                state.progress = after_evaluation(recipe, state.progress, float(val_loss))
+            record = replace(record, progress=state.progress, val_loss=val_loss, evaluation=evaluation)
+        yield record
 
 
 def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord]) -> list[dict[str, object]]:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from efftrain_cli.errors import EfftrainError
+from efftrain_cli.errors import EfftrainError, StoppedError
 
 app = typer.Typer(
     name="efftrain",
@@ -29,6 +29,9 @@ def run_app() -> None:
 
     try:
         app()
+    except StoppedError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
     except EfftrainError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

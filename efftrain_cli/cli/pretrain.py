@@ -38,6 +38,10 @@ def pretrain(
     resume: Annotated[
         str | None, typer.Option(help="Continue this run where it stopped.", autocompletion=run_names)
     ] = None,
+    override_resume: Annotated[
+        bool,
+        typer.Option("--override-resume", help="With --resume: continue although the recipe or the data have changed."),
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and train nothing.")] = False,
     format_: Annotated[
         PlanFormat, typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.")
@@ -51,17 +55,32 @@ def pretrain(
     if resume is not None:
         forbidden = [
             option
-            for option, value in (("--recipe", recipe), ("--set", set_), ("--name", name), ("--seed", seed))
+            for option, value in (("--recipe", recipe), ("--name", name), ("--seed", seed), ("--plan", plan or None))
             if value is not None
         ]
         if forbidden:
             raise UsageError(
                 f"--resume {resume} continues the run with its own recipe; leave out {', '.join(forbidden)}"
             )
+        overrides = list(set_ or [])
+        if wandb is not None:
+            overrides.append(f"wandb.mode={wandb}")
+        from efftrain_cli.run import check_free
+
+        check_free(resume)  # before PyTorch is imported, which takes seconds
         from efftrain_cli.pretrain import resume as resume_run
 
-        resume_run(resume, device=device, steps=steps, with_probe=not no_probe)
+        resume_run(
+            resume,
+            device=device,
+            steps=steps,
+            with_probe=not no_probe,
+            overrides=overrides,
+            override=override_resume,
+        )
         return
+    if override_resume:
+        raise UsageError("--override-resume only has a meaning with --resume RUN")
     if recipe is None:
         raise UsageError("give --recipe NAME (see `efftrain recipes list`) or --resume RUN")
     from efftrain_cli.recipe import load_recipe, warnings_of
