@@ -268,6 +268,73 @@ def start(book: Path, cache: Path, *before: str) -> subprocess.Popen[str]:
     )
 
 
+DYING = """
+import os, shutil, sys
+from pathlib import Path
+from efftrain_cli.recipe import Data
+from efftrain_cli.data.corpus import open_corpus
+from efftrain_cli.data.prepare import prepare
+data = Data(train=sys.argv[1], tokenizer="bpe:300")
+corpora = Path(os.environ["EFFTRAIN_CACHE"]) / "corpora"
+
+def dies_at(number):
+    # In a child: the process ends, with no cleaning up, just before its number-th step towards the disk.
+    steps = [0]
+    def counted(real):
+        def step(*args, **kwargs):
+            steps[0] += 1
+            if steps[0] == number:
+                os._exit(9)
+            return real(*args, **kwargs)
+        return step
+    for name in ("fsync", "replace", "rename", "mkdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    prepare(data)
+    os._exit(0)
+
+number, hashes = 0, set()
+while True:
+    number += 1
+    child = os.fork()
+    if child == 0:
+        dies_at(number)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for folder in corpora.glob("*/"):
+        if folder.suffix != ".partial":
+            corpus = open_corpus(folder)
+            corpus.verify()
+            hashes.add(corpus.data_hash)
+    if status == 0:
+        break
+    assert status == 9, status
+    left = len(list(corpora.parent.rglob("*.tmp")))
+    assert left <= 1, left
+    # What is finished is removed, so that the next child takes the same steps and dies one later.
+    for path in corpora.parent.glob("[ht]*/*.json"):
+        path.unlink()
+    for folder in corpora.glob("*/"):
+        if folder.suffix != ".partial":
+            shutil.rmtree(folder)
+print(number, len(hashes))
+"""
+
+
+def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(cache: Path, book: Path) -> None:
+    os.utime(book, (1e9, 1e9))
+    result = subprocess.run(
+        [sys.executable, "-c", DYING, str(book)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    died, corpora = map(int, result.stdout.split())
+    assert died > 10 and corpora == 1
+    left = sorted(path.name for path in cache.rglob("*") if path.suffix in (".partial", ".tmp"))
+    assert left == []
+
+
 @pytest.mark.slow
 def test_a_killed_prepare_leaves_nothing_torn(cache: Path, book: Path) -> None:
     """SIGKILL at ten moments of the work, then a start that must end with the right corpus and no leftovers."""

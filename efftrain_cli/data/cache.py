@@ -65,7 +65,10 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Writes a file so that it appears whole or not at all."""
+    """Writes a file so that it appears whole or not at all; removes what a writer that was killed left beside it."""
+    for left in path.parent.glob(f"{path.name}.*.tmp"):
+        if not _is_running(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -75,6 +78,16 @@ def write_whole(path: Path, content: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_running(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextmanager
