@@ -110,3 +110,17 @@ def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> N
     assert lines[:2] == ["preparing the data (once; the next run finds it in the cache)", "training a tokenizer of 512 tokens"]
     assert 28 <= len(lines[2:-1]) <= 31
     assert lines[-2].startswith("bytes tokenized: 9") and lines[-1] == "data prepared in 5 min 00 s"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_documentation_run(efftrain: Command, tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    text = "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(3000))
+    (tmp_path / "books" / "one.txt").write_text(text)
+    (tmp_path / "stories.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text.splitlines()))
+    page = (Path(__file__).resolve().parent.parent / "docs" / "data.md").read_text()
+    commands = [line.split()[1:] for line in page.split("```sh\n")[1].split("```")[0].splitlines()]
+    assert len(commands) == 3
+    for command in commands:
+        done = efftrain(*command)
+        assert done.returncode == 0, (command, done.stderr)
