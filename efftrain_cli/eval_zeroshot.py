@@ -286,5 +286,6 @@ def _finite_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _quieten() -> None:
     """Keeps the harness's own bars and remarks off the screen; must come before its import."""
     os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -54,6 +54,21 @@ def local_file(task: str, data_dir: Path | None) -> Path | None:
     return path if path.is_file() else None
 
 
+def tasks_in(data_dir: Path) -> list[str]:
+    """The tasks whose files are in a folder, in the order of `TASKS`; our own tasks that share a file included.
+
+    Raises:
+        DataError: there is no such folder, or none of its files is an evaluation set's.
+    """
+    if not data_dir.is_dir():
+        raise DataError(f"--data-dir {data_dir}: no such folder")
+    found = [name for name in TASKS if local_file(name, data_dir) is not None]
+    if not found:
+        known = ", ".join(sorted({task.file for task in TASKS.values() if task.file}))
+        raise DataError(f"--data-dir {data_dir} has none of the files {known}")
+    return found
+
+
 def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
     """Every item of a .jsonl file.
 

@@ -1,0 +1,194 @@
+"""`efftrain eval-zeroshot`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class ScoreFormat(StrEnum):
+    """Forms of printed scores."""
+
+    table = "table"
+    json = "json"
+
+
+def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
+    """Suites, then tasks, for the shell."""
+    from efftrain_cli.zeroshot.suites import SUITES, TASKS
+
+    named = [(name, "suite: " + " ".join(tasks)) for name, tasks in SUITES.items()]
+    named += [(name, task.about) for name, task in TASKS.items()]
+    return [(name, about) for name, about in named if name.startswith(incomplete)]
+
+
+@app.command("eval-zeroshot", rich_help_panel="Use a trained model")
+def eval_zeroshot(
+    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Suites (offline, gpt2, slw-11, gpt3) and tasks, separated by commas; repeatable. Default: offline, made "
+            "from the run's own validation documents; with --data-dir, every task whose file is there.",
+            autocompletion=suite_and_task_names,
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of .jsonl files to use instead of the Hugging Face Hub.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="First items of each task only; never compared with full scores.")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(help="Tokens that the model sees at most.", show_default="as trained")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per window in wikitext_strided.", show_default="half the context")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are fp32 always.")] = "auto",
+    compile_: Annotated[bool, typer.Option("--compile", help="Compile the blocks; pays on CUDA and long tasks.")] = False,
+    references: Annotated[bool, typer.Option("--references", help="Show published scores beside.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    format_: Annotated[ScoreFormat, typer.Option("--format", help="table or json.")] = ScoreFormat.table,
+) -> None:
+    """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
+    import json
+
+    from efftrain_cli.eval_zeroshot import Question, evaluate_run
+    from efftrain_cli.zeroshot.local_data import tasks_in
+
+    names = [name.strip() for value in tasks or () for name in value.split(",") if name.strip()]
+    if not names:
+        names = ["offline"] if data_dir is None else tasks_in(data_dir)
+    question = Question(
+        run=run,
+        tasks=tuple(names),
+        checkpoint=checkpoint,
+        data_dir=data_dir,
+        limit=limit,
+        context_length=context_length,
+        stride=stride,
+        batch_tokens=batch_tokens,
+        dtype=dtype,
+        compile=compile_,
+        device=device,
+    )
+    entries = []
+    for entry in evaluate_run(question):
+        entries.append(entry)
+        if format_ is ScoreFormat.table:
+            _say(entry)
+    if format_ is ScoreFormat.json:
+        print(json.dumps(entries, indent=1))
+        return
+    from efftrain_cli.run import run_path
+    from efftrain_cli.screen import make_console
+
+    console = make_console()
+    _print_scores(console, run, entries)
+    _print_means(console, names, entries)
+    if references:
+        _print_references(console, entries)
+    elif any(entry["lm_eval"] and entry["limit"] is None for entry in entries):
+        console.print("\n--references shows published scores, each with its protocol")
+    console.print(f"written to {run_path(run) / 'zeroshot.json'}", markup=False)
+
+
+def _say(entry: dict[str, Any]) -> None:
+    import sys
+
+    print(f"{entry['task']}: {entry['items']:,} items in {entry['seconds']:.1f} s", file=sys.stderr)
+
+
+def _number(metric: str, value: float | None) -> str:
+    if value is None:
+        return "infinite"
+    return f"{value:.4g}" if "perplexity" in metric or metric.startswith("bits") else f"{100 * value:.2f} %"
+
+
+def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    first = entries[0]
+    title = f"{run}, step {first['step']}, context {first['context_length']} tokens, {first['dtype']}"
+    if first["limit"] is not None:
+        title += f"\nfirst {first['limit']} items of each task only: not comparable with full scores"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for heading in ("task", "metric", "score", "± s.e.", "chance", "items", "cut"):
+        left = heading in ("task", "metric")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for entry in entries:
+        for metric, found in sorted(entry["metrics"].items(), key=lambda item: item[0] != entry["metric"]):
+            own = metric == entry["metric"]
+            guess = f"{100 * entry['chance']:.0f} %" if own and entry["chance"] else ""
+            error = "" if found["stderr"] is None else _number(metric, found["stderr"]).removesuffix(" %")
+            some = "" if entry["items"] == entry["items_total"] else f"/{entry['items_total']}"
+            table.add_row(
+                entry["task"] if own else "",
+                metric,
+                _number(metric, found["value"]),
+                error,
+                guess,
+                f"{entry['items']}{some}" if own else "",
+                (str(entry["truncated"]) if entry["truncated"] else "") if own else "",
+            )
+    console.print(table)
+    if any(entry["truncated"] for entry in entries):
+        console.print("cut: requests whose context was longer than the model's and lost its beginning")
+    console.print()
+    for entry in entries:
+        console.print(f"{entry['task']:<18}  {entry['protocol']}", markup=False)
+
+
+def _print_means(console: Console, wanted: list[str], entries: list[dict[str, Any]]) -> None:
+    from efftrain_cli.zeroshot.suites import AVERAGED, suite_mean
+
+    scores = {entry["task"]: entry["value"] for entry in entries if entry["value"] is not None}
+    for suite in AVERAGED:
+        if suite in wanted:
+            try:
+                note = "" if entries[0]["limit"] is None else f", first {entries[0]['limit']} items of each only"
+                console.print(f"{suite}: unweighted mean {100 * suite_mean(suite, scores):.2f} %{note}")
+            except ValueError as error:
+                console.print(str(error), markup=False)
+
+
+def _print_references(console: Console, entries: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from efftrain_cli.zeroshot.references import references_for
+
+    if entries[0]["limit"] is not None:
+        console.print("\nno published scores: they are of whole tasks, and these are of the first items only")
+        return
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    sources: dict[str, int] = {}
+    for heading in ("model", "task", "metric", "score", "measured by"):
+        table.add_column(heading, justify="right" if heading == "score" else "left", no_wrap=True)
+    for entry in entries:
+        for reference in references_for(entry["task"]):
+            number = sources.setdefault(f"{reference.protocol}: {reference.source}", len(sources) + 1)
+            score = _number(reference.metric, reference.value)
+            table.add_row(reference.model, reference.task, reference.metric, score, f"({number})")
+    if not sources:
+        return
+    console.print("\npublished scores; none was measured here, and they compare only where protocols agree")
+    console.print(table)
+    for source, number in sources.items():
+        console.print(f"({number}) {source}", markup=False)
