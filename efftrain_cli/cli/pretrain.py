@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import recipe_names, run_names
+from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.errors import UsageError
 
 
@@ -29,7 +29,10 @@ def pretrain(
         typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.", autocompletion=override_keys
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Run name; default RECIPE-seedSEED.")] = None,
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
