@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from efftrain_cli.compiling import compile_loss_sum, compiles
 from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.methods.staged_growth import small_model_scales
 from efftrain_cli.metrics import flops_per_token
@@ -91,7 +92,7 @@ def build_loss_sum(recipe: Recipe, model: GPT, device: torch.device) -> LossSum:
         with autocast(dtype, device):
             return model.loss_sum(tokens, targets, gates, scales, recipe.train.activation_checkpointing)
 
-    return loss_sum
+    return compile_loss_sum(recipe, model, loss_sum) if compiles(recipe, device) else loss_sum
 
 
 def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> ForwardBackward:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.build import autocast, build_forward_backward, compute_dtype
+from efftrain_cli.compiling import compile_seconds
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.metrics import peak_flops
 from efftrain_cli.model import GPT
@@ -74,6 +75,8 @@ class StepRecord:
     """0-d fp32, nats per token at full length, all blocks, measured after the step's update."""
     training: Stopwatch | None = None
     evaluation: Stopwatch | None = None
+    compile_seconds: float = 0.0
+    """Seconds of the step that went into compilation; they are not training time."""
 
 
 def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str) -> Tensor:
@@ -108,7 +111,6 @@ def train(
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
     forward_backward = build_forward_backward(recipe, state.model, device)
-    parameters = list(state.model.parameters())
 
     def measure() -> tuple[Tensor, Stopwatch]:
         watch = Stopwatch(device)
@@ -128,22 +130,13 @@ def train(
         and (until is None or state.progress.step < until)
         and not stage_ended(recipe, state.progress)
     ):
-        training = Stopwatch(device)
+        training, compiled = Stopwatch(device), compile_seconds()
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with interruptible(rescuable=True):
             plan = plan_step(recipe, state.progress)
             batch = train_data.batch(plan).to(device)
             gradient = forward_backward(batch, plan)
-            grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            if recipe.optim.grad_clip:
-                torch.nn.utils.clip_grads_with_norm_(parameters, recipe.optim.grad_clip, grad_norm)
-        finite = torch.isfinite(grad_norm) & torch.isfinite(gradient.loss)
-        state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
-        set_lr(state.optimizer, plan.lr)
-        # The fused kernels leave weights, moments and step counts alone where found_inf is 1.
-        state.optimizer.found_inf = state.nonfinite
-        state.optimizer.step()
-        state.optimizer.zero_grad(set_to_none=True)
+        grad_norm = update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
         sqrt_v_l1, sqrt_v_max = adam_sqrt_v(state.optimizer)
         result = StepResult(
             tokens=gradient.tokens,
@@ -159,7 +152,13 @@ def train(
         )
         state.progress = after_step(recipe, state.progress, plan, result)
         training.stop()
-        record = StepRecord(progress=state.progress, plan=plan, result=result, training=training)
+        record = StepRecord(
+            progress=state.progress,
+            plan=plan,
+            result=result,
+            training=training,
+            compile_seconds=compile_seconds() - compiled,
+        )
         due = plan.evaluate or stage_ended(recipe, state.progress)
         if due or plan.step == until:
             try:
@@ -174,6 +173,26 @@ def train(
                 state.progress = after_evaluation(recipe, state.progress, float(val_loss))
             record = replace(record, progress=state.progress, val_loss=val_loss, evaluation=evaluation)
         yield record
+
+
+def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tensor:
+    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes AdamW's step at `lr` and drops
+    them. Returns their norm before clipping, 0-d fp32.
+
+    Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
+    """
+    parameters = list(state.model.parameters())
+    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if grad_clip:
+        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
+    finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
+    state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
+    set_lr(state.optimizer, lr)
+    # The fused kernels leave everything alone where found_inf is 1; nobody waits for the device to find out.
+    state.optimizer.found_inf = state.nonfinite
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return grad_norm
 
 
 def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord]) -> list[dict[str, object]]:
@@ -225,7 +244,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
             "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
         }
         if plan is not None and result is not None and record.training is not None:
-            seconds = record.training.seconds()
+            seconds = record.training.seconds() - record.compile_seconds
             train_seconds += seconds
             row |= {
                 "seq_len": plan.seq_len,
@@ -239,6 +258,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "adam_sqrt_v_max": finite_or_none(sqrt_v_max),
                 "nonfinite": bool(nonfinite),
                 "seconds": seconds,
+                "compile_seconds": record.compile_seconds,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,
                 "flops_without_logits": result.flops_without_logits,

@@ -1,0 +1,244 @@
+"""`efftrain bench`: how fast a recipe trains on the present device, and where the time of a step goes.
+
+Whole steps are timed through the same `train()` that pretrain uses. Phases are timed in separate steps, made of the same
+functions with the device awaited after each; so phases may add up to a little more than a whole step on CUDA.
+Data are random tokens in a shard of their own, read the way a corpus is.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from efftrain_cli.build import (
+    build_forward_backward,
+    build_loss_sum,
+    build_model,
+    build_optimizer,
+    compute_dtype,
+)
+from efftrain_cli.compiling import compile_seconds, compiled_graphs, compiles
+from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.metrics import flops_per_token, peak_flops
+from efftrain_cli.optim import adam_sqrt_v
+from efftrain_cli.plan import padded_vocab_size, plan_step
+from efftrain_cli.recipe import Recipe
+from efftrain_cli.state import TrainState
+from efftrain_cli.step import Batch, Progress
+from efftrain_cli.trainer import read_records, train, update
+
+PHASES = ("data", "forward", "backward", "optimizer", "measures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """Figures of one benchmark; seconds are medians over steps."""
+
+    device: str
+    dtype: str
+    compiled: bool
+    torch: str
+    threads: int
+    parameters: int
+    vocab_size: int
+    tokens_per_step: int
+    seq_len: int
+    batch_size: int
+    accumulation_steps: int
+    steps: int
+    seconds_per_step: float
+    seconds_per_step_low: float
+    """Fastest step."""
+    seconds_per_step_high: float
+    """Slowest step."""
+    tokens_per_second: float
+    flops_per_token: float
+    """(6 N + 12 n_layer n_embd seq_len), logits included."""
+    flops_per_second: float
+    mfu: float | None
+    """Share of the device's peak matmul rate; None where the peak is not known."""
+    peak_memory_bytes: int
+    """Most memory allocated on the CUDA device, or the process's largest resident size on a CPU."""
+    compile_seconds: float
+    compiled_graphs: int
+    phases: dict[str, float]
+    """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records)."""
+
+    @property
+    def overhead(self) -> float:
+        """Share of a step that is not forward, backward or optimizer."""
+        work = self.phases["forward"] + self.phases["backward"] + self.phases["optimizer"]
+        return 1 - work / sum(self.phases.values())
+
+
+def vocab_size_of(recipe: Recipe) -> int:
+    """Vocabulary that the recipe's tokenizer will have: N of "bpe:N", else GPT-2's 50257."""
+    name, _, size = recipe.data.tokenizer.partition(":")
+    return int(size) if name == "bpe" and size.isdigit() else 50257
+
+
+def random_windows(recipe: Recipe, vocab_size: int, folder: Path, seed: int = 0) -> Windows:
+    """Windows over random tokens in a shard on disk, enough for a few hundred steps or 20 million tokens."""
+    tokens = max(4 * recipe.model.seq_len, min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len))
+    writer = ShardWriter(folder, "bench", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64)
+    ids = np.random.Generator(np.random.Philox(seed)).integers(0, vocab_size - 1, tokens, dtype=np.uint32)
+    writer.add(ids, "random tokens")
+    writer.close()
+    shards = TokenShards([open_shard(path) for path in writer.paths])
+    return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
+
+
+def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3, profile: Path | None = None) -> BenchResult:
+    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of as many again.
+
+    Args:
+        profile: where torch.profiler's trace of two whole steps is written, for chrome://tracing.
+    """
+    # The schedule's first steps are not what a run is made of: benchmark the full length and batch.
+    recipe = replace(
+        recipe,
+        seq_len_warmup=None,
+        batch_size_warmup=None,
+        train=replace(recipe.train, tokens=10**15),
+        eval=replace(recipe.eval, every=10**9),
+    )
+    vocab_size = vocab_size_of(recipe)
+    compiling = compile_seconds()
+    graphs = compiled_graphs()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with tempfile.TemporaryDirectory() as folder:
+        windows = random_windows(recipe, vocab_size, Path(folder))
+        model = build_model(recipe, vocab_size, device)
+        # Step 1 on, so that no evaluation of step 0 stands in the way.
+        state = TrainState(
+            model=model,
+            optimizer=build_optimizer(recipe, model),
+            progress=Progress(step=1, schedule_step=1),
+            nonfinite=torch.zeros((), device=device),
+        )
+        stepping = train(state, recipe, windows, windows.validation(1))
+        times = []
+        for i in range(warmup + steps):
+            _wait(device)
+            start = time.perf_counter()
+            read_records(state, recipe, [next(stepping)])
+            _wait(device)
+            if i >= warmup:
+                times.append(time.perf_counter() - start)
+        memory = (
+            torch.cuda.max_memory_allocated(device)
+            if device.type == "cuda"
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
+        phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2))
+        if profile is not None:
+            _profile(stepping, profile, device)
+    plan = plan_step(recipe, state.progress)
+    tokens = plan.batch_size * plan.seq_len
+    median = statistics.median(times)
+    phases["other"] = max(0.0, median - sum(phases.values()))
+    dtype = compute_dtype(recipe.train.dtype, device)
+    per_token = flops_per_token(
+        recipe.model.n_embd, plan.seq_len, padded_vocab_size(recipe, vocab_size), sum(plan.keep)
+    ).with_logits
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    peak = peak_flops(name, dtype)
+    return BenchResult(
+        device=name,
+        dtype=dtype,
+        compiled=compiles(recipe, device),
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        vocab_size=vocab_size,
+        tokens_per_step=tokens,
+        seq_len=plan.seq_len,
+        batch_size=plan.batch_size,
+        accumulation_steps=plan.accumulation_steps,
+        steps=steps,
+        seconds_per_step=median,
+        seconds_per_step_low=min(times),
+        seconds_per_step_high=max(times),
+        tokens_per_second=tokens / median,
+        flops_per_token=per_token,
+        flops_per_second=per_token * tokens / median,
+        mfu=None if peak is None else per_token * tokens / median / peak,
+        peak_memory_bytes=memory,
+        compile_seconds=compile_seconds() - compiling,
+        compiled_graphs=compiled_graphs() - graphs,
+        phases=phases,
+    )
+
+
+def phase_seconds(
+    recipe: Recipe, state: TrainState, windows: Windows, device: torch.device, steps: int
+) -> dict[str, float]:
+    """Median seconds per step of each phase, the device awaited after each.
+
+    Forward and backward are split by running the same micro-batches' loss alone first: a gradient's forward pass and
+    the loss alone do the same work but for what autograd keeps.
+    """
+    forward_backward = build_forward_backward(recipe, state.model, device)
+    loss_sum = build_loss_sum(recipe, state.model, device)
+    measured: dict[str, list[float]] = {phase: [] for phase in PHASES}
+
+    def timed(phase: str, work: Callable[[], object]) -> None:
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        measured[phase].append(time.perf_counter() - start)
+
+    for i in range(steps + 1):
+        plan = plan_step(recipe, state.progress)
+        batches: list[Batch] = []
+        timed("data", lambda plan=plan, batches=batches: batches.append(windows.batch(plan).to(device)))
+        batch = batches[0]
+
+        def forward(plan=plan, batch=batch) -> None:
+            for tokens, targets in zip(
+                batch.tokens.tensor_split(plan.accumulation_steps),
+                batch.targets.tensor_split(plan.accumulation_steps),
+                strict=True,
+            ):
+                loss_sum(tokens, targets, None, None)
+
+        timed("forward", forward)
+        gradients = []
+        timed("backward", lambda plan=plan, batch=batch, out=gradients: out.append(forward_backward(batch, plan)))
+        measured["backward"][-1] -= measured["forward"][-1]
+        loss = gradients[0].loss
+        timed("optimizer", lambda lr=plan.lr, loss=loss: update(state, lr, recipe.optim.grad_clip, loss))
+        timed("measures", lambda: adam_sqrt_v(state.optimizer))
+        if i == 0:  # the first round warms up
+            for times in measured.values():
+                times.clear()
+    return {phase: statistics.median(times) for phase, times in measured.items()}
+
+
+def _profile(stepping, path: Path, device: torch.device) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with torch_profile(activities=activities) as profiler:
+        for _ in islice(stepping, 2):
+            pass
+        _wait(device)
+    profiler.export_chrome_trace(str(path))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,67 @@
+"""`efftrain bench`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import recipe_names
+
+
+class BenchFormat(StrEnum):
+    """Forms of the result."""
+
+    table = "table"
+    json = "json"
+
+
+@app.command(rich_help_panel="Train")
+def bench(
+    recipe: Annotated[
+        str, typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
+    ],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a recipe key: --set train.compile=off. Repeatable.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three to warm up.")] = 10,
+    profile: Annotated[Path | None, typer.Option(help="Write torch.profiler's trace of two steps here.")] = None,
+    format_: Annotated[BenchFormat, typer.Option("--format", help="A table, or JSON.")] = BenchFormat.table,
+) -> None:
+    """Measure tokens/s, MFU, memory and the time of each phase of a step on this device."""
+    from efftrain_cli.recipe import load_recipe
+
+    loaded = load_recipe(recipe, set_ or [])
+    from dataclasses import asdict
+
+    from efftrain_cli.bench import bench as measure
+    from efftrain_cli.screen import human_bytes, human_count
+    from efftrain_cli.session import choose_device
+
+    result = measure(loaded, choose_device(device), steps, profile=profile)
+    if format_ is BenchFormat.json:
+        print(json.dumps({"recipe": recipe, **asdict(result), "overhead": result.overhead}, indent=1))
+        return
+    total = sum(result.phases.values())
+    mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
+    print(
+        f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary {result.vocab_size}, "
+        f"{result.batch_size} x {result.seq_len} tokens in {result.accumulation_steps} micro-batches\n"
+        f"device     {result.device}, {result.dtype}, {'compiled' if result.compiled else 'eager'}, "
+        f"torch {result.torch}, {result.threads} threads\n"
+        f"speed      {human_count(result.tokens_per_second)} tokens/s, {1000 * result.seconds_per_step:.1f} ms a step "
+        f"(median of {result.steps}; {1000 * result.seconds_per_step_low:.1f} to "
+        f"{1000 * result.seconds_per_step_high:.1f})\n"
+        f"FLOPs      {human_count(result.flops_per_token)} per token by 6 N + 12 L d T, logits included: "
+        f"{human_count(result.flops_per_second)}FLOP/s, MFU {mfu}\n"
+        f"memory     {human_bytes(result.peak_memory_bytes)} at the peak\n"
+        f"compile    {result.compile_seconds:.1f} s, {result.compiled_graphs} graphs\n"
+    )
+    for phase, seconds in result.phases.items():
+        print(f"{phase:10s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
+    print(f"\n{result.overhead:.1%} of the step is not forward, backward or optimizer.")
