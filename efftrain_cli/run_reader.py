@@ -72,7 +72,7 @@ def read_run(path: Path) -> RunDirectory:
         raise DataError(f"{path / 'recipe.toml'} is damaged: {error}") from None
     origin = _read_object(path / "origin.json")
     check_schema(origin, path / "origin.json")
-    return RunDirectory(path.name, path, recipe, origin, read_events(path), _is_locked(path / "lock"))
+    return RunDirectory(path.name, path, recipe, origin, read_events(path), is_locked(path / "lock"))
 
 
 def check_schema(values: dict[str, Any], path: Path) -> None:
@@ -206,7 +206,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Whether a living process on this machine holds the lock file; False where there is none."""
     try:
         with path.open("rb") as file:
             try:

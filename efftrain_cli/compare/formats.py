@@ -31,7 +31,8 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
     from rich.table import Table as RichTable
 
     for table in tables:
-        console.print(f"[bold]{escape(table.title)}[/bold]", highlight=False)
+        if table.title:
+            console.print(f"[bold]{escape(table.title)}[/bold]", highlight=False)
         widths = [max(len(row[i]) for row in (table.header, *table.rows)) for i in range(len(table.header))]
         # The last column may wrap: it holds words.
         needed = sum(widths[:-1]) + min(widths[-1], 24) + 2 * len(widths)
@@ -41,9 +42,11 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
                 for name, value in zip(table.header[1:], row[1:], strict=True):
                     if value == "-":
                         continue
-                    console.print(f"  [dim]{escape(name)}[/dim] {escape(value)}", highlight=False)
+                    console.print(f"  [dim]{escape(name)}[/dim] {escape(value)}".replace("[dim][/dim] ", ""), highlight=False)
         else:
-            shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False)
+            # No head over a table of names and values.
+            head = any(table.header)
+            shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False, show_header=head)
             for i, name in enumerate(table.header):
                 shown.add_column(escape(name), no_wrap=i < len(table.header) - 1, overflow="fold")
             for row in table.rows:

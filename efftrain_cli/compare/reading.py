@@ -108,7 +108,7 @@ def read_numbers(path: Path) -> RunNumbers:
     ratio = columns["loss_ratio"][np.isfinite(columns["loss_ratio"])]
     return RunNumbers(
         name=run.name,
-        recipe_name=_recipe_name(run),
+        recipe_name=recipe_name_of(run),
         seed=int(run.recipe.get("seed", -1)),
         recipe=flatten(run.recipe),
         origin=run.origin,
@@ -192,7 +192,7 @@ def _count(run: RunDirectory, kind: str) -> int:
     return sum(event.get("event") == kind for event in run.events)
 
 
-def _recipe_name(run: RunDirectory) -> str:
+def recipe_name_of(run: RunDirectory) -> str:
     """The recipe's name; of a recipe file its stem; else the run's name without its seed."""
     name = run.origin.get("recipe")
     if isinstance(name, str) and name:

@@ -45,7 +45,7 @@ def show_comparison(
         print(f"report: {path}", file=sys.stderr)
     elif kind == "table":
         if output is None:
-            _print_all(_console(), comparison)
+            _print_all(output_console(), comparison)
         else:
             from io import StringIO
 
@@ -69,7 +69,7 @@ def show_comparison(
     if plot:
         from efftrain_cli.compare.terminal_plots import terminal_plots
 
-        console = _console()
+        console = output_console()
         # Beside a format for programs the curves go where the eye is, not where the data goes.
         stream = sys.stdout if kind == "table" and output is None else sys.stderr
         colour = stream.isatty() and not console.no_color
@@ -87,7 +87,7 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
         raise UsageError(f"--difference {wrong[0]:g}: give a size above 0, in nats per token or as a share of cost")
     if len(comparison.groups) < 2:
         raise UsageError("--plan needs the runs of two recipes: the spread of their differences decides the number of seeds")
-    formats.print_tables(_console(), [plan_table(comparison, sizes or PLANNED)])
+    formats.print_tables(output_console(), [plan_table(comparison, sizes or PLANNED)])
 
 
 def _print_all(console: Console, comparison: Comparison) -> None:
@@ -107,7 +107,7 @@ def _widest(comparison: Comparison) -> int:
     return max(widths)
 
 
-def _console() -> Console:
+def output_console() -> Console:
     """Standard output; in a pipe as wide as it needs, so that nothing is folded."""
     from rich.console import Console
 

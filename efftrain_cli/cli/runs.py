@@ -1,0 +1,102 @@
+"""`efftrain runs list|show|rm`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_names
+from efftrain_cli.errors import UsageError
+
+runs_app = typer.Typer(no_args_is_help=True, help="List, show and remove runs.")
+app.add_typer(runs_app, name="runs", rich_help_panel="Compare")
+
+
+class ListFormat(StrEnum):
+    """Forms of a list."""
+
+    table = "table"
+    json = "json"
+
+
+@runs_app.command("list")
+def list_(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names or globs; default all.", metavar="[RUN...]", autocompletion=run_names)
+    ] = None,
+    format_: Annotated[ListFormat, typer.Option("--format")] = ListFormat.table,
+) -> None:
+    """List runs, the one written to last first: status, recipe, seed, tokens, best validation loss, age."""
+    from efftrain_cli.run import runs_root
+    from efftrain_cli.runs import list_runs
+
+    found = list_runs(names or [])
+    if format_ is ListFormat.json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(run) for run in found], indent=1, allow_nan=False))
+        return
+    if not found:
+        which = f" called {' or '.join(names)}" if names else ""
+        print(f"no runs{which} in {runs_root()}; `efftrain pretrain` makes one")
+        return
+    from efftrain_cli.compare.formats import print_tables
+    from efftrain_cli.compare.measures import human
+    from efftrain_cli.compare.show import output_console
+    from efftrain_cli.compare.tables import Table
+    from efftrain_cli.screen import human_seconds
+
+    rows = tuple(
+        (
+            run.name,
+            run.status,
+            run.recipe,
+            "-" if run.seed is None else str(run.seed),
+            f"{human(run.tokens)} of {human(run.budget)}" if run.budget else human(run.tokens),
+            "-" if run.best_val_loss is None else f"{run.best_val_loss:.4f}",
+            human_seconds(run.age_seconds),
+        )
+        for run in found
+    )
+    header = ("run", "status", "recipe", "seed", "tokens", "best val loss", "age")
+    print_tables(output_console(), [Table("", header, rows)])
+    for run in found:
+        if run.problem:
+            print(f"warning: {run.problem}", file=sys.stderr)
+
+
+@runs_app.command()
+def show(name: Annotated[str, typer.Argument(help="The run.", autocompletion=run_names)]) -> None:
+    """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
+    from efftrain_cli.compare.formats import print_tables
+    from efftrain_cli.compare.show import output_console
+    from efftrain_cli.compare.show_run import tables_of_run
+    from efftrain_cli.run import existing_run
+
+    print_tables(output_console(), tables_of_run(existing_run(name)))
+
+
+@runs_app.command()
+def rm(
+    names: Annotated[list[str], typer.Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs with all their checkpoints."""
+    from efftrain_cli.runs import remove, remove_runs, size_of
+    from efftrain_cli.screen import human_bytes
+
+    paths = remove_runs(names)
+    for path in paths:
+        print(f"{path}  {human_bytes(size_of(path))}")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("nothing was removed: give --yes where nobody can be asked")
+        typer.confirm(f"Remove {'this run' if len(paths) == 1 else f'these {len(paths)} runs'} for good?", abort=True)
+    for path in paths:
+        remove(path)
+    print(f"removed {len(paths)} run{'' if len(paths) == 1 else 's'}")

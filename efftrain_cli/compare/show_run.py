@@ -1,0 +1,112 @@
+"""`efftrain runs show`: one run in full."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.compare.groups import shown
+from efftrain_cli.compare.measures import Costs, duration, human, measure_run, measures
+from efftrain_cli.compare.reading import RunNumbers, read_numbers
+from efftrain_cli.compare.tables import Table, number_text
+from efftrain_cli.run import checkpoints_of
+from efftrain_cli.run_reader import read_events, read_run
+
+
+def tables_of_run(path: Path) -> list[Table]:
+    """Status, measures, time, zero-shot scores, events, checkpoints, recipe and origin of a run, as tables.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    if not (path / "metrics.jsonl").exists():
+        return [
+            Table(path.name, ("", ""), (("status", "not started"),)),
+            *_small_files(path, read_run(path).recipe, read_run(path).origin),
+        ]
+    run = read_numbers(path)
+    return [
+        _status(path, run),
+        _measures(run),
+        _time(run),
+        *_zero_shot(run),
+        *_small_files(path, run.recipe, run.origin),
+    ]
+
+
+def _status(path: Path, run: RunNumbers) -> Table:
+    budget = run.recipe.get("train.tokens")
+    rows = [
+        ("status", run.status),
+        ("marks", "; ".join(run.marks) or "-"),
+        ("recipe", run.recipe_name),
+        ("seed", str(run.seed)),
+        ("steps", str(run.step)),
+        ("tokens", f"{human(run.tokens)} of {human(budget)}" if budget else human(run.tokens)),
+        ("folder", str(path)),
+    ]
+    return Table(run.name, ("", ""), tuple(rows))
+
+
+def _measures(run: RunNumbers) -> Table:
+    with_bits = bool((run.origin.get("data") or {}).get("valid_bytes_per_token"))
+    values = measure_run(run, {}, None, Costs())
+    rows = []
+    for measure in measures(Costs(), with_bits, {}, None):
+        value = values[measure.key]
+        text = number_text(measure, value) if isinstance(value, float) else value
+        section = "" if measure.section != "Validation loss" else "validation loss, "
+        rows.append((f"{section}{measure.title}{f', {measure.unit}' if measure.unit else ''}", text))
+    return Table("Measures", ("", ""), tuple(rows))
+
+
+def _time(run: RunNumbers) -> Table:
+    parts = {"training": run.seconds}
+    parts |= {name.removesuffix("_seconds"): value for name, value in run.other_seconds.items()}
+    total = sum(parts.values())
+    rows = [(name, duration(value), f"{100 * value / total:.1f} %" if total else "-") for name, value in parts.items()]
+    return Table("Time", ("", "time", "share"), (*rows, ("together", duration(total), "")))
+
+
+def _zero_shot(run: RunNumbers) -> list[Table]:
+    rows = [
+        (task, protocol, limit or "all", metric, f"{value:.4g}", result.checkpoint)
+        for result in run.zero_shot
+        for task, protocol, limit in [result.key]
+        for metric, value in result.metrics.items()
+    ]
+    return [Table("Zero-shot", ("task", "protocol", "items", "metric", "score", "checkpoint"), tuple(rows))] if rows else []
+
+
+def _small_files(path: Path, recipe: dict[str, Any], origin: dict[str, Any]) -> list[Table]:
+    from efftrain_cli.run_reader import flatten
+
+    found = []
+    events = [
+        (
+            str(event.get("time", "-")),
+            str(event.get("event")),
+            ", ".join(f"{key} {_text(value)}" for key, value in event.items() if key not in ("time", "event")),
+        )
+        for event in read_events(path)
+        if event.get("event") != "checkpoint"
+    ]
+    if events:
+        found.append(Table("Events", ("time", "event", "what"), tuple(events)))
+    checkpoints = [checkpoint.name for checkpoint in checkpoints_of(path)]
+    found.append(Table("Checkpoints", ("", ""), (("kept", ", ".join(checkpoints) or "none"),)))
+    flat = flatten(recipe)
+    found.append(Table("Recipe", ("key", "value"), tuple((key, shown(value)) for key, value in flat.items())))
+    command = origin.get("command")
+    words = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "-")
+    rows = [("command", words), *((k, _text(v)) for k, v in flatten(origin).items() if k != "command")]
+    found.append(Table("Origin", ("", ""), tuple(rows)))
+    return found
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,111 @@
+"""`efftrain runs`: what runs there are, one in full, and removing some."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from efftrain_cli.errors import EfftrainError, UsageError
+from efftrain_cli.run import existing_run, run_names, run_path, runs_root
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A line of `runs list`."""
+
+    name: str
+    status: str
+    """One of run_reader.STATUSES, or "unreadable"."""
+    recipe: str
+    seed: int | None
+    tokens: float
+    budget: float | None
+    """train.tokens of its recipe."""
+    best_val_loss: float | None
+    """Nats per token."""
+    age_seconds: float
+    """Since its last row was written."""
+    problem: str = ""
+    """Why it is unreadable."""
+
+
+def list_runs(names: Sequence[str] = ()) -> list[RunSummary]:
+    """The runs called `names`, or matching them as globs; all without names. The one written to last comes first."""
+    chosen = [name for name in run_names() if not names or any(fnmatchcase(name, pattern) for pattern in names)]
+    with ThreadPoolExecutor(2) as pool:
+        return sorted(pool.map(summarize, chosen), key=lambda run: (run.age_seconds, run.name))
+
+
+def summarize(name: str) -> RunSummary:
+    """Reads what a line of the list says; a run that cannot be read is listed with the reason."""
+    import numpy as np
+
+    from efftrain_cli.compare.reading import recipe_name_of, status_of
+    from efftrain_cli.run_reader import read_rows, read_run
+
+    path = runs_root() / name
+    metrics = path / "metrics.jsonl"
+    written = metrics if metrics.exists() else path / "recipe.toml"
+    age = max(0.0, time.time() - written.stat().st_mtime)
+    try:
+        run = read_run(path)
+        recipe, seed, budget = recipe_name_of(run), run.recipe.get("seed"), run.recipe.get("train", {}).get("tokens")
+        if not metrics.exists():
+            return RunSummary(name, "running" if run.locked else "not started", recipe, seed, 0.0, budget, None, age)
+        rows = read_rows(path, ("tokens", "val_loss", "nonfinite"))
+    except EfftrainError as error:
+        return RunSummary(name, "unreadable", "-", None, 0.0, None, None, age, str(error))
+    losses = rows.columns["val_loss"][np.isfinite(rows.columns["val_loss"])]
+    tokens = rows.columns["tokens"]
+    return RunSummary(
+        name=name,
+        status=status_of(run, rows),
+        recipe=recipe,
+        seed=seed,
+        tokens=float(np.nanmax(tokens, initial=0.0)),
+        budget=budget,
+        best_val_loss=float(losses.min()) if len(losses) else None,
+        age_seconds=age,
+    )
+
+
+def remove_runs(names: Sequence[str]) -> list[Path]:
+    """Paths of the runs called `names` or matching them as globs, safe to remove.
+
+    Raises:
+        UsageError: there is no such run, or a process is writing to it.
+    """
+    from efftrain_cli.run_reader import is_locked
+
+    existing = run_names()
+    paths: dict[Path, None] = {}
+    for name in names:
+        if any(character in name for character in "*?["):
+            matches = [existing_run(run) for run in existing if fnmatchcase(run, name)]
+            if not matches:
+                raise UsageError(f"no run in {runs_root()} matches {name!r}")
+        else:
+            # A folder that is no run yet, because its start was killed, may be removed by its name.
+            matches = [run_path(name) if run_path(name).is_dir() else existing_run(name)]
+        paths.update(dict.fromkeys(matches))
+    running = [path.name for path in paths if is_locked(path / "lock")]
+    if running:
+        raise UsageError(f"{', '.join(running)} is running; stop it with Ctrl-C first")
+    return list(paths)
+
+
+def remove(path: Path) -> None:
+    """Removes a run directory. The recipe goes first: from then on nothing takes the rest for a run."""
+    (path / "recipe.toml").unlink(missing_ok=True)
+    shutil.rmtree(path)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of the files of a run."""
+    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+
