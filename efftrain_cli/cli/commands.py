@@ -13,3 +13,4 @@ from efftrain_cli.cli import export
 from efftrain_cli.cli import compare
 from efftrain_cli.cli import eval_zeroshot
 from efftrain_cli.cli import runs
+from efftrain_cli.cli import wandb_sync

@@ -1,0 +1,45 @@
+"""`efftrain wandb-sync`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_names
+
+
+class WandbMode(StrEnum):
+    """Where the metrics go."""
+
+    offline = "offline"
+    online = "online"
+
+
+@app.command("wandb-sync", rich_help_panel="Compare")
+def wandb_sync(
+    run: Annotated[str, typer.Argument(help="The run, or its folder.", autocompletion=run_names)],
+    mode: Annotated[WandbMode, typer.Option(help="offline writes files that `wandb sync` sends later.")] = WandbMode.offline,
+    project: Annotated[str | None, typer.Option(help="wandb project. [default: the recipe's wandb.project]")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this.")
+    ] = False,
+) -> None:
+    """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
+    from efftrain_cli import wandb_sync
+    from efftrain_cli.run import existing_run
+
+    path = Path(run) if (Path(run) / "recipe.toml").is_file() else existing_run(run)
+    if follow:
+        synced = wandb_sync.follow(path, mode.value, project)
+    else:
+        synced = wandb_sync.sync(path, mode.value, project)
+    print(f"{synced.rows} rows as wandb run {synced.id} ({synced.mode}), files in {synced.folder}")
+    if synced.mode == "offline" and not follow:
+        print(f"send them with: wandb sync {synced.folder}/offline-run-*-{synced.id}")
+    if synced.warning:
+        print(f"warning: {synced.warning}", file=sys.stderr)
