@@ -70,7 +70,7 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
     session = _init(directory, mode, project, run_id, resume="allow" if mode == "offline" else "never")
     for row in rows:
         session.log(_plain(row), step=int(row["step"]))
-    session.finish()
+    _finish(session)
     return Synced(len(rows), run_id, mode, run / "wandb")
 
 
@@ -105,7 +105,7 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
             continue
         session.log(_plain(row), step=step)
         sent, count = step, count + 1
-    session.finish()
+    _finish(session)
     _write_sent(state, sent)
     if replaced:
         warning += f"{replaced} rows were written anew after a resume; `efftrain wandb-sync {directory.name}` makes a clean copy"
@@ -177,6 +177,14 @@ def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, 
     session.define_metric("tokens")
     session.define_metric("*", step_metric="tokens")
     return session
+
+
+def _finish(session: wandb.Run) -> None:
+    import wandb
+
+    session.finish()
+    # finish() returns before wandb's own process has written the last rows of an offline run; its end is waited for here.
+    wandb.teardown()
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
