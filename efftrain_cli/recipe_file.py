@@ -90,6 +90,14 @@ def is_path(name_or_path: str) -> bool:
     return "/" in name_or_path or "\\" in name_or_path or Path(name_or_path).suffix in (".toml", ".yaml", ".yml", ".json")
 
 
+def recipe_name(name_or_path: str) -> str:
+    """What runs of the recipe are called after: its name, its file's, or for a run's recipe.toml the run's."""
+    if not is_path(name_or_path):
+        return name_or_path
+    path = Path(name_or_path)
+    return path.absolute().parent.name if path.name == "recipe.toml" else path.stem
+
+
 def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     """The file of a recipe: a path, or a name in ./recipes, then among the recipes that ship with the program.
 
@@ -149,7 +157,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         RecipeError: there is no such recipe, or its bases form a loop.
     """
     path = find_recipe(name_or_path)
-    draft = Draft(path.parent.name if path.name == "recipe.toml" else path.stem, path)
+    draft = Draft(recipe_name(name_or_path), path)
     layers = []
     chain: list[Path] = []
     while True:

@@ -29,7 +29,7 @@ def mine(tmp_path: Path) -> Path:
     """./recipes/mine.toml in the folder where `efftrain` runs."""
     path = tmp_path / "recipes" / "mine.toml"
     path.parent.mkdir()
-    path.write_text('# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr = 4e-3\n')
+    path.write_text('# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr = 4e-3\n[train]\ntokens = "3M"\n')
     return path
 
 
@@ -78,7 +78,7 @@ def test_list_as_json(efftrain: Efftrain, mine: Path) -> None:
         "seq_len": small.model.seq_len,
         "batch_size": small.train.batch_size,
         "lr": 4e-3,
-        "tokens": small.train.tokens,
+        "tokens": 3_000_000,
     }
 
 
@@ -140,15 +140,31 @@ def test_mistakes_exit_with_2_and_no_traceback(efftrain: Efftrain) -> None:
     assert efftrain("recipes", "show", "smal").returncode == 2
 
 
+def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
+    """RELIABILITY F40."""
+    done = efftrain("pretrain", "--recipe", "small", "--set", "optim.lrr=1")
+    assert done.returncode == 2
+    assert "optim.lrr = 1   (--set optim.lrr=1)" in done.stderr
+    assert "did you mean optim.lr?" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- diff ------------------------------------------------------------------------------------------------------------
 
 
 def test_diff_shows_exactly_what_differs(efftrain: Efftrain, mine: Path) -> None:
     done = efftrain("recipes", "diff", "small", "mine")
-    small = load_recipe("small").optim.lr
-    assert [line.split() for line in done.stdout.splitlines()] == [["key", "small", "mine"], ["optim.lr", str(small), "0.004"]]
+    small = load_recipe("small")
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["key", "small", "mine"],
+        ["optim.lr", str(small.optim.lr), "0.004"],
+        ["train.tokens", f"{small.train.tokens:_}", "3_000_000"],
+    ]
     as_json = json.loads(efftrain("recipes", "diff", "small", "recipes/mine.toml", "--format", "json").stdout)
-    assert as_json == [{"key": "optim.lr", "a": small, "b": 4e-3}]
+    assert as_json == [
+        {"key": "optim.lr", "a": small.optim.lr, "b": 4e-3},
+        {"key": "train.tokens", "a": small.train.tokens, "b": 3_000_000},
+    ]
     assert "are the same" in efftrain("recipes", "diff", "small", "small").stdout
 
 

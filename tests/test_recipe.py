@@ -20,7 +20,7 @@ from efftrain_cli.recipe import (
     warnings_of,
 )
 from efftrain_cli.recipe_check import known_keys
-from efftrain_cli.recipe_file import toml_value
+from efftrain_cli.recipe_file import recipe_name, toml_value
 
 TINY = """
 [model]
@@ -75,6 +75,14 @@ def test_a_recipe_is_found_by_name_by_path_and_among_the_shipped(folder: Path) -
     assert by_name == load_recipe("recipes/tiny.toml") == load_recipe(str(folder / "recipes" / "tiny.toml"))
     assert load_recipe("gpt2-117m").model.n_embd == 768
     assert {"tiny", "gpt2-117m", "quickstart"} <= set(recipe_names())
+
+
+def test_runs_are_named_after_recipe_file_or_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recipe_name("gpt2-1.5b") == "gpt2-1.5b"
+    assert recipe_name("recipes/gpt2-1.5b.toml") == recipe_name("gpt2-1.5b.toml") == "gpt2-1.5b"
+    assert recipe_name("runs/tiny-seed1/recipe.toml") == "tiny-seed1"
+    monkeypatch.chdir(folder / "recipes")
+    assert recipe_name("recipe.toml") == "recipes"
 
 
 def test_a_local_recipe_hides_the_shipped_one_and_may_build_on_it(folder: Path) -> None:

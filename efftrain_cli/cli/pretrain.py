@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from pathlib import PurePath
 from typing import Annotated
 
 import typer
@@ -87,6 +86,7 @@ def pretrain(
     if recipe is None:
         raise UsageError("give --recipe NAME (see `efftrain recipes list`) or --resume RUN")
     from efftrain_cli.recipe import load_recipe, warnings_of
+    from efftrain_cli.recipe_file import recipe_name
 
     overrides = list(set_ or [])
     if seed is not None:
@@ -103,4 +103,4 @@ def pretrain(
         return
     from efftrain_cli.pretrain import start
 
-    start(loaded, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device, steps=steps, with_probe=not no_probe)
+    start(loaded, recipe_name=recipe_name(recipe), name=name, device=device, steps=steps, with_probe=not no_probe)

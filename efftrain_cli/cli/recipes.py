@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from enum import StrEnum
@@ -81,6 +82,7 @@ def show_recipe(
 def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.text) -> None:
     """The keys in which two recipes differ, inherited ones and defaults included; nothing else."""
     from efftrain_cli.recipe import load_recipe, recipe_differences
+    from efftrain_cli.recipe_file import recipe_name
 
     differences = recipe_differences(load_recipe(a), load_recipe(b))
     if format is Format.json:
@@ -89,24 +91,17 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.tex
     if not differences:
         print(f"{a} and {b} are the same")
         return
-    rows = [("key", _short(a), _short(b)), *((key, _value(x), _value(y)) for key, x, y in differences)]
+    rows = [("key", recipe_name(a), recipe_name(b)), *((key, _value(x), _value(y)) for key, x, y in differences)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     if sys.stdout.isatty():
         import shutil
 
         if sum(widths) + 8 > shutil.get_terminal_size().columns:
             for key, x, y in rows[1:]:
-                print(f"{key}\n  {_short(a)}: {x}\n  {_short(b)}: {y}")
+                print(f"{key}\n  {recipe_name(a)}: {x}\n  {recipe_name(b)}: {y}")
             return
     for key, x, y in rows:
         print(f"{key:<{widths[0]}}  {x:<{widths[1]}}  {y}")
-
-
-def _short(recipe: str) -> str:
-    from efftrain_cli.recipe_file import is_path
-
-    path = Path(recipe)
-    return recipe if not is_path(recipe) else path.parent.name if path.name == "recipe.toml" else path.stem
 
 
 def _value(value: Any) -> str:
@@ -118,6 +113,7 @@ def _value(value: Any) -> str:
 def _card(name: str) -> dict[str, Any]:
     """What `recipes list` says of one recipe: its settings as written, unchecked, so that the list is quick and whole."""
     from efftrain_cli.recipe_file import find_recipe, first_comment, read_recipe_file, shown_path
+    from efftrain_cli.section import parse_count
 
     path = find_recipe(name)
     card: dict[str, Any] = {"name": name, "path": shown_path(path), "summary": "", "mistake": None}
@@ -132,6 +128,8 @@ def _card(name: str) -> dict[str, Any]:
         section, setting = key.split(".")
         table = draft.values.get(section)
         card[setting] = table.get(setting) if isinstance(table, dict) else None
+    with contextlib.suppress(ValueError):
+        card["tokens"] = parse_count(card["tokens"])
     return card
 
 
