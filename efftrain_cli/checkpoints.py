@@ -145,6 +145,11 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
             f"{corpus.tokenizer_sha256[:12]}...): its weights mean other tokens. Bring the text back, or start a new run"
         )
     now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
+    if origin["train_hash"] is None:  # imported: what it is first trained on here is what it stays on
+        begun = next((event for event in run.events() if event.get("event") == "data"), None)
+        if begun is None:
+            run.event("data", now)
+        origin = begun or now
     differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] != now[key]]
     accept_differences(run, differences, override, "the text has changed")
 

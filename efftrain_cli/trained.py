@@ -46,7 +46,7 @@ def load_trained(name: str, checkpoint: str | None, device: torch.device) -> Tra
     tokenizer = load_run_tokenizer(run)
     recipe = load_recipe(str(path / "recipe.toml"))
     progress = progress_from_json(json.loads((path / "progress.json").read_text(encoding="utf-8")))
-    model = build_model(recipe, tokenizer.vocab_size, device)
+    model = build_model(recipe, tokenizer.vocab_size, device, progress.stage)
     _load_weights(model, path / "model.safetensors")
     model.eval()
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ from efftrain_cli.cli import prepare
 from efftrain_cli.cli import recipes
 from efftrain_cli.cli import sample
 from efftrain_cli.cli import export
+from efftrain_cli.cli import import_
 from efftrain_cli.cli import compare
 from efftrain_cli.cli import eval_zeroshot
 from efftrain_cli.cli import runs
