@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_or_recipe_names
 
 
 class CompareFormat(StrEnum):
@@ -26,7 +27,12 @@ class CompareFormat(StrEnum):
 @app.command(rich_help_panel="Compare")
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(help="Runs, globs over runs ('small-*'), or recipes: all their seeds.", metavar="RUN...")
+        list[str],
+        typer.Argument(
+            help="Runs, globs over runs ('small-*'), or recipes: all their seeds.",
+            metavar="RUN...",
+            autocompletion=run_or_recipe_names,
+        ),
     ],
     baseline: Annotated[
         str | None, typer.Option(help="Recipe or run to compare with. [default: the recipe without a method, else the first]")
