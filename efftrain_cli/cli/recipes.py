@@ -16,7 +16,9 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.errors import RecipeError
 
 recipes = typer.Typer(no_args_is_help=True)
-app.add_typer(recipes, name="recipes", help="The settings that runs are made of: list, show, diff.")
+app.add_typer(
+    recipes, name="recipes", help="The settings that runs are made of: list, show, diff.", rich_help_panel="Train"
+)
 
 
 class Format(StrEnum):
