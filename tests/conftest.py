@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.launch import Laboratory, Zygote
 
 # One thread a process: tests run side by side, and threads that wait for each other by spinning would starve them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,3 +52,22 @@ def shared_data() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip("the folder of shared test data is not beside the repository")
     return SHARED / "data"
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """One process that forks the `efftrain` processes of all tests of faults."""
+    from tests.launch import Zygote
+
+    process = Zygote()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def lab(zygote: Zygote, tmp_path: Path) -> Laboratory:
+    """A folder with made text, and quick `efftrain` processes in it."""
+    from tests.launch import Laboratory, made_text
+
+    (tmp_path / "text.txt").write_text(made_text())
+    return Laboratory(zygote, tmp_path)

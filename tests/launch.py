@@ -1,0 +1,214 @@
+"""Starting, killing and examining `efftrain` processes, for the tests of faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TIMES = {"seconds", "train_seconds", "tokens_per_second", "mfu", "segment"}
+"""Columns that may differ between two equal runs, besides all whose names end in _seconds."""
+
+BASELINE = """
+[model]
+n_layer = 2
+n_head = 2
+n_embd = 64
+seq_len = 32
+
+[data]
+train = "TEXT"
+tokenizer = "bpe:300"
+valid_fraction = 0.05
+
+[optim]
+lr = 3e-3
+min_lr = 3e-4
+warmup_steps = 5
+
+[train]
+tokens = 2560
+batch_size = 4
+micro_batch_tokens = 64
+dtype = "fp32"
+
+[eval]
+every = 5
+windows = 4
+
+[checkpoint]
+every = 5
+keep = 2
+"""
+"""20 steps of two micro-batches."""
+
+
+def made_text(size: int = 200_000) -> str:
+    """Text of `size` characters in which some words follow others, always the same."""
+    generator = random.Random(5)
+    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 7))) for _ in range(200)]
+    lines, length, word = [], 0, 0
+    while length < size:
+        line = []
+        for _ in range(12):
+            word = (word * 7 + 3) % 200 if generator.random() < 0.7 else generator.randrange(200)
+            line.append(words[word])
+        lines.append(" ".join(line))
+        length += len(lines[-1]) + 1
+    return "\n".join(lines)
+
+
+@dataclass
+class Process:
+    """One `efftrain` that was started."""
+
+    zygote: Zygote
+    pid: int
+    out: Path
+    err: Path
+    code: int | None = None
+
+    def wait(self, timeout: float = 60) -> int:
+        """Its exit code; negative for a signal. Fails the test where it does not end."""
+        if self.code is None:
+            self.code = self.zygote.ask(do="wait", pid=self.pid, timeout=timeout)["code"]
+        if self.code is None:
+            self.kill(signal.SIGKILL)
+            raise AssertionError(f"still running after {timeout} s:\n{self.out.read_text()}\n{self.err.read_text()}")
+        return self.code
+
+    def ended(self) -> bool:
+        if self.code is None:
+            self.code = self.zygote.ask(do="wait", pid=self.pid, timeout=0)["code"]
+        return self.code is not None
+
+    def kill(self, number: int = signal.SIGTERM) -> None:
+        os.kill(self.pid, number)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 60) -> None:
+        """Waits until `condition`; fails the test where the process ends before."""
+        end = time.monotonic() + timeout
+        while not condition():
+            if self.ended() or time.monotonic() > end:
+                raise AssertionError(f"ended too early ({self.code}):\n{self.out.read_text()}\n{self.err.read_text()}")
+            time.sleep(0.005)
+
+
+class Zygote:
+    """The process that forks the others."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
+        assert "ready" in self.process.stdout.readline()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+@dataclass
+class Laboratory:
+    """A folder with made text, recipes and runs, and processes that work in it."""
+
+    zygote: Zygote
+    folder: Path
+    started: int = field(default=0)
+
+    def recipe(self, name: str = "tiny", extra: str = "", **replaced: str) -> str:
+        """Writes BASELINE with `old = new` lines replaced and sections added; returns its path."""
+        lines = BASELINE.replace("TEXT", str(self.folder / "text.txt")).splitlines()
+        for key, value in replaced.items():
+            assert any(line.startswith(f"{key} = ") for line in lines), key
+            lines = [f"{key} = {value}" if line.startswith(f"{key} = ") else line for line in lines]
+        path = self.folder / f"{name}.toml"
+        path.write_text("\n".join(lines) + "\n" + extra)
+        return str(path)
+
+    def start(self, *args: str, inject: str = "", **env: str) -> Process:
+        """`efftrain ARGS` in a process of its own; `inject` is run in it first."""
+        self.started += 1
+        out, err = (self.folder / f"{self.started}.{kind}" for kind in ("out", "err"))
+        environment = {"EFFTRAIN_RUNS": str(self.folder / "runs"), **env}
+        answer = self.zygote.ask(
+            do="start", args=args, out=str(out), err=str(err), cwd=str(self.folder), env=environment, inject=inject
+        )
+        return Process(self.zygote, answer["pid"], out, err)
+
+    def call(self, *args: str, inject: str = "", timeout: float = 60, **env: str) -> Process:
+        """`start` and wait for the end."""
+        process = self.start(*args, inject=inject, **env)
+        process.wait(timeout)
+        return process
+
+    def run(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows that count, by step, without times."""
+        rows: dict[int, dict[str, Any]] = {}
+        for line in (self.run(name) / "metrics.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            if row["step"] not in rows or row["segment"] >= rows[row["step"]]["segment"]:
+                rows[row["step"]] = row
+        return [
+            {key: value for key, value in rows[step].items() if key not in TIMES and not key.endswith("_seconds")}
+            for step in sorted(rows)
+        ]
+
+    def last_step(self, name: str) -> int:
+        """Of the rows so far, -1 where there is none."""
+        try:
+            text = (self.run(name) / "metrics.jsonl").read_text()
+        except FileNotFoundError:
+            return -1
+        return max((json.loads(line)["step"] for line in text.split("\n")[:-1]), default=-1)
+
+    def events(self, name: str, kind: str | None = None) -> list[dict[str, Any]]:
+        lines = (self.run(name) / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if kind in (None, event["event"])]
+
+    def checkpoint(self, name: str, step: int) -> Path:
+        return self.run(name) / "checkpoints" / f"step-{step:08d}"
+
+    def checkpoints(self, name: str) -> list[str]:
+        folder = self.run(name) / "checkpoints"
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def tensors(self, name: str, step: int) -> dict[str, torch.Tensor]:
+        """Weights and moments of a checkpoint."""
+        folder = self.checkpoint(name, step)
+        return {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+
+    def assert_equal_runs(self, name: str, other: str, step: int) -> None:
+        """Rows and the tensors after `step` are the same, bit for bit."""
+        have, want = self.rows(name), self.rows(other)
+        assert [row["step"] for row in have] == [row["step"] for row in want]
+        for a, b in zip(have, want, strict=True):
+            assert a == b
+        tensors, expected = self.tensors(name, step), self.tensors(other, step)
+        assert tensors.keys() == expected.keys()
+        for key, tensor in tensors.items():
+            assert torch.equal(tensor, expected[key]), key

@@ -1,0 +1,82 @@
+"""A process that has imported everything and forks one `efftrain` per request: real processes to kill, without seconds of
+imports for each. Requests and answers are lines of JSON on stdin and stdout."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+
+
+def child(request: dict) -> None:
+    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    err = os.open(request["err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)
+    os.chdir(request["cwd"])
+    os.environ.update(request["env"])
+    os.setsid()
+    sys.argv = ["efftrain", *request["args"]]
+    code = 0
+    try:
+        exec(compile(request["inject"], "inject", "exec"), {})
+        from efftrain_cli.cli.app import run_app
+
+        run_app()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def wait(pid: int, timeout: float) -> int | None:
+    """Exit code, negative for a signal; None where it runs on."""
+    end = time.monotonic() + timeout
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.005)
+
+
+def main() -> None:
+    import pandas  # noqa: F401
+    import safetensors.torch  # noqa: F401
+    import tokenizers  # noqa: F401
+    import torch
+    import torch._dynamo  # what the first optimizer would import, for seconds
+
+    import efftrain_cli.cli.commands
+    import efftrain_cli.pretrain  # noqa: F401
+
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is here is never collected in the children, so their memory stays shared
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "wait":
+            answer = {"code": wait(request["pid"], request["timeout"])}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                child(request)
+            answer = {"pid": pid}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
