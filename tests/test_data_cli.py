@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +94,33 @@ def test_repeating_is_allowed_by_the_key(efftrain: Command, recipe: str) -> None
         "pretrain", "--recipe", recipe, "--set", "train.tokens=20_480", "--set", "data.repeat=true", "--no-probe"
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_training_on_ready_shards_imports_little(efftrain: Command, recipe: str, tmp_path: Path) -> None:
+    """Neither wandb nor datasets nor pandas, from the first import to the summary."""
+    assert efftrain("prepare", "--recipe", recipe).returncode == 0
+    script = """
+import sys
+sys.argv = ["efftrain", "pretrain", "--recipe", "tiny.toml", "--no-probe"]
+from efftrain_cli.cli.app import run_app
+try:
+    run_app()
+except SystemExit as end:
+    assert not end.code, end.code
+print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers") if name in sys.modules])
+"""
+    repository = str(Path(__file__).resolve().parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": repository},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy: ['torch']"
 
 
 def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> None:

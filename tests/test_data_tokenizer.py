@@ -45,10 +45,10 @@ def test_long_documents_are_cut_where_no_token_changes(gpt2: Tokenizer, bpe: Tok
     """Random text full of the hard cases, cut once per 64 K characters, against the library on the whole."""
     rng = random.Random(5)
     parts = ["word", " ", "  ", "\n", "\n\n", "\t", "\r\n", "'s", "12", "é", "中", "\u3000", "...", "\x1c", "\x85", " \n", "\n ", "🙂"]
-    text = "".join(rng.choices(parts, k=250_000))
+    text = "".join(rng.choices(parts, k=150_000))
     for tokenizer in (gpt2, bpe):
         assert tokenizer.cuttable
-        assert len(tokenizer._pieces(text)) >= 5
+        assert len(tokenizer._pieces(text)) >= 3
         whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(["a", text, ""])[1].tolist() == whole
 
