@@ -58,3 +58,11 @@ def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> 
     ((found, rule),) = BatchSizeWarmup(**{**fitting, **keys}).problems(64, 128, 1_000_000)
     assert found == key
     assert str(keys[key])[:2] in rule
+
+
+@pytest.mark.parametrize(("start", "increment", "full", "steps"), [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)])
+def test_a_ramp_of_so_many_steps(start: int, increment: int, full: int, steps: int) -> None:
+    warmup = BatchSizeWarmup(start=start, increment=increment, sequences=1)
+    ramp = BatchSizeWarmup(start=start, increment=increment, sequences=warmup.sequences_for(steps, full))
+    # Each batch size may round up to a step of its own.
+    assert abs(ramp.steps_of_ramp(full) - steps) <= (full - start) // increment

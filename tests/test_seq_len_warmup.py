@@ -87,7 +87,7 @@ def test_the_reference_s_own_unit_tests() -> None:
 def test_two_stage() -> None:
     warmup = SeqLenWarmup(pacing="discrete", lengths=(128, 1024), until=(15000,))
     assert [warmup.seq_len_at(step, 1024) for step in (1, 15000, 15001, 99999)] == [128, 128, 1024, 1024]
-    assert warmup.phases(1024) == [(1, 128), (15001, 1024)]
+    assert list(warmup.phases(1024)) == [(1, 128), (15001, 1024)]
     assert warmup.tokens_through(15002, 1024, batch_size=2) == 2 * (15000 * 128 + 2 * 1024)
 
 
@@ -237,3 +237,25 @@ def test_two_stages_that_do_not_fit_are_problems() -> None:
     assert SeqLenWarmup(pacing="discrete", lengths=(8, 32), until=(5,)).problems(64, 4, 10**6)[0][0] == "lengths"
     assert SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(500,)).problems(64, 4, 10_000)[0][0] == "until"
     assert not SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,)).problems(64, 4, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("keys", "full"),
+    [
+        ({"start": 8, "steps": 333}, 128),
+        ({"start": 12, "steps": 700}, 130),
+        ({"start": 3, "steps": 50}, 1023),
+        ({"start": 1, "steps": 90, "multiple": 1}, 64),
+        ({"start": 16, "steps": 5000, "pacing": "root", "degree": 3}, 256),
+        ({"start": 8, "steps": 2}, 1024),
+        ({"start": 8, "steps": 1}, 1024),
+        ({"start": 64, "steps": 9}, 64),
+    ],
+)
+def test_phases_and_tokens_are_those_of_the_steps(keys: dict, full: int) -> None:
+    warmup = SeqLenWarmup(**keys)
+    lengths = [warmup.seq_len_at(step, full) for step in range(1, keys["steps"] + 20)]
+    changes = [(i + 1, length) for i, length in enumerate(lengths) if i == 0 or lengths[i - 1] != length]
+    assert list(warmup.phases(full)) == changes
+    for step in (1, 2, keys["steps"] // 2, keys["steps"], keys["steps"] + 19):
+        assert warmup.tokens_through(step, full, 3) == 3 * sum(lengths[:step])

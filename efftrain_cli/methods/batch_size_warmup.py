@@ -47,6 +47,12 @@ class BatchSizeWarmup:
             consumed += batch_size
         return steps
 
+    def sequences_for(self, steps: int, full: int) -> int:
+        """The `sequences` with which this ramp takes about `steps` optimizer steps: each of its n stretches has the same
+        number of sequences, at a batch of its own."""
+        batch_sizes = range(self.start, full, self.increment)
+        return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
+
     def problems(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget` tokens:
         pairs of the key (without the section) and what to do about it."""

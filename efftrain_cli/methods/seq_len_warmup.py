@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -114,28 +115,36 @@ class SeqLenWarmup:
             return self.steps
         return self.until[-1] if self.until else 0
 
-    def phases(self, full: int) -> list[tuple[int, int]]:
+    def phases(self, full: int) -> Iterator[tuple[int, int]]:
         """(first step, length) of every stretch of steps with one length, in order; the last one lasts for ever."""
         if self.steps is None:
             starts = [1, *(end + 1 for end in self.until)]
-            return [(first, min(length, full)) for first, length in zip(starts, self.lengths, strict=True)]
-        found = [(1, self.seq_len_at(1, full))]
-        while found[-1][1] < full:
-            first, length = found[-1]
-            # Lengths never fall, so the next stretch is found by bisection: 128 lengths cost 2,000 calls, not T.
-            ahead = range(first + 1, self.steps + 1)
-            first = ahead[bisect_left(ahead, length + 1, key=lambda step: self.seq_len_at(step, full))]
-            found.append((first, self.seq_len_at(first, full)))
-        return found
+            yield from zip(starts, (min(length, full) for length in self.lengths), strict=True)
+            return
+        first, length = 1, self.seq_len_at(1, full)
+        yield first, length
+        degree = self.degree if self.pacing == "root" else 1
+        while length < full:
+            longer = min(length - length % self.multiple + self.multiple, full)
+            # Near where the pacing function has its inverse; then exactly, for rounding and for what is cut off at either end.
+            share = min(1.0, max(0, longer - self.start) / max(1, full - self.start))
+            first = min(self.steps, max(first + 1, math.ceil(share**degree * self.steps)))
+            while first < self.steps and self.seq_len_at(first, full) <= length:
+                first += 1
+            while self.seq_len_at(first - 1, full) > length:
+                first -= 1
+            length = self.seq_len_at(first, full)
+            yield first, length
 
     def tokens_through(self, step: int, full: int, batch_size: int) -> int:
         """Tokens trained by the end of `step`, at `batch_size` sequences per step."""
-        phases = self.phases(full)
-        ends = [first - 1 for first, _ in phases[1:]] + [max(step, phases[-1][0] - 1)]
-        total = 0
-        for (first, length), end in zip(phases, ends, strict=True):
-            total += max(0, min(end, step) - first + 1) * length
-        return total * batch_size
+        total, first, length = 0, 1, 0
+        for begins, following in self.phases(full):
+            if begins > step:
+                break
+            total += (begins - first) * length
+            first, length = begins, following
+        return (total + (step - first + 1) * length) * batch_size
 
     def problems(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this warmup in a recipe of `full` tokens per sequence, `batch_size` sequences per step and
