@@ -40,8 +40,8 @@ def runs_root() -> Path:
     return Path(os.environ.get("EFFTRAIN_RUNS") or "runs")
 
 
-def run_path(name: str) -> Path:
-    """The directory of run `name`, whether or not it exists.
+def run_path(name: str, root: Path | None = None) -> Path:
+    """The directory of run `name` in `root` (default: the folder of all runs), whether or not it exists.
 
     Raises:
         UsageError: the name could leave the folder of runs, or is no portable file name.
@@ -52,7 +52,7 @@ def run_path(name: str) -> Path:
         )
     if name.split(".")[0].lower() in _WINDOWS_DEVICES:
         raise UsageError(f"run name {name!r} is a device name on Windows; choose another")
-    path = runs_root() / name
+    path = (root or runs_root()) / name
     if path.is_symlink():
         raise UsageError(f"{path} is a symbolic link; a run must be a directory of its own")
     return path
@@ -116,19 +116,27 @@ class Run:
         """Checkpoints that this process found damaged."""
 
     @classmethod
-    def create(cls, name: str, recipe_toml: str, origin: Mapping[str, object], tokenizer: Path | None = None) -> Run:
-        """Makes a new run directory, whole or not at all.
+    def create(
+        cls,
+        name: str,
+        recipe_toml: str,
+        origin: Mapping[str, object],
+        tokenizer: Path | None = None,
+        root: Path | None = None,
+    ) -> Run:
+        """Makes a new run directory in `root` (default: the folder of all runs), whole or not at all.
 
         Raises:
             UsageError: the name is taken or not allowed. Nothing is ever overwritten.
         """
-        path = run_path(name)
+        path = run_path(name, root)
         if path.exists():
             raise taken(name)
-        runs_root().mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(runs_root())
+        root = path.parent
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(root)
         # Made beside its place and renamed, so that a kill leaves no half of a run that would block the name.
-        temporary = runs_root() / f".{name}.{os.getpid()}.tmp"
+        temporary = root / f".{name}.{os.getpid()}.tmp"
         temporary.mkdir()
         run = cls(temporary)
         try:
@@ -139,7 +147,7 @@ class Run:
             for file in (*temporary.iterdir(), temporary):
                 fsync(file)
             temporary.rename(path)  # fails where a directory with files stands
-            fsync(runs_root())
+            fsync(root)
         except BaseException as error:
             run.close()
             shutil.rmtree(temporary, ignore_errors=True)
@@ -150,14 +158,15 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, name: str) -> Run:
-        """Takes ownership of an existing run, and removes what an interrupted save left behind.
+    def open(cls, name: str, root: Path | None = None) -> Run:
+        """Takes ownership of an existing run in `root` (default: the folder of all runs), and removes what an interrupted save
+        left behind.
 
         Raises:
             UsageError: there is no such run.
             RunLockedError: another process owns it.
         """
-        run = cls(existing_run(name))
+        run = cls(existing_run(name) if root is None else run_path(name, root))
         for path in (run.path / "checkpoints").glob("*.tmp"):
             shutil.rmtree(path)
             run.event("removed", {"path": path.name, "reason": "left by an interrupted save"})

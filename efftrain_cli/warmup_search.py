@@ -169,7 +169,7 @@ class Search:
     """Learning-rate warmups that a probe of the duration lasts."""
     threshold: float = 1.3
     """Perplexity over best perplexity so far above which a fluctuation is significant."""
-    max_share: float = 2 / 3
+    max_share: float = 0.66
     """Share of the token budget that the longest warmup tried may take. The longest of the paper's authors took 63 %."""
     eval_every: int | None = None
     """Steps between validations in a probe; None: a tenth of the learning-rate warmup, or eval.every where that is less."""
@@ -191,6 +191,8 @@ class Search:
                 'tune-warmup searches start and steps, and pacing = "discrete" has neither; '
                 'set --set seq_len_warmup.pacing=linear with a start and steps, or choose another recipe'
             )
+        if self.recipe.stages:
+            raise UsageError("tune-warmup searches recipes without stages; give it the recipe of one stage")
         if not self.starts:
             raise UsageError(
                 f"there is no {self.start_name} to search between the recipe's and the full {self.full}; lower it"
@@ -257,18 +259,24 @@ class Search:
 
     def _tokens_of_warmup(self, start: int, steps: int) -> int:
         """Tokens trained until a warmup ends."""
-        recipe = self.recipe_with(start, steps)
-        if recipe.batch_size_warmup is not None:
-            return recipe.batch_size_warmup.sequences * recipe.model.seq_len
-        assert recipe.seq_len_warmup is not None
-        return recipe.seq_len_warmup.tokens_through(steps, recipe.model.seq_len, recipe.train.batch_size)
+        warmup, recipe = self._warmup_with(start, steps), self.recipe
+        if isinstance(warmup, BatchSizeWarmup):
+            return warmup.sequences * recipe.model.seq_len
+        return warmup.tokens_through(steps, recipe.model.seq_len, recipe.train.batch_size)
+
+    def _warmup_with(self, start: int, steps: int) -> SeqLenWarmup | BatchSizeWarmup:
+        """The warmup from `start` that lasts `steps` optimizer steps, whether or not it fits the budget."""
+        if self.recipe.batch_size_warmup is not None:
+            ramp = replace(self.recipe.batch_size_warmup, start=start)
+            return replace(ramp, sequences=ramp.sequences_for(steps, self.full))
+        return replace(self._warmup, start=start, steps=steps)
 
     def recipe_with(self, start: int, steps: int) -> Recipe:
         """The recipe with this warmup and nothing else changed."""
-        if self.recipe.batch_size_warmup is not None:
-            ramp = replace(self.recipe.batch_size_warmup, start=start)
-            return replace(self.recipe, batch_size_warmup=replace(ramp, sequences=ramp.sequences_for(steps, self.full)))
-        return replace(self.recipe, seq_len_warmup=replace(self._warmup, start=start, steps=steps))
+        warmup = self._warmup_with(start, steps)
+        if isinstance(warmup, BatchSizeWarmup):
+            return replace(self.recipe, batch_size_warmup=warmup)
+        return replace(self.recipe, seq_len_warmup=warmup)
 
     def recipe_of(self, probe: Probe) -> Recipe:
         """What a probe runs: the recipe with its warmup, validated more often, with one checkpoint kept."""
