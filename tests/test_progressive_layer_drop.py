@@ -20,6 +20,7 @@ from efftrain_cli.optim import set_lr
 from efftrain_cli.plan import assumed_result, method_columns, plan_run, plan_step
 from efftrain_cli.recipe import Model, Optim, Recipe, Train, warnings_of
 from efftrain_cli.step import Batch, Progress, StepPlan
+from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
 
 
 def bits(gates: tuple[bool, ...]) -> str:
@@ -401,6 +402,7 @@ def test_paired_gates_keep_drop_noise_out_of_the_similarity() -> None:
     assert a_dot_b / math.sqrt(a_square * b_square) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
     """One graph for all blocks and gate patterns, and one without gradient for the evaluation."""
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -432,3 +434,25 @@ def test_unwise_settings_are_named() -> None:
     assert "set it to the steps of the run" in pace
     (biased,) = warnings_of(recipe(ProgressiveLayerDrop(steps=40, keep="code")))
     assert "for comparison only" in biased
+
+
+def test_resume_is_exact_in_the_middle_of_the_ramp() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 12)
+    rows = assert_resumes_exactly_at_every_step(dropping)[1:]
+    assert [row["pld_theta"] for row in rows] == [dropping.progressive_layer_drop.theta_at(step) for step in range(1, 13)]
+    assert 0.45 < rows[6]["pld_theta"] < 0.6  # so the ramp was not over
+    assert len({row["pld_blocks"] for row in rows}) > 3
+
+
+def test_tokens_are_counted_from_targets_whatever_blocks_ran() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.4, steps=0), tokens=8 * 16 * 4)
+    assert_tokens_are_those_of_the_data(assert_resumes_exactly_at_every_step(dropping), dropping)
+
+
+def test_resume_is_exact_with_simigrad() -> None:
+    both = replace(
+        recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 8),
+        simigrad=SimiGrad(target=0.9, min_batch_size=2, max_batch_size=64),
+    )
+    rows = assert_resumes_exactly_at_every_step(both)[1:]
+    assert [row["batch_size"] for row in rows[:4]] == [8, 9, 10, 11]

@@ -29,6 +29,7 @@ from efftrain_cli.plan import after_step, method_columns, plan_run, plan_step
 from efftrain_cli.recipe import Model, Optim, Recipe, Train, warnings_of
 from efftrain_cli.schedule import summarize_plan
 from efftrain_cli.step import Batch, Progress, StepPlan, StepResult
+from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
 
 LOW, HIGH = 0.1, 0.9
 
@@ -466,3 +467,19 @@ def test_unwise_settings_are_named() -> None:
 def test_memory_is_planned_for_the_largest_micro_batch_that_may_come() -> None:
     assert summarize_plan(recipe(SimiGrad(**BATCH), micro_batch_tokens=160)).largest_micro_batch == (10, 16)
     assert summarize_plan(recipe(SimiGrad(**BATCH), micro_batch_tokens=16_000)).largest_micro_batch == (32, 16)
+
+
+@pytest.mark.parametrize("mode", ["default", "reference"])
+def test_resume_is_exact_in_the_middle_of_changes_of_the_batch(mode: str) -> None:
+    section = SimiGrad(target=0.4, min_batch_size=4, max_batch_size=20, interval=2, window=2, mode=mode)
+    adapting = recipe(section, tokens=8 * 16 * 14)
+    rows = assert_resumes_exactly_at_every_step(adapting)
+    assert_tokens_are_those_of_the_data(rows, adapting)
+    batches = [row["batch_size"] for row in rows[1:]]
+    assert len(set(batches)) > 2
+    assert [row["simigrad_similarity"] is not None for row in rows[1:5]] == (
+        [False, True, False, True] if mode == "default" else [True, False, True, False]
+    )
+    for before, row in itertools.pairwise(rows[1:]):
+        assert row["sequences"] == before["sequences"] + row["batch_size"]
+        assert row["simigrad_lr_factor"] == math.sqrt(row["batch_size"] / 8)

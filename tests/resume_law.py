@@ -1,0 +1,111 @@
+"""Exact resume, as a law that every method's tests can ask for: a checkpoint of any step continues as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from efftrain_cli.build import build_model, build_optimizer
+from efftrain_cli.recipe import Recipe
+from efftrain_cli.state import (
+    TrainState,
+    load_tensors,
+    model_tensors,
+    optimizer_tensors,
+    progress_from_json,
+    progress_to_json,
+)
+from efftrain_cli.step import Batch, Progress, StepPlan
+from efftrain_cli.trainer import read_records, train
+
+VOCAB_SIZE = 64
+TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds"}
+
+
+class RandomTokens:
+    """Stands in for a corpus: tokens in which each mostly tells the next, a function of the window's position."""
+
+    def __init__(self, seq_len: int) -> None:
+        self.seq_len = seq_len
+
+    def window(self, position: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(position)
+        noise = torch.randint(VOCAB_SIZE, (self.seq_len + 1,), generator=generator)
+        ids = [0]
+        for value in noise.tolist()[1:]:
+            ids.append((5 * ids[-1] + 1) % VOCAB_SIZE if value % 4 else value)
+        return torch.tensor(ids)
+
+    def batch(self, plan: StepPlan) -> Batch:
+        assert plan.pieces == 1
+        positions = range(plan.window_start, plan.window_start + plan.batch_size)
+        ids = torch.stack([self.window(position) for position in positions])[:, : plan.seq_len + 1]
+        return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+def fresh(recipe: Recipe) -> TrainState:
+    model = build_model(recipe, VOCAB_SIZE, torch.device("cpu"))
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in (model_tensors(state) | optimizer_tensors(state)).items()}
+
+
+def timeless(progress: Progress) -> Progress:
+    return progress._replace(train_seconds=0.0)
+
+
+def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
+    """Trains to the end of the budget; then, from what a checkpoint of every step holds, the two steps after it, in a state that
+    was another before: weights, moments, progress and rows must be equal to the last bit. Returns the rows of the run.
+
+    Two steps rather than all: equal states at step k + 2 for every k have equal futures. Progress goes through its JSON; the
+    tensors stay in memory, as their way to the disk and back is the same for every method.
+    """
+    data = RandomTokens(recipe.model.seq_len)
+    val = torch.stack([data.window(10**6 + i) for i in range(2)])
+    state = fresh(recipe)
+    rows, tensors, progresses, saved = [], [], [], []
+    for record in train(state, recipe, data, val):  # type: ignore[arg-type]
+        rows += read_records(state, recipe, [record])
+        tensors.append(tensors_of(state))
+        progresses.append(timeless(state.progress))
+        saved.append(json.dumps(progress_to_json(state.progress), allow_nan=False))
+    last = state.progress.step
+    for step in range(last):
+        resumed = fresh(replace(recipe, seed=recipe.seed + 1))
+        optimizer = {name for name in tensors[step] if name.split(".", 1)[0] in ("step", "exp_avg", "exp_avg_sq")}
+        load_tensors(
+            resumed,
+            {name: tensor for name, tensor in tensors[step].items() if name not in optimizer},
+            {name: tensors[step][name] for name in optimizer},
+        )
+        resumed.progress = progress_from_json(json.loads(saved[step]))
+        until = min(step + 2, last)
+        again = []
+        for record in train(resumed, recipe, data, val, until):  # type: ignore[arg-type]
+            again += read_records(resumed, recipe, [record])
+        assert timeless(resumed.progress) == progresses[until], f"resumed after step {step}"
+        for name, tensor in tensors_of(resumed).items():
+            assert torch.equal(tensor, tensors[until][name]), f"{name}, resumed after step {step}"
+        expected = rows[step + 1 : until + 1] if step else rows[: until + 1]
+        for want, have in zip(expected, again, strict=True):
+            keys = want.keys() - TIMES - {"val_loss"}  # a run cut at a step evaluates it
+            assert {key: want[key] for key in keys} == {key: have[key] for key in keys}
+    return rows
+
+
+def assert_tokens_are_those_of_the_data(rows: list[dict], recipe: Recipe) -> None:
+    """The tokens of a run, counted from the targets that the data handed out, not from what the trainer says."""
+    data, counted = RandomTokens(recipe.model.seq_len), 0
+    for before, row in pairwise(rows):
+        plan = StepPlan(
+            row["step"], 0.0, row["batch_size"], row["seq_len"], 1, before["windows"], 1, (1.0,), False
+        )
+        counted += data.batch(plan).targets.numel()
+        assert row["tokens"] == counted
+        assert row["total_flops"] - before["total_flops"] == row["flops"]
