@@ -17,3 +17,4 @@ from efftrain_cli.cli import eval_zeroshot
 from efftrain_cli.cli import runs
 from efftrain_cli.cli import wandb_sync
 from efftrain_cli.cli import checkpoint
+from efftrain_cli.cli import sweep
