@@ -1,0 +1,206 @@
+"""Equal work through efftrain's trainer and through the plain loop of `reference_loop.py`, in alternation.
+
+    python benchmarks/side_by_side.py                      the sizes that a CPU can do
+    python benchmarks/side_by_side.py --sizes 6x384 --rounds 9 --json out.json
+
+Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of the other; ratios are
+of the same round, so a machine that slows down slows both. A ratio above 1 means that efftrain is the faster one. Beside
+wall time stands the processes' CPU time, which neighbours on the machine disturb less. Peak memory is measured in a
+process of its own for each side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from reference_loop import ReferenceLoop, Shape
+
+from efftrain_cli.bench import bench, random_windows
+from efftrain_cli.build import build_model, build_optimizer, compute_dtype
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.recipe import Data, Eval, Model, Optim, Recipe, Train
+from efftrain_cli.state import TrainState
+from efftrain_cli.step import Progress
+from efftrain_cli.trainer import read_records, train
+
+SIZES = {
+    "4x128": Shape(n_layer=4, n_head=4, n_embd=128, seq_len=64, batch_size=12, vocab_size=512),
+    "6x384": Shape(n_layer=6, n_head=6, n_embd=384, seq_len=256, batch_size=8, vocab_size=512),
+    "6x384-v50304": Shape(n_layer=6, n_head=6, n_embd=384, seq_len=256, batch_size=8, vocab_size=50304),
+    "gpt2-117m": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=1, vocab_size=50304),
+    "gpt2-117m-cuda": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=64, vocab_size=50304),
+}
+STEPS = {"4x128": 20, "6x384": 2, "6x384-v50304": 1, "gpt2-117m": 1, "gpt2-117m-cuda": 5}
+
+
+def recipe_of(shape: Shape, dtype: str) -> Recipe:
+    """The recipe that trains `shape` in one micro-batch a step, without evaluations."""
+    return Recipe(
+        model=Model(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd, seq_len=shape.seq_len),
+        data=Data(tokenizer=f"bpe:{shape.vocab_size}"),
+        optim=Optim(lr=6e-4),
+        train=Train(
+            tokens=10**15,
+            batch_size=shape.batch_size,
+            micro_batch_tokens=shape.batch_size * shape.seq_len,
+            dtype="bf16" if dtype == "bf16" else "fp32",
+        ),
+        eval=Eval(every=10**9),
+    )
+
+
+def our_step(shape: Shape, dtype: str, device: torch.device, windows: Windows) -> Callable[[], None]:
+    """A function that trains one step through `train()` and reads its record, as pretrain does."""
+    recipe = recipe_of(shape, dtype)
+    model = build_model(recipe, shape.vocab_size, device)
+    state = TrainState(
+        model=model,
+        optimizer=build_optimizer(recipe, model),
+        progress=Progress(step=1, schedule_step=1),
+        nonfinite=torch.zeros((), device=device),
+    )
+    stepping = train(state, recipe, windows, windows.validation(1))
+    pending = []
+
+    def step() -> None:
+        pending.append(next(stepping))
+        # On CUDA pretrain reads about once a second; on a CPU after every step.
+        if device.type == "cpu" or len(pending) == 8:
+            rows = read_records(state, recipe, pending)
+            json.dumps(rows)
+            pending.clear()
+
+    return step
+
+
+def reference_step(shape: Shape, dtype: str, device: torch.device, windows: Windows) -> Callable[[], None]:
+    """A function that trains one step of the plain loop; it reads its loss every tenth step, as nanoGPT does."""
+    tokens = windows.shards.shards[0].ids
+    loop = ReferenceLoop(shape, np.asarray(tokens), device, dtype, compiled=device.type == "cuda")
+
+    def step() -> None:
+        loss = loop.step()
+        if loop.iteration % 10 == 0:
+            loss.item()
+
+    return step
+
+
+def timed(step: Callable[[], None], steps: int, device: torch.device) -> tuple[float, float]:
+    """(wall, CPU) seconds per step."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
+
+
+def compare(name: str, dtype: str, device: torch.device, rounds: int) -> dict[str, object]:
+    """Ratios of reference time to ours over `rounds` alternating rounds."""
+    shape, steps = SIZES[name], STEPS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        windows = random_windows(recipe_of(shape, dtype), shape.vocab_size, Path(folder))
+        sides = {"ours": our_step(shape, dtype, device, windows), "reference": reference_step(shape, dtype, device, windows)}
+        for step in sides.values():
+            timed(step, 2, device)
+        times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+        for i in range(rounds):
+            for side in sorted(sides, reverse=bool(i % 2)):
+                times[side].append(timed(sides[side], steps, device))
+    pairs = list(zip(times["ours"], times["reference"], strict=True))
+    wall = [theirs[0] / ours[0] for ours, theirs in pairs]
+    cpu = [theirs[1] / ours[1] for ours, theirs in pairs]
+    tokens = shape.batch_size * shape.seq_len
+    return {
+        "size": name,
+        "dtype": dtype,
+        "ours_tokens_per_second": tokens / statistics.median(t[0] for t in times["ours"]),
+        "reference_tokens_per_second": tokens / statistics.median(t[0] for t in times["reference"]),
+        "wall_ratio": statistics.median(wall),
+        "wall_ratio_low": min(wall),
+        "wall_ratio_high": max(wall),
+        "cpu_ratio": statistics.median(cpu),
+        "cpu_ratio_low": min(cpu),
+        "cpu_ratio_high": max(cpu),
+    }
+
+
+def peak_memory(name: str, dtype: str, device: str, side: str) -> int:
+    """Bytes that a process of its own needs for three steps of one side."""
+    command = [sys.executable, __file__, "--memory-of", side, "--sizes", name, "--dtype", dtype, "--device", device]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def memory_here(name: str, dtype: str, device: torch.device, side: str) -> int:
+    """Runs three steps and returns this process's peak, bytes: resident size on a CPU, allocated memory on CUDA."""
+    shape = SIZES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        windows = random_windows(recipe_of(shape, dtype), shape.vocab_size, Path(folder))
+        step = (our_step if side == "ours" else reference_step)(shape, dtype, device, windows)
+        timed(step, 3, device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4x128", "6x384", "6x384-v50304", "gpt2-117m"])
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "auto"], default="fp32")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--memory-of", choices=["ours", "reference"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    dtype = compute_dtype(options.dtype, device)
+    if options.memory_of:
+        print(memory_here(options.sizes[0], dtype, device, options.memory_of))
+        return
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    print(f"{machine}, torch {torch.__version__}, {dtype}, {datetime.now(UTC).date()}, {options.rounds} rounds\n")
+    print("size           ours tok/s   ref tok/s   wall ratio (low-high)   CPU ratio (low-high)   memory ratio   overhead")
+    results = []
+    for name in options.sizes:
+        result = compare(name, dtype, device, options.rounds)
+        if not options.no_memory:
+            ours, theirs = (peak_memory(name, dtype, options.device, side) for side in ("ours", "reference"))
+            result |= {"ours_bytes": ours, "reference_bytes": theirs}
+        result["overhead"] = bench(recipe_of(SIZES[name], dtype), device, steps=max(3, STEPS[name])).overhead
+        results.append(result)
+        memory = f"{result['ours_bytes'] / result['reference_bytes']:.2f}" if "ours_bytes" in result else "-"
+        print(
+            f"{name:13s} {result['ours_tokens_per_second']:11,.0f} {result['reference_tokens_per_second']:11,.0f}"
+            f"   {result['wall_ratio']:.3f} ({result['wall_ratio_low']:.2f}-{result['wall_ratio_high']:.2f})"
+            f"       {result['cpu_ratio']:.3f} ({result['cpu_ratio_low']:.2f}-{result['cpu_ratio_high']:.2f})"
+            f"      {memory:>8s}     {result['overhead']:8.2%}",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(
+            json.dumps(
+                {"machine": machine, "torch": torch.__version__, "dtype": dtype, "results": results,
+                 "date": str(datetime.now(UTC).date()), "rounds": options.rounds},
+                indent=1,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
