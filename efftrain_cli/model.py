@@ -57,8 +57,10 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         batch, seq_len, n_embd = x.shape
-        # (batch, seq_len, 3, n_head, head size) -> three of (batch, n_head, seq_len, head size)
-        q, k, v = self.c_attn(x).view(batch, seq_len, 3, self.n_head, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
+        q, k, v = (
+            part.view(batch, seq_len, self.n_head, -1).transpose(1, 2) for part in self.c_attn(x).split(n_embd, dim=2)
+        )
         past = 0
         if cache is not None:
             past = 0 if cache.keys is None else cache.keys.shape[2]
