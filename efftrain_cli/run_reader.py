@@ -26,7 +26,10 @@ STATUSES = ("running", "finished", "stopped", "diverged", "crashed", "not starte
 
 @dataclass(frozen=True)
 class Rows:
-    """Columns of metrics.jsonl that count: after a resume, the rows from its first step on replace all older ones."""
+    """Columns of metrics.jsonl that count: after a resume, the rows from its first step on replace all older ones.
+
+    Of a step written twice, the later value of each column counts.
+    """
 
     columns: dict[str, np.ndarray]
     """float64, one value per step in increasing order, NaN where a row has null or lacks the key."""
@@ -179,19 +182,36 @@ def _read_current(path: Path, wanted: Sequence[str] | None) -> tuple[dict[str, n
             f"{path} is damaged: {len(read.damaged)} lines are no JSON (line {read.damaged[0]} is the first), but the run "
             f"was started {starts} times. Restore the file, or remove those lines by hand"
         )
-    # A row counts unless a later segment began at or before its step.
+    # A row counts unless a later segment began before its step.
     order = np.argsort(segment, kind="stable")
     following = np.append(np.minimum.accumulate(step[order][::-1])[::-1][1:], np.inf)
-    current = order[step[order] < following]
+    current = order[step[order] <= following]
     kept = {name: values[current] for name, values in arrays.items() if name != "_line"}
+    twice = np.flatnonzero(np.diff(step[current]) == 0)
+    if len(twice):
+        kept = {name: _last_there(values, twice) for name, values in kept.items()}
     return kept, {
         "total": len(step),
-        "superseded": len(step) - len(current),
+        "superseded": len(step) - len(kept["step"]),
         "segments": starts,
         "nonfinite_segments": len(np.unique(segment[nonfinite > 0])),
         "torn": read.torn,
         "damaged": read.damaged,
     }
+
+
+def _last_there(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
+    """One value per step where row `twice[i]` and the next are of one step: the later one, or the earlier where that is null.
+
+    A segment begins with a row of the step before it where only the evaluation of that step was still missing.
+    """
+    import numpy as np
+
+    values = values.copy()
+    for i in twice:
+        if np.isnan(values[i + 1]):
+            values[i + 1] = values[i]
+    return np.delete(values, twice)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def state_of(trial: Trial) -> str:
         )
     if not (path / "metrics.jsonl").exists():
         return "unfinished"
-    status = status_of(run, read_rows(path, ("tokens", "nonfinite")))
+    status = status_of(run, read_rows(path, ("step", "tokens", "nonfinite")))
     return status if status in ("finished", "diverged") else "unfinished"
 
 

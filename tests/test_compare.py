@@ -225,6 +225,14 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     names = ("crashed", "disk", "stopped", "diverged", "resumed", "rewound")
     numbers = {name: read_numbers(root / f"{name}-seed0") for name in names}
     assert numbers["disk"].marks == ("unfinished: crashed (disk) at step 50 (50 % of its tokens)",)
+    changed = {"event": "override", "differences": [["optim.lr", 1e-3, 2e-3]]}
+    gap = [row for row in rows_of(100, 0) if row["step"] not in (7, 8)]
+    odd = read_numbers(write_run(root, "odd", 0, rows=gap, events=[start, {"event": "resume"}, changed]))
+    assert odd.marks == (
+        "resumed once",
+        "continued although what decides it had changed (optim.lr)",
+        "2 steps are missing in metrics.jsonl",
+    )
     assert numbers["crashed"].marks == ("unfinished: crashed at step 50 (50 % of its tokens)",)
     assert numbers["stopped"].marks == ("unfinished: stopped at step 50 (50 % of its tokens)",)
     assert numbers["diverged"].marks == ("diverged at step 50 (50 % of its tokens)",)
@@ -388,9 +396,12 @@ def code_blocks(kind: str) -> list[str]:
 
 def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -> None:
     for seed in range(3):
-        rows = rows_of(60, seed) + rows_of(100, seed, segment=1, first=41)
-        spikes = [row | {"loss_ratio": 1.0 + row["step"] % 7 / 10 if row["step"] > 1 else None} for row in rows if row["step"]]
-        write_run(root, "small", seed, rows=[rows[0], *spikes])
+        rows = rows_of(60, seed) + rows_of(100, seed, segment=1, first=51)
+        rows = [row | {"loss_ratio": 1.0 + row["step"] % 7 / 10} if row["step"] > 1 else row for row in rows]
+        # Stopped during the evaluation of step 50, which the next segment makes up for.
+        late = {key: rows[50][key] for key in rows[0]} | {"segment": 1}
+        rows[50]["val_loss"] = None
+        write_run(root, "small", seed, rows=[*rows[:61], late, *rows[61:]])
         # Slower by a tenth, so that tokens and seconds are not the same axis in disguise.
         slower = [row | {"train_seconds": row["step"] * 0.055 + 0.001 * row["step"] ** 1.5} for row in rows_of(120, seed, 1.3)]
         write_run(root, "small-slw", seed, steps=120, rows=slower, more=SLW)

@@ -156,9 +156,8 @@ def status_of(run: RunDirectory, rows: Rows) -> str:
 
 def _end(run: RunDirectory) -> str:
     """How the last segment ended, by its events; "" where it just breaks off."""
-    # What happens during training is no end.
-    passing = ("checkpoint", "fallback", "spike", "warning")
-    last = next((event for event in reversed(run.events) if event.get("event") not in passing), {})
+    kinds = ("start", "resume", "end", "diverged", "signal")
+    last = next((event for event in reversed(run.events) if event.get("event") in kinds), {})
     if last.get("event") == "end":
         return str(last.get("status"))
     return str(last.get("event")) if last.get("event") in ("diverged", "signal") else ""
@@ -177,6 +176,13 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
         marks.append(f"rewound {_times(rewinds)}")
     if (resumes := max(rows.segments - 1, _count(run, "resume"))) > 0:
         marks.append(f"resumed {_times(resumes)}")
+    for event in run.events:
+        if event.get("event") == "override":
+            changes = [str(change[0]) for change in event.get("differences", []) if isinstance(change, list) and change]
+            marks.append(f"continued although what decides it had changed ({', '.join(changes) or 'unknown'})")
+    steps = rows.columns["step"]
+    if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:
+        marks.append(f"{gap} step{'s are' if gap > 1 else ' is'} missing in metrics.jsonl")
     if rows.nonfinite_segments and status != "diverged":
         marks.append(f"non-finite {_times(rows.nonfinite_segments)}")
     if rows.damaged:
