@@ -18,3 +18,4 @@ from efftrain_cli.cli import runs
 from efftrain_cli.cli import wandb_sync
 from efftrain_cli.cli import checkpoint
 from efftrain_cli.cli import sweep
+from efftrain_cli.cli import verify_resume

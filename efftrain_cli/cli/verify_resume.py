@@ -1,0 +1,30 @@
+"""`efftrain verify-resume`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import recipe_names
+
+
+@app.command(rich_help_panel="Train")
+def verify_resume(
+    recipe: Annotated[
+        str,
+        typer.Option(help="Recipe name or path; it is cut to two micro-batches a step.", autocompletion=recipe_names),
+    ],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a recipe key: --set train.deterministic=true. Repeatable.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
+) -> None:
+    """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
+    from efftrain_cli.recipe import load_recipe
+    from efftrain_cli.verify_resume import verify_resume as verify
+
+    for line in verify(load_recipe(recipe, list(set_ or [])), device=device, half=steps):
+        print(line)

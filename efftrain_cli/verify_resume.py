@@ -1,0 +1,180 @@
+"""`efftrain verify-resume`: proof on this machine that a run which was stopped and continued equals one that was not.
+
+Two real runs in a temporary folder: one trains 2 k steps; the other stops after k and is continued to 2 k by a process of
+its own, which knows nothing but the checkpoint. Then every weight, every moment of Adam and every row (times aside) is
+compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from efftrain_cli.errors import CheckpointError, EfftrainError
+from efftrain_cli.methods.staged_growth import Switch
+from efftrain_cli.pretrain import start
+from efftrain_cli.recipe import Checkpoint, Recipe
+from efftrain_cli.run import checkpoint_path, runs_root
+
+_FREE = ("seconds", "segment", "tokens_per_second", "mfu")
+"""Endings of the columns that may differ between two equal runs."""
+
+
+def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4) -> list[str]:
+    """Compares a run of 2 x `half` steps with one that was stopped after `half` and continued; returns what to print.
+
+    Raises:
+        CheckpointError: they differ; the message names the first step and the first tensor that do.
+        EfftrainError: one of the runs failed.
+    """
+    cut = cut_recipe(recipe, half)
+    runs_root().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".verify-resume.", dir=runs_root()) as folder:
+        before = os.environ.get("EFFTRAIN_RUNS")
+        os.environ["EFFTRAIN_RUNS"] = folder
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                start(cut, recipe_name="cut", name="whole", device=device, steps=2 * half, with_probe=False)
+                start(cut, recipe_name="cut", name="cut", device=device, steps=half, with_probe=False)
+        finally:
+            os.environ.pop("EFFTRAIN_RUNS")
+            if before is not None:
+                os.environ["EFFTRAIN_RUNS"] = before
+        _resume(folder, "cut", device, 2 * half)
+        rows, tensors = compare_runs(Path(folder) / "whole", Path(folder) / "cut", 2 * half)
+    return [
+        f"recipe cut to {describe_cut(cut, half)}",
+        f"stopped after step {half}, continued in a new process to step {2 * half}",
+        f"largest difference of weights, Adam's moments and rows: 0.0 ({tensors} tensors, {rows} rows)",
+    ]
+
+
+def cut_recipe(recipe: Recipe, half: int) -> Recipe:
+    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step, and every
+    schedule moved into the first 2 x `half` steps, so that it changes before and after the stop."""
+    seq_len = recipe.model.seq_len
+    sequences = min(2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2))
+    batch_size = 2 * sequences
+    slw, ramp, simigrad = recipe.seq_len_warmup, recipe.batch_size_warmup, recipe.simigrad
+    if slw is not None and slw.steps is not None:
+        slw = replace(slw, steps=min(slw.steps, 2 * half))
+    elif slw is not None and len(slw.until) == 1:
+        slw = replace(slw, until=(min(slw.until[0], half + 1),))
+    if ramp is not None:
+        ramp = replace(ramp, start=sequences, increment=sequences, sequences=half * batch_size)
+    if simigrad is not None:
+        every = min(simigrad.interval, half)
+        simigrad = replace(
+            simigrad,
+            min_batch_size=2,
+            max_batch_size=max(2, 2 * batch_size),
+            quantum=1,
+            interval=every,
+            window=min(simigrad.window, max(1, half // every)),
+        )
+    stages = tuple(
+        stage if stage.switch is None else replace(stage, switch=Switch(rule="steps", value=half + i))
+        for i, stage in enumerate(recipe.stages)
+    )
+    return replace(
+        recipe,
+        train=replace(recipe.train, batch_size=batch_size, micro_batch_tokens=sequences * seq_len),
+        data=replace(recipe.data, repeat=True),
+        eval=replace(recipe.eval, every=half, windows=min(recipe.eval.windows, 4)),
+        checkpoint=Checkpoint(every=1_000_000, keep=2),
+        wandb=replace(recipe.wandb, mode="off"),
+        seq_len_warmup=slw,
+        batch_size_warmup=ramp,
+        simigrad=simigrad,
+        stages=stages,
+    )
+
+
+def describe_cut(cut: Recipe, half: int) -> str:
+    """What was cut, in words."""
+    sequences = cut.train.batch_size // 2
+    schedules = [
+        name
+        for name, section in (
+            ("seq_len_warmup", cut.seq_len_warmup),
+            ("batch_size_warmup", cut.batch_size_warmup),
+            ("simigrad", cut.simigrad),
+            ("stages", cut.stages),
+        )
+        if section
+    ]
+    text = f"two micro-batches a step, of {sequences} x {cut.model.seq_len} tokens each, and {2 * half} steps"
+    return text + (f"; {' and '.join(schedules)} moved into them" if schedules else "")
+
+
+def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
+    """Compares rows and the tensors after `step` of two runs; returns how many rows and tensors are equal.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    have, want = _rows(cut), _rows(whole)
+    differing = [number for number in sorted(have.keys() | want.keys()) if have.get(number) != want.get(number)]
+    tensors, expected = _tensors(checkpoint_path(cut, step)), _tensors(checkpoint_path(whole, step))
+    unequal = [
+        name
+        for name in sorted(tensors.keys() | expected.keys())
+        if name not in tensors or name not in expected or not torch.equal(tensors[name], expected[name])
+    ]
+    if not differing and not unequal:
+        return len(have), len(tensors)
+    first = []
+    if differing:
+        a, b = want.get(differing[0], {}), have.get(differing[0], {})
+        column = next(key for key in (*a, *b) if a.get(key) != b.get(key))
+        first.append(f"step {differing[0]}: {column} is {a.get(column)!r} undisturbed and {b.get(column)!r} continued")
+    if unequal:
+        name = unequal[0]
+        both = name in tensors and name in expected and tensors[name].shape == expected[name].shape
+        apart = float((tensors[name].double() - expected[name].double()).abs().max()) if both else "its shape"
+        first.append(f"tensor {name} after step {step}: largest difference {apart}")
+    raise CheckpointError(
+        f"the continued run is not the undisturbed one. First differences: {'; '.join(first)}. On CUDA, "
+        "`--set train.deterministic=true` asks for kernels that repeat themselves; on a CPU this is a defect of efftrain: "
+        "please report it"
+    )
+
+
+def _resume(folder: str, name: str, device: str, steps: int) -> None:
+    """Continues a run of `folder` in a new process."""
+    arguments = ["pretrain", "--resume", name, "--device", device, "--no-probe", "--steps", str(steps)]
+    result = subprocess.run(
+        [sys.executable, "-m", "efftrain_cli", *arguments],
+        env={**os.environ, "EFFTRAIN_RUNS": folder},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        error = EfftrainError(f"the run could not be continued:\n{result.stderr.strip()}")
+        error.exit_code = result.returncode
+        raise error
+
+
+def _rows(run: Path) -> dict[int, dict[str, object]]:
+    """The rows that count, by step, without what may differ."""
+    rows: dict[int, dict[str, object]] = {}
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["step"] not in rows or row["segment"] >= rows[row["step"]]["segment"]:
+            rows[row["step"]] = row
+    return {step: {key: row[key] for key in row if not key.endswith(_FREE)} for step, row in rows.items()}
+
+
+def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return {**load_file(checkpoint / "model.safetensors"), **load_file(checkpoint / "optimizer.safetensors")}
