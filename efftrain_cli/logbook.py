@@ -7,13 +7,14 @@ import sys
 import time
 
 from efftrain_cli.checkpoints import save
-from efftrain_cli.divergence import raise_diverged
+from efftrain_cli.divergence import LASTING, raise_diverged, raise_spiked
 from efftrain_cli.errors import DiskError
 from efftrain_cli.growth import GrowthRecord, growth_message, symmetry_warning, train_stages
 from efftrain_cli.run import Run
 from efftrain_cli.screen import TrainingScreen
 from efftrain_cli.section import parse_duration
 from efftrain_cli.session import Setting
+from efftrain_cli.stability import Spike, Watch, message
 from efftrain_cli.state import TrainState
 from efftrain_cli.stop import Stop, rescued_by, stop_reason
 from efftrain_cli.trainer import StepRecord, read_records
@@ -25,7 +26,10 @@ MOST_SAVING = 0.05
 class Logbook:
     """Writes a session's records to its run directory and shows them. One per session."""
 
-    def __init__(self, run: Run, state: TrainState, setting: Setting, screen: TrainingScreen) -> None:
+    def __init__(
+        self, run: Run, state: TrainState, setting: Setting, screen: TrainingScreen, rewinding: bool = False
+    ) -> None:
+        self._rewinding = rewinding
         self._run, self._state, self._setting, self._screen = run, state, setting, screen
         every = setting.recipe.checkpoint.every
         self._every_seconds = parse_duration(every) if isinstance(every, str) else None
@@ -37,6 +41,7 @@ class Logbook:
         self._checkpoint_seconds = 0.0
         self._named_seconds = 0.0
         self._warned = False
+        self._watch = Watch()
         self.val_loss: float | None = None
         """Newest validation loss, nats per token."""
 
@@ -77,10 +82,15 @@ class Logbook:
             self._complete(record, row)
         self._run.log(rows)
         bad = next((i for i, row in enumerate(rows) if row.get("nonfinite")), None)
-        for row in rows[:bad]:
+        for record, row in zip(records[:bad], rows[:bad], strict=True):
             self._screen.show(row)
             if row["val_loss"] is not None:
                 self.val_loss = row["val_loss"]  # type: ignore
+            for notice in self._watch.read(row):
+                self._run.event("spike" if isinstance(notice, Spike) else "warning", notice._asdict())
+                self._screen.say(message(notice))
+            if self._rewinding and self._watch.spikes.lasting >= LASTING:
+                raise_spiked(self._run, record.progress, row["loss"], self._watch.spikes.usual)
         if bad is not None:
             if bad:
                 best = [row["loss"] for row in rows[:bad] if row.get("loss") is not None]
@@ -134,17 +144,18 @@ class Logbook:
 
 
 def train_and_log(
-    run: Run, state: TrainState, setting: Setting, until: int | None, screen: TrainingScreen
+    run: Run, state: TrainState, setting: Setting, until: int | None, screen: TrainingScreen, rewinding: bool = False
 ) -> float | None:
     """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the end;
     returns the last validation loss, nats per token.
 
     Raises:
         Stop: a signal came; the last finished step is saved.
-        DivergedError: a loss or gradient was not finite; the state before that step is saved.
+        DivergedError: a loss or gradient was not finite, and the state before that step is saved; or, with `rewinding`, a spike
+            lasted.
         DiskError: the last checkpoint could not be written.
     """
-    book = Logbook(run, state, setting, screen)
+    book = Logbook(run, state, setting, screen, rewinding)
 
     def stop() -> None:
         state.optimizer.zero_grad(set_to_none=True)

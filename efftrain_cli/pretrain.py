@@ -18,7 +18,8 @@ from efftrain_cli.checkpoints import (
     load_checkpoint,
     newest_checkpoint,
 )
-from efftrain_cli.errors import EfftrainError, StoppedError
+from efftrain_cli.divergence import rewind
+from efftrain_cli.errors import DivergedError, EfftrainError, StoppedError
 from efftrain_cli.growth import describe_stages
 from efftrain_cli.logbook import report_stop, train_and_log
 from efftrain_cli.manifest import write_whole
@@ -30,6 +31,7 @@ from efftrain_cli.run import Run, existing_run, run_path, taken
 from efftrain_cli.schedule import PlanSummary, summarize_plan
 from efftrain_cli.screen import TrainingScreen, human_bytes, human_count, human_seconds, make_console
 from efftrain_cli.session import Setting, choose_device, fresh_state, origin_of, prepare_setting, probe
+from efftrain_cli.stability import describe, measure_run
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Progress
 from efftrain_cli.stop import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
@@ -46,8 +48,12 @@ def start(
     device: str = "auto",
     steps: int | None = None,
     with_probe: bool = True,
+    rewinding: bool = False,
 ) -> Path:
     """Trains `recipe` in a new run directory and returns it.
+
+    Args:
+        rewinding: a divergence goes back to the newest stable checkpoint instead of ending the run, three times at most.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
@@ -61,7 +67,7 @@ def start(
         origin = origin_of(setting, recipe_name, sys.argv)
         with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
             run.event("start", {"device": str(setting.device)})
-            return _train(run, fresh_state(setting), setting, plan, steps, with_probe)
+            return _train(run, fresh_state(setting), setting, plan, steps, with_probe, rewinding)
 
 
 def resume(
@@ -72,12 +78,14 @@ def resume(
     with_probe: bool = True,
     overrides: Sequence[str] = (),
     override: bool = False,
+    rewinding: bool = False,
 ) -> Path:
     """Continues run `name` from its newest valid checkpoint, as if it had never stopped.
 
     Args:
         overrides: `key=value` changes of the run's recipe.
         override: accept a recipe or data that differ from what the run was started with.
+        rewinding: as in `start`.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
@@ -107,7 +115,7 @@ def resume(
             },
         )
         plan = _plan(setting, state.progress, steps)
-        return _train(run, state, setting, plan, steps, with_probe)
+        return _train(run, state, setting, plan, steps, with_probe, rewinding)
 
 
 def _plan(setting: Setting, progress: Progress, steps: int | None) -> PlanSummary:
@@ -135,7 +143,13 @@ def _prepare(recipe: Recipe, device: torch.device) -> Setting:
 
 
 def _train(
-    run: Run, state: TrainState, setting: Setting, summary: PlanSummary, until: int | None, with_probe: bool
+    run: Run,
+    state: TrainState,
+    setting: Setting,
+    summary: PlanSummary,
+    until: int | None,
+    with_probe: bool,
+    rewinding: bool,
 ) -> Path:
     recipe = setting.recipe
     console = make_console()
@@ -150,7 +164,16 @@ def _train(
                 _show_time(console, setting, state, summary)
             console.print()
             with TrainingScreen(console, summary.tokens, state.progress.tokens, summary.steps) as screen:
-                val_loss = train_and_log(run, state, setting, until, screen)
+                while True:
+                    try:
+                        val_loss = train_and_log(run, state, setting, until, screen, rewinding)
+                        break
+                    except DivergedError as error:
+                        rewound = rewind(run, state, setting) if rewinding else None
+                        if rewound is None:
+                            raise
+                        screen.say(f"{error}\nrewound to step {rewound.progress.step}; the batches up to there are skipped")
+                        state = rewound
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
     except EfftrainError as error:
@@ -221,6 +244,8 @@ def show_summary(console: Console, run: Run, state: TrainState, val_loss: float 
     )
     if val_loss is not None:
         console.print(f"result     val loss {val_loss:.4f} nats per token (perplexity {math.exp(val_loss):.2f})")
+    for line in describe(measure_run(run.path)):
+        console.print(line, markup=False)
     console.print("\nnext")
     if not finished:
         console.print(f"  efftrain pretrain --resume {run.name}", markup=False)

@@ -188,14 +188,28 @@ class Run:
         """What events.jsonl holds, oldest first; lines that are no JSON are passed over."""
         return read_lines(self.path / "events.jsonl")
 
+    def rows(self, until: int | None = None) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl that count, in order of steps, up to step `until`: a later segment replaces all rows from
+        its first step on."""
+        found: dict[int, dict[str, Any]] = {}
+        last_segment = None
+        for row in sorted(read_lines(self.path / "metrics.jsonl"), key=lambda row: row["segment"]):
+            step = row["step"]
+            if row["segment"] != last_segment:
+                found = {earlier: kept for earlier, kept in found.items() if earlier < step}
+                last_segment = row["segment"]
+            if until is None or step <= until:
+                found[step] = row
+        return [found[step] for step in sorted(found)]
+
     def last_row(self, step: int) -> dict[str, Any] | None:
         """The row of `step` that counts: that of the highest segment."""
         rows = [row for row in read_lines(self.path / "metrics.jsonl") if row.get("step") == step]
         return max(rows, key=lambda row: row["segment"], default=None)
 
     def next_segment(self) -> int:
-        """The number of this start: one more than all starts and resumes that events.jsonl holds, counted from 0."""
-        return sum(event.get("event") in ("start", "resume") for event in self.events())
+        """The number of this start: one more than all starts, resumes and rewinds that events.jsonl holds, counted from 0."""
+        return sum(event.get("event") in ("start", "resume", "rewind") for event in self.events())
 
     def sync(self) -> None:
         """Makes the rows so far survive a power failure."""

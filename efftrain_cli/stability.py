@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -82,33 +83,63 @@ def loss_ratios(losses: Sequence[float | None]) -> list[float | None]:
 
 def measure(rows: Iterable[Row]) -> Stability:
     """The stability of the run whose rows these are: one per step, in order of steps."""
-    rows = list(rows)
-    ratios = [(ratio, row) for row in rows if (ratio := number(row.get("loss_ratio"))) is not None]
-    values = [ratio for ratio, _ in ratios]
-    worst = max(ratios, key=lambda entry: entry[0], default=None)
-    roots = [value for row in rows if (value := number(row.get("adam_sqrt_v_max"))) is not None]
+    ratios: list[float] = []
+    beside: dict[str, list[float]] = {column: [] for column in CORRELATED}
+    worst, worst_step, max_sqrt_v, first_nonfinite = -math.inf, None, None, None
+    for row in rows:
+        step = int(str(row["step"]))
+        if row.get("nonfinite") is True and first_nonfinite is None:
+            first_nonfinite = step
+        root = number(row.get("adam_sqrt_v_max"))
+        if root is not None:
+            max_sqrt_v = root if max_sqrt_v is None else max(max_sqrt_v, root)
+        ratio = number(row.get("loss_ratio"))
+        if ratio is None:
+            continue
+        ratios.append(ratio)
+        for column, values in beside.items():
+            value = number(row.get(column))
+            values.append(math.nan if value is None else value)
+        if ratio > worst:
+            worst, worst_step = ratio, step
     return Stability(
-        steps=len(values),
-        above_slight=sum(ratio > SLIGHT for ratio in values),
-        above_severe=sum(ratio > SEVERE for ratio in values),
-        max_loss_ratio=worst[0] if worst else None,
-        max_loss_ratio_step=int(str(worst[1]["step"])) if worst else None,
-        max_sqrt_v=max(roots, default=None),
-        first_nonfinite_step=next((int(str(row["step"])) for row in rows if row.get("nonfinite") is True), None),
-        correlations={column: _correlation(ratios, column) for column in CORRELATED},
+        steps=len(ratios),
+        above_slight=sum(ratio > SLIGHT for ratio in ratios),
+        above_severe=sum(ratio > SEVERE for ratio in ratios),
+        max_loss_ratio=worst if ratios else None,
+        max_loss_ratio_step=worst_step,
+        max_sqrt_v=max_sqrt_v,
+        first_nonfinite_step=first_nonfinite,
+        correlations={column: correlation(ratios, values) for column, values in beside.items()},
     )
 
 
-def _correlation(ratios: Sequence[tuple[float, Row]], column: str) -> Correlation | None:
-    pairs = [(ratio, value) for ratio, row in ratios if (value := number(row.get(column))) is not None]
+def measure_run(path: Path) -> Stability:
+    """The stability of the run in this directory."""
+    from efftrain_cli.run_reader import read_rows
+
+    columns = read_rows(path, ("step", "loss_ratio", "nonfinite", *CORRELATED)).columns
+
+    def rows() -> Iterator[Row]:
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            yield {**row, "step": int(row["step"]), "nonfinite": bool(row["nonfinite"] > 0)}
+
+    return measure(rows())
+
+
+def correlation(xs: Sequence[float], ys: Sequence[float]) -> Correlation | None:
+    """Pearson's r between two columns, over the steps where neither is NaN; None where fewer than three are left or one of
+    the columns is constant."""
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(x) and not math.isnan(y)]
     if len(pairs) < 3:
         return None
-    xs, ys = zip(*pairs, strict=True)
-    if min(xs) == max(xs) or min(ys) == max(ys):
+    first, second = zip(*pairs, strict=True)
+    if min(first) == max(first) or min(second) == max(second):
         return None
     from scipy.stats import pearsonr
 
-    found = pearsonr(xs, ys)
+    found = pearsonr(first, second)
     return Correlation(float(found.statistic), float(found.pvalue), len(pairs))
 
 
@@ -161,8 +192,11 @@ class SpikeAlarm:
     ratio: float = 1.5
     deviations: float = 6.0
     window: int = 32
+    lasting: int = 0
+    """Steps since the present jump began, itself included; 0 where the loss is as usual."""
+    usual: float = math.nan
+    """Median of the last `window` losses, nats per token."""
     _losses: deque[float] = field(default_factory=deque)
-    _jumped: bool = False
 
     def read(self, row: Row) -> Spike | None:
         """The spike that begins with this row, if one does."""
@@ -171,14 +205,78 @@ class SpikeAlarm:
             return None
         spike = None
         if len(self._losses) >= self.window // 4:
-            usual = median(self._losses)
+            usual = self.usual = median(self._losses)
             # 1.4826 makes the median absolute deviation the standard deviation where the scatter is normal.
             scatter = 1.4826 * median(abs(value - usual) for value in self._losses)
             high = loss > self.ratio * usual and loss > usual + self.deviations * scatter
-            if high and not self._jumped:
+            if high and not self.lasting:
                 spike = Spike(int(str(row["step"])), loss, usual)
-            self._jumped = high
+            self.lasting = self.lasting + 1 if high else 0
         self._losses.append(loss)
         if len(self._losses) > self.window:
             self._losses.popleft()
         return spike
+
+
+class GradientJump(NamedTuple):
+    """A sign that the loss may be about to jump."""
+
+    step: int
+    grad_norm: float
+    usual: float
+    """Median of the gradient norms before it."""
+
+
+@dataclass
+class EarlyWarning:
+    """Says when the gradient norm, before clipping, leaves its usual range: above `ratio` times the median of the last
+    `window`. A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was often first."""
+
+    ratio: float = 6.0
+    window: int = 32
+    least: int = 4
+    """Norms that must be known before a warning: the first jumps come within the first ten steps."""
+    _norms: deque[float] = field(default_factory=deque)
+    _warned: bool = False
+
+    def read(self, row: Row) -> GradientJump | None:
+        """The warning that this row gives, if one; none follows until the norm has been as usual again."""
+        norm = number(row.get("grad_norm"))
+        if norm is None:
+            return None
+        warning = None
+        if len(self._norms) >= self.least:
+            usual = median(self._norms)
+            high = norm > self.ratio * usual
+            if high and not self._warned:
+                warning = GradientJump(int(str(row["step"])), norm, usual)
+            self._warned = high or (self._warned and norm > self.ratio / 2 * usual)
+        self._norms.append(norm)
+        if len(self._norms) > self.window:
+            self._norms.popleft()
+        return warning
+
+
+@dataclass
+class Watch:
+    """Both alarms over the rows of a run as they come."""
+
+    spikes: SpikeAlarm = field(default_factory=SpikeAlarm)
+    warnings: EarlyWarning = field(default_factory=EarlyWarning)
+
+    def read(self, row: Row) -> list[Spike | GradientJump]:
+        """What this row gives notice of."""
+        return [found for alarm in (self.warnings, self.spikes) if (found := alarm.read(row)) is not None]
+
+
+def message(notice: Spike | GradientJump) -> str:
+    """A spike or a warning in one line."""
+    if isinstance(notice, Spike):
+        return (
+            f"spike: step {notice.step}: loss {notice.loss:.3f}, {notice.loss / notice.usual:.2f} times the usual "
+            f"{notice.usual:.3f}"
+        )
+    return (
+        f"early warning: step {notice.step}: gradient norm {notice.grad_norm:.3g}, {notice.grad_norm / notice.usual:.1f} times "
+        f"the usual {notice.usual:.3g}; the loss may be about to jump"
+    )

@@ -27,7 +27,7 @@ from efftrain_cli.errors import DivergedError, StoppedError, UsageError
 from efftrain_cli.logbook import Logbook
 from efftrain_cli.manifest import write_whole
 from efftrain_cli.recipe import dump_recipe
-from efftrain_cli.run import SCHEMA_VERSION, Run, read_lines, run_path
+from efftrain_cli.run import SCHEMA_VERSION, Run, run_path
 from efftrain_cli.screen import TrainingScreen, human_seconds, make_console
 from efftrain_cli.session import Setting, choose_device, fresh_state, origin_of, prepare_setting
 from efftrain_cli.state import TrainState
@@ -123,7 +123,7 @@ def _run_probe(
     with _open_probe(root, probe, setting, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
-            for row in _rows_that_count(run.path, state.progress.step)
+            for row in run.rows(state.progress.step)
             if row.get("val_loss") is not None
         ]
         total = search.tokens_of(probe)
@@ -136,7 +136,7 @@ def _run_probe(
         worst, at = fluctuation(curve)
         stable = worst <= search.threshold
         run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
-        rows = _rows_that_count(run.path, state.progress.step)
+        rows = run.rows(state.progress.step)
         receipt = Receipt(
             probe=probe,
             stable=stable,
@@ -206,15 +206,6 @@ def _train_until_clear(
     except Stop:
         stop()
         raise
-
-
-def _rows_that_count(run: Path, last_step: int) -> list[dict[str, object]]:
-    """The rows up to `last_step`, one per step: that of the highest segment."""
-    rows: dict[int, dict[str, object]] = {}
-    for row in sorted(read_lines(run / "metrics.jsonl"), key=lambda row: row["segment"]):
-        if row["step"] <= last_step:
-            rows[row["step"]] = row
-    return [rows[step] for step in sorted(rows)]
 
 
 # --- receipts --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,13 @@ from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.errors import UsageError
 
 
+class OnDivergence(StrEnum):
+    """What a divergence does."""
+
+    stop = "stop"
+    rewind = "rewind"
+
+
 class PlanFormat(StrEnum):
     """Forms of a printed plan."""
 
@@ -44,6 +51,12 @@ def pretrain(
         bool,
         typer.Option("--override-resume", help="With --resume: continue although the recipe or the data have changed."),
     ] = False,
+    on_divergence: Annotated[
+        OnDivergence,
+        typer.Option(
+            help="stop (exit 4), or rewind: back to the last stable checkpoint, skipping the batches since, three times at most."
+        ),
+    ] = OnDivergence.stop,
     plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and train nothing.")] = False,
     format_: Annotated[
         PlanFormat, typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.")
@@ -79,6 +92,7 @@ def pretrain(
             with_probe=not no_probe,
             overrides=overrides,
             override=override_resume,
+            rewinding=on_divergence is OnDivergence.rewind,
         )
         return
     if override_resume:
@@ -103,4 +117,12 @@ def pretrain(
         return
     from efftrain_cli.pretrain import start
 
-    start(loaded, recipe_name=recipe_name(recipe), name=name, device=device, steps=steps, with_probe=not no_probe)
+    start(
+        loaded,
+        recipe_name=recipe_name(recipe),
+        name=name,
+        device=device,
+        steps=steps,
+        with_probe=not no_probe,
+        rewinding=on_divergence is OnDivergence.rewind,
+    )

@@ -174,7 +174,7 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
         marks.append(f"{words.get(status, status)} at step {step}{share}")
     if rewinds := _count(run, "rewind"):
         marks.append(f"rewound {_times(rewinds)}")
-    if (resumes := max(rows.segments - 1, _count(run, "resume"))) > 0:
+    if (resumes := max(rows.segments - 1 - rewinds, _count(run, "resume"))) > 0:
         marks.append(f"resumed {_times(resumes)}")
     for event in run.events:
         if event.get("event") == "override":
