@@ -1,0 +1,207 @@
+"""The runs behind docs/evidence/sequence-length-warmup.md, through the command line, on one thread each.
+
+    python benchmarks/evidence_slw.py                     train what is missing, then write tables and plots
+    python benchmarks/evidence_slw.py --report-only       tables and plots of the runs that exist
+
+A run or search that exists is continued or left alone, so the script can be stopped and started again. Runs go to
+EFFTRAIN_RUNS (default ./runs), tables and plots to docs/evidence/sequence-length-warmup/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from efftrain_cli.recipe import load_recipe
+from efftrain_cli.run import run_path
+from efftrain_cli.run_reader import read_events, read_metrics
+from efftrain_cli.stability import EarlyWarning, SpikeAlarm, Stability, measure_run
+from efftrain_cli.warmup_search import fluctuation
+
+SEEDS = (0, 1, 2)
+RECIPES = ("small-large-batch", "small-slw", "small-two-stage", "small-batch-warmup")
+OUT = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "sequence-length-warmup"
+
+
+def efftrain(*arguments: str) -> int:
+    """Runs the command on one thread, its output below ours."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    print("efftrain", *arguments, flush=True)
+    return subprocess.run([sys.executable, "-m", "efftrain_cli", *arguments], env=environment, check=False).returncode
+
+
+def name_of(recipe: str, seed: int) -> str:
+    return f"{recipe}-seed{seed}"
+
+
+def is_finished(path: Path) -> bool:
+    return any(event.get("event") == "end" and event.get("status") == "finished" for event in read_events(path))
+
+
+def train_all(recipes: Sequence[str], seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        for recipe in recipes:
+            path = run_path(name_of(recipe, seed))
+            if is_finished(path):
+                continue
+            if (path / "recipe.toml").exists():
+                efftrain("pretrain", "--resume", path.name)
+            else:
+                efftrain("pretrain", "--recipe", recipe, "--seed", str(seed), "--no-probe")
+
+
+def curve_of(path: Path) -> list[tuple[int, float]]:
+    """(step, validation loss in nats) of a run."""
+    frame = read_metrics(path)
+    known = frame[frame["val_loss"].notna()]
+    return [(int(step), float(loss)) for step, loss in zip(known["step"], known["val_loss"], strict=True)]
+
+
+def write_table(path: Path, recipes: Sequence[str], seeds: Sequence[int]) -> None:
+    """stability.csv: one line per run."""
+    rows = []
+    for recipe in recipes:
+        for seed in seeds:
+            run = run_path(name_of(recipe, seed))
+            if not is_finished(run):
+                continue
+            found: Stability = measure_run(run)
+            frame, curve = read_metrics(run), curve_of(run)
+            largest, at = fluctuation(curve)
+            steps = frame[frame["step"] > 0]
+            rows.append(
+                {
+                    "recipe": recipe,
+                    "seed": seed,
+                    "steps": int(frame["step"].iloc[-1]),
+                    "tokens": int(frame["tokens"].iloc[-1]),
+                    "tokens_discarded": int(frame["tokens_discarded"].iloc[-1]),
+                    "train_seconds": round(float(frame["train_seconds"].iloc[-1]), 1),
+                    "loss_ratio_above_1_2": found.above_slight,
+                    "loss_ratio_above_1_5": found.above_severe,
+                    "max_loss_ratio": round(found.max_loss_ratio or math.nan, 3),
+                    "max_loss_ratio_step": found.max_loss_ratio_step,
+                    "max_ppl_fluctuation": round(largest, 3),
+                    "max_ppl_fluctuation_step": at,
+                    "max_grad_norm": round(float(steps["grad_norm"].max()), 2),
+                    "max_sqrt_v": f"{found.max_sqrt_v:.4g}",
+                    "max_sqrt_v_l1": f"{steps['adam_sqrt_v_l1'].max():.4g}",
+                    **{
+                        f"r_{column}": "" if entry is None else f"{entry.r:.2f}"
+                        for column, entry in found.correlations.items()
+                    },
+                    **{
+                        f"p_{column}": "" if entry is None else f"{entry.p:.1g}"
+                        for column, entry in found.correlations.items()
+                    },
+                    "final_val_loss": round(curve[-1][1], 4),
+                    "best_val_loss": round(min(loss for _, loss in curve), 4),
+                }
+            )
+    if rows:
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        print(path.read_text())
+
+
+def write_alarms(path: Path, recipes: Sequence[str], seeds: Sequence[int]) -> None:
+    """alarms.json: how early the warning came before each jump of the loss, and how often nothing followed."""
+    within = 10
+    jumps, leads, false_alarms, warnings, steps, spikes = 0, [], 0, 0, 0, 0
+    for recipe in recipes:
+        for seed in seeds:
+            run = run_path(name_of(recipe, seed))
+            if not is_finished(run):
+                continue
+            rows = [row for row in read_metrics(run).to_dict("records") if row["step"] > 0]
+            steps += len(rows)
+            warning, alarm = EarlyWarning(), SpikeAlarm()
+            warned = [int(row["step"]) for row in rows if warning.read(row)]
+            spikes += sum(alarm.read(row) is not None for row in rows)
+            began, inside = [], False
+            for row in rows:
+                if row["loss_ratio"] > 1.2 and not inside:
+                    began.append(int(row["step"]))
+                inside = row["loss_ratio"] > (1.05 if inside else 1.2)
+            jumps += len(began)
+            warnings += len(warned)
+            for step in began:
+                if lead := [step - at for at in warned if 0 <= step - at <= within]:
+                    leads.append(max(lead))
+            false_alarms += sum(not any(0 <= step - at <= within for step in began) for at in warned)
+    result = {
+        "steps": steps,
+        "jumps_of_the_loss_above_1.2": jumps,
+        "jumps_warned_of": len(leads),
+        "lead_steps": sorted(leads),
+        "warnings": warnings,
+        "warnings_without_a_jump_within_10_steps": false_alarms,
+        "spike_alarms": spikes,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(path.read_text())
+
+
+def draw(path: Path, recipes: Sequence[str], seeds: Sequence[int], until: int = 60) -> None:
+    """curves.png: the first steps' loss, gradient norm and max sqrt(v), and the whole validation curve by tokens."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 6.2), dpi=90)
+    panels = (
+        ("loss", "training loss (nats), first steps", False),
+        ("grad_norm", "gradient norm, first steps", True),
+        ("adam_sqrt_v_max", "max sqrt(v), first steps", True),
+    )
+    for index, recipe in enumerate(recipes):
+        for seed in seeds:
+            run = run_path(name_of(recipe, seed))
+            if not is_finished(run):
+                continue
+            frame = read_metrics(run)
+            label = recipe if seed == seeds[0] else None
+            first = frame[(frame["step"] > 0) & (frame["step"] <= until)]
+            for axis, (column, title, log) in zip(axes.flat, panels, strict=False):
+                axis.plot(first["step"], first[column], color=f"C{index}", linewidth=0.9, label=label, alpha=0.8)
+                axis.set_title(title, fontsize=9)
+                if log:
+                    axis.set_yscale("log")
+            known = frame[frame["val_loss"].notna()]
+            axes[1, 1].plot(known["tokens"] / 1e3, known["val_loss"], color=f"C{index}", linewidth=0.9, alpha=0.8)
+            axes[1, 1].set_title("validation loss (nats, full length), by thousand tokens", fontsize=9)
+    axes[0, 0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report-only", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    options = parser.parse_args()
+    if not options.report_only:
+        train_all(options.recipes, options.seeds)
+        for recipe in ("small-slw", "small-batch-warmup"):
+            if recipe in options.recipes:
+                efftrain("tune-warmup", "--recipe", recipe, "--seed", str(load_recipe(recipe).seed))
+    OUT.mkdir(parents=True, exist_ok=True)
+    write_table(OUT / "stability.csv", options.recipes, options.seeds)
+    write_alarms(OUT / "alarms.json", options.recipes, options.seeds)
+    draw(OUT / "curves.png", options.recipes, options.seeds)
+
+
+if __name__ == "__main__":
+    main()
