@@ -91,8 +91,8 @@ def table(rows: Sequence[Mapping[str, str]], baseline: str) -> str:
     """A Markdown table: each arm's means over the seeds, and its validation loss less the baseline's, paired by seed, with a
     95 % t interval."""
     lines = [
-        "| arm | seeds | tokens | FLOPs | steps | CPU s | validation loss | less the baseline's |",
-        "|---|---|---|---|---|---|---|---|",
+        "| arm | seeds | tokens | FLOPs | steps | mean batch | CPU s | validation loss | less the baseline's |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     base = {row["seed"]: float(row["val_loss"]) for row in rows if row["arm"] == baseline}
     for arm in dict.fromkeys(row["arm"] for row in rows):
@@ -113,6 +113,6 @@ def table(rows: Sequence[Mapping[str, str]], baseline: str) -> str:
         spread = f" (sd {statistics.stdev(losses):.4f})" if len(losses) > 1 else ""
         lines.append(
             f"| {arm} | {len(own)} | {mean('tokens'):,.0f} | {mean('flops'):.3e} | {mean('steps'):.0f} | "
-            f"{mean('cpu_seconds'):.0f} | {statistics.mean(losses):.4f}{spread} | {difference} |"
+            f"{mean('mean_batch_size'):.1f} | {mean('cpu_seconds'):.0f} | {statistics.mean(losses):.4f}{spread} | {difference} |"
         )
     return "\n".join(lines)

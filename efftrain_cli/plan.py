@@ -152,6 +152,7 @@ def after_growth(recipe: Recipe, progress: Progress) -> Progress:
         stage=progress.stage + 1,
         stage_step=progress.step,
         stage_curve=(),
+        simigrad_window=(),  # gradients of the smaller model say nothing about the larger one's
         schedule_step=round(ratio * progress.schedule_step),
         schedule_tokens=schedule_tokens,
         lr_warmup_tokens=min(progress.lr_warmup_tokens, schedule_tokens),

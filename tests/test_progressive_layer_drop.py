@@ -18,7 +18,8 @@ from efftrain_cli.metrics import block_parameters, flops_per_token
 from efftrain_cli.model import GPT, Block, GPTConfig
 from efftrain_cli.optim import set_lr
 from efftrain_cli.plan import assumed_result, method_columns, plan_run, plan_step
-from efftrain_cli.recipe import Model, Optim, Recipe, Train, warnings_of
+from efftrain_cli.recipe import Model, Optim, Recipe, Train, load_recipe, warnings_of
+from efftrain_cli.schedule import summarize_plan
 from efftrain_cli.step import Batch, Progress, StepPlan
 from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
 
@@ -456,3 +457,15 @@ def test_resume_is_exact_with_simigrad() -> None:
     )
     rows = assert_resumes_exactly_at_every_step(both)[1:]
     assert [row["batch_size"] for row in rows[:4]] == [8, 9, 10, 11]
+
+
+def test_recipes_for_comparison_cost_what_they_say() -> None:
+    def cost(name: str) -> float:
+        return summarize_plan(load_recipe(name), vocab_size=1024).flops
+
+    assert cost("small-shallow") == pytest.approx(cost("small-pld"), rel=0.005)
+    assert cost("small-pld") < 0.75 * cost("small")
+    for name in ("small", "gpt2-117m"):
+        section = load_recipe(f"{name}-pld").progressive_layer_drop
+        assert section is not None
+        assert section.steps == summarize_plan(load_recipe(name)).steps

@@ -25,8 +25,8 @@ from efftrain_cli.methods.simigrad import (
     similarity,
 )
 from efftrain_cli.model import GPT
-from efftrain_cli.plan import after_step, method_columns, plan_run, plan_step
-from efftrain_cli.recipe import Model, Optim, Recipe, Train, warnings_of
+from efftrain_cli.plan import after_growth, after_step, method_columns, plan_run, plan_step
+from efftrain_cli.recipe import Model, Optim, Recipe, Train, load_recipe, warnings_of
 from efftrain_cli.schedule import summarize_plan
 from efftrain_cli.step import Batch, Progress, StepPlan, StepResult
 from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
@@ -483,3 +483,9 @@ def test_resume_is_exact_in_the_middle_of_changes_of_the_batch(mode: str) -> Non
     for before, row in itertools.pairwise(rows[1:]):
         assert row["sequences"] == before["sequences"] + row["batch_size"]
         assert row["simigrad_lr_factor"] == math.sqrt(row["batch_size"] / 8)
+
+
+def test_growth_clears_the_window_and_keeps_the_batch() -> None:
+    grows = load_recipe("small-staged-depth", ("simigrad={target=0.2, min_batch_size=8, max_batch_size=64, window=2}",))
+    grown = after_growth(grows, Progress(step=5, batch_size=18, simigrad_window=((0.1, 1.0, 1.0),)))
+    assert (grown.batch_size, grown.simigrad_window) == (18, ())
