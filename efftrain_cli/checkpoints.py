@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.errors import CheckpointError, DiskError, UsageError
+from efftrain_cli.errors import CheckpointError, DiskError, RecipeError, UsageError
 from efftrain_cli.growth import set_stage
 from efftrain_cli.manifest import verify_checkpoint
+from efftrain_cli.metrics import parameter_count
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.state import (
@@ -115,7 +116,7 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
         CheckpointError: the model or its vocabulary would have another shape.
         UsageError: anything else that a step depends on differs, and `override` is not given.
     """
-    written = load_recipe(str((checkpoint or run.path) / "recipe.toml"))
+    written = read_recipe(checkpoint or run.path)
     differences = [
         (key, old, new)
         for key, old, new in recipe_differences(written, recipe)
@@ -128,6 +129,18 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
             "it has; give the values back, or start a new run"
         )
     accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe in a run's or a checkpoint's folder.
+
+    Raises:
+        CheckpointError: it is no recipe that this version reads.
+    """
+    try:
+        return load_recipe(str(folder / "recipe.toml"))
+    except (RecipeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{folder / 'recipe.toml'} cannot be read: {error}") from None
 
 
 def check_data(run: Run, corpus: Corpus, override: bool) -> None:
@@ -188,25 +201,30 @@ def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     return total + progress + len(dump_recipe(recipe).encode()) + 700  # manifest.json
 
 
-def check_disk(run: Run, state: TrainState, recipe: Recipe, growth: float = 1.0) -> None:
+def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) -> None:
     """Refuses to start where the checkpoints that are kept, and the one being written beside them, would not fit.
 
     Args:
-        growth: size of the largest checkpoint to come over that of `state`'s.
+        folder: on the disk of the run; need not exist.
+        there: checkpoints that the run has already.
 
     Raises:
         DiskError: with bytes needed and free.
     """
     keep = recipe.checkpoint.keep
-    size = int(checkpoint_bytes(state, recipe) * growth)
-    there = min(len(checkpoints_of(run.path)), keep)
-    needed = (keep + 1 - there) * size * 11 // 10
-    free = shutil.disk_usage(run.path).free
+    size = checkpoint_bytes(state, recipe)
+    if recipe.stages:  # the largest checkpoints are the last stage's
+        last, rows = recipe.model_at(len(recipe.stages) - 1), state.model.config.padded_vocab_size
+        now = sum(parameter.numel() for parameter in state.model.parameters())
+        size = int(size * parameter_count(last.n_layer, last.n_embd, last.seq_len, rows) / now)
+    missing = keep + 1 - min(there, keep)
+    needed = missing * size * 11 // 10
+    free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
     if free < needed:
         raise DiskError(
-            f"{run.path}: too little disk space: {keep + 1 - there} more checkpoints of {size:,} bytes and 10 % for rows and "
-            f"logs are {needed:,} bytes needed, {free:,} bytes free. Make room, lower checkpoint.keep (now {keep}), or "
-            "set EFFTRAIN_RUNS to a folder on another disk"
+            f"{folder}: too little disk space: {missing} more checkpoints of {size:,} bytes, and 10 % for rows and logs: "
+            f"{needed:,} bytes needed, {free:,} bytes free. Make room, lower checkpoint.keep (now {keep}), or set "
+            "EFFTRAIN_RUNS to a folder on another disk"
         )
 
 

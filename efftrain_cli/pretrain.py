@@ -27,7 +27,7 @@ from efftrain_cli.memory import memory_errors
 from efftrain_cli.metrics import flops_per_token, parameter_count
 from efftrain_cli.plan import padded_vocab_size
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run import Run, existing_run, run_path, taken
+from efftrain_cli.run import Run, checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.schedule import PlanSummary, summarize_plan
 from efftrain_cli.screen import TrainingScreen, human_bytes, human_count, human_seconds, make_console
 from efftrain_cli.session import Setting, choose_device, fresh_state, origin_of, prepare_setting, probe
@@ -64,10 +64,12 @@ def start(
     with stop_on_signals():
         setting = _prepare(recipe, choose_device(device))
         plan = _plan(setting, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
+        state = fresh_state(setting)
+        check_disk(run_path(name), state, recipe)
         origin = origin_of(setting, recipe_name, sys.argv)
         with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
             run.event("start", {"device": str(setting.device)})
-            return _train(run, fresh_state(setting), setting, plan, steps, with_probe, rewinding)
+            return _train(run, state, setting, plan, steps, with_probe, rewinding)
 
 
 def resume(
@@ -103,6 +105,7 @@ def resume(
         state = fresh_state(setting)
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, recipe)
+        check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
         segment = run.next_segment()
         state.progress = state.progress._replace(segment=segment)
         run.event(
@@ -158,7 +161,6 @@ def _train(
         console.print("Nothing is left to train: the budget is used up.")
         return run.path
     try:
-        check_disk(run, state, recipe)
         with memory_errors(recipe, summary):
             if with_probe:
                 _show_time(console, setting, state, summary)

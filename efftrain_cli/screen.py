@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+from efftrain_cli.stop import ask_to_stop
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +51,19 @@ def make_console() -> Console:
     """Standard output; lines are not folded where it is no terminal."""
     from rich.console import Console
 
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    class QuietConsole(Console):
+        def on_broken_pipe(self) -> None:  # Rich's own would end the process here, in the middle of anything
+            self.quiet = True
+            stop_output()
+
+    return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def stop_output() -> None:
+    """The reader of our output has gone (`| head`): says nothing more, and asks training to stop after a save."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    ask_to_stop("a closed output")
 
 
 class TrainingScreen:
@@ -137,7 +153,10 @@ class TrainingScreen:
 
     def _print_line(self, text: str) -> None:
         self._printed = time.monotonic()
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            stop_output()
 
     def _keep_alive(self) -> None:
         while not self._ended.wait(1.0):

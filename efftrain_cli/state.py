@@ -156,16 +156,29 @@ def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[
     Raises:
         CheckpointError: a file is missing, damaged or unexpected; the message names it.
     """
+    files = verify_checkpoint(directory)
+    try:
+        values = json.loads((directory / "progress.json").read_text(encoding="utf-8"))
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{directory / 'progress.json'} is no JSON object, though it matches its sha256")
+    return (
+        progress_from_json(values),
+        _load_file(directory / "model.safetensors"),
+        _load_file(directory / "optimizer.safetensors"),
+        _load_file(directory / "method.safetensors") if "method.safetensors" in files else {},
+    )
+
+
+def _load_file(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = verify_checkpoint(directory)
-    progress = progress_from_json(json.loads((directory / "progress.json").read_text()))
-    return (
-        progress,
-        load_file(directory / "model.safetensors"),
-        load_file(directory / "optimizer.safetensors"),
-        load_file(directory / "method.safetensors") if "method.safetensors" in files else {},
-    )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is no safetensors file, though it matches its sha256: {error}") from None
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

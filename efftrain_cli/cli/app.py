@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
 import typer
 
-from efftrain_cli.errors import EfftrainError, StoppedError
+from efftrain_cli.errors import DiskError, EfftrainError, StoppedError
 
 app = typer.Typer(
     name="efftrain",
@@ -39,3 +40,8 @@ def run_app() -> None:
         # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: {error.filename or 'a file'}: the disk is full; make room and give the command again", file=sys.stderr)
+        raise SystemExit(DiskError.exit_code) from None
