@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from efftrain_cli.build import build_model, build_optimizer
-from efftrain_cli.checkpoints import checkpoint_bytes, check_disk, newest_checkpoint, save
+from efftrain_cli.checkpoints import check_disk, checkpoint_bytes, newest_checkpoint, save
 from efftrain_cli.errors import CheckpointError, DiskError
 from efftrain_cli.manifest import verify_checkpoint, write_manifest
 from efftrain_cli.recipe import Checkpoint, Model, Optim, Recipe, Train
