@@ -35,6 +35,7 @@ from efftrain_cli.stability import describe, measure_run
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Progress
 from efftrain_cli.stop import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
+from efftrain_cli.wandb_sync import followed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,7 +166,10 @@ def _train(
             if with_probe:
                 _show_time(console, setting, state, summary)
             console.print()
-            with TrainingScreen(console, summary.tokens, state.progress.tokens, summary.steps) as screen:
+            with (
+                followed(run.path, recipe.wandb.mode, recipe.wandb.project),
+                TrainingScreen(console, summary.tokens, state.progress.tokens, summary.steps) as screen,
+            ):
                 while True:
                     try:
                         val_loss = train_and_log(run, state, setting, until, screen, rewinding)

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 INIT_SECONDS = 15.0
 """Longest wait for wandb's server before the metrics are kept offline instead."""
+STOP_SECONDS = 10.0
+"""Longest wait for the child at the end of a run: with a stop's own work well below the 30 s that schedulers allow."""
+LOG = "follow.log"
+"""File in <run>/wandb that holds what the child had to say."""
 STATE = "followed.json"
 """File in <run>/wandb that says up to which step the run has been sent."""
 
@@ -112,18 +116,53 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     return Synced(count, run_id, mode, run / "wandb", warning)
 
 
+@contextlib.contextmanager
+def followed(run: Path, mode: str, project: str) -> Iterator[None]:
+    """While the block runs, a child process sends the rows of `run` to wandb. "off": nothing happens.
+
+    Whatever befalls the child, the block is not disturbed; what the child had to say is printed as one warning at the end.
+    """
+    if mode == "off":
+        yield
+        return
+    try:
+        follower = start_follower(run, mode, project)
+    except OSError as error:
+        print(f"warning: wandb could not be started: {error}", file=sys.stderr)
+        yield
+        return
+    try:
+        yield
+    finally:
+        done = stop_follower(follower)
+        said = _said(run)
+        if said:
+            print(f"warning: wandb: {said}", file=sys.stderr)
+        elif not done:
+            print(
+                f"warning: wandb is still busy in process {follower.pid}; if it does not finish, "
+                f"`efftrain wandb-sync {run.name}` sends the metrics again",
+                file=sys.stderr,
+            )
+
+
 def start_follower(run: Path, mode: str, project: str) -> subprocess.Popen[bytes]:
     """Starts the child process that follows `run`. It ends by itself when this process ends, however that happens."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(run), "--follow", "--mode", mode, "--project", project],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        # Ctrl-C is for the training; the child ends when its input closes.
-        start_new_session=True,
-    )
+    folder = run / "wandb"
+    folder.mkdir(exist_ok=True)
+    # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(run), "--follow", "--mode", mode, "--project", project],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            # Ctrl-C is for the training; the child ends when its input closes.
+            start_new_session=True,
+        )
 
 
-def stop_follower(follower: subprocess.Popen[bytes], seconds: float = INIT_SECONDS) -> bool:
+def stop_follower(follower: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> bool:
     """Tells the child that there will be no more rows, and waits for at most `seconds`; False where it is still busy.
 
     It is not killed then: it goes on sending, and what it cannot send stays offline.
@@ -136,6 +175,15 @@ def stop_follower(follower: subprocess.Popen[bytes], seconds: float = INIT_SECON
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _said(run: Path) -> str:
+    """The last line that the child wrote: its warning or error."""
+    try:
+        lines = (run / "wandb" / LOG).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("warning: ").removeprefix("error: ") if lines else ""
 
 
 def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, resume: str) -> wandb.Run:

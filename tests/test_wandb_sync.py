@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,29 @@ from efftrain_cli.errors import UsageError
 from efftrain_cli.run_reader import read_metrics
 from tests.fake_runs import rows_of, write_rows, write_run
 from tests.wandb_files import read_history
+
+TINY = """\
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 32
+seq_len = 32
+[data]
+train = "text.txt"
+valid = "valid.txt"
+tokenizer = "bpe:300"
+repeat = true
+[optim]
+lr = 1e-3
+[train]
+tokens = 12800
+batch_size = 8
+micro_batch_tokens = 1024
+dtype = "fp32"
+[eval]
+every = 5
+windows = 4
+"""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -139,3 +163,28 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> Non
             break
         time.sleep(0.1)
     assert len(read_history(path / "wandb")) == 101
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
+    efftrain: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, mode: str
+) -> None:
+    """F28: losses equal those without wandb; without a key, "online" becomes offline with one warning."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
+    (tmp_path / "text.txt").write_text("\n".join(words))
+    (tmp_path / "valid.txt").write_text("\n".join(reversed(words[:800])))
+    env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+    common = ["pretrain", "--recipe", "tiny.toml", "--device", "cpu"]
+    off = efftrain(*common, "--name", "off", **env)
+    on = efftrain(*common, "--name", "on", "--wandb", mode, **env)
+    assert (off.returncode, on.returncode) == (0, 0), off.stderr + on.stderr
+    assert on.stderr.count("kept offline") == (mode == "online")
+    assert not (tmp_path / "runs" / "off" / "wandb").exists()
+    first, second = (read_metrics(tmp_path / "runs" / name) for name in ("off", "on"))
+    for column in ("loss", "val_loss", "grad_norm", "tokens"):
+        assert first[column].equals(second[column])
+    history = read_history(tmp_path / "runs" / "on" / "wandb")
+    assert [row["_step"] for row in history] == list(range(51))
+    assert [row["loss"] for row in history[1:]] == list(second.loss[1:])

@@ -284,7 +284,7 @@ def _verdict(measure: Measure, estimate: Estimate, p: float | None, needed: int 
     if needed is None:
         return "no difference shown"
     more = max(1, needed - estimate.n)
-    return f"no difference shown; about {more} more seed{'s' if more > 1 else ''} would"
+    return f"no difference shown; to show one of this size, about {more} more seed{'s' if more > 1 else ''}"
 
 
 def not_reached(cell: Cell) -> int:

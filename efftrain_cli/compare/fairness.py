@@ -10,6 +10,8 @@ from efftrain_cli.compare.groups import Group, differing_keys, shown
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.errors import UsageError
 
+STEADY = 1.2
+"""Runs of one recipe on one device differ less than this in their throughput, unless something else used the machine."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
 """Sections that a method has no business to change: where they differ, the difference may not be the method's."""
 
@@ -39,7 +41,7 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
             "side by side, labelled"
         )
     labels = [Label("allowed", text) for text in refusals]
-    labels += [Label("warning", text) for text in (*_origin_warnings(runs), *_recipe_warnings(groups))]
+    labels += [Label("warning", text) for text in (*_origin_warnings(runs), *_recipe_warnings(groups), *_speed_warnings(groups))]
     labels += [Label("warning", f"{run.name}: {mark}") for run in runs for mark in run.marks if _is_grave(run, mark)]
     labels += [Label("note", f"{run.name}: {mark}") for run in runs for mark in run.marks if not _is_grave(run, mark)]
     labels += [*_seed_notes(groups), *_same_recipe_notes(groups)]
@@ -105,6 +107,19 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
             "eval.every": "evaluated at different intervals, so best losses and crossings are read at different points",
         }.get(key, "different setting")
         found.append(f"{meaning}: {key} is {values}")
+    return found
+
+
+def _speed_warnings(groups: Sequence[Group]) -> list[str]:
+    found = []
+    for group in groups:
+        by_speed = sorted((run.tokens_per_second, run.name) for run in group.runs if run.tokens_per_second)
+        if len(by_speed) > 1 and by_speed[-1][0] > STEADY * by_speed[0][0]:
+            factor = by_speed[-1][0] / by_speed[0][0]
+            found.append(
+                f"{group.label} ran {factor:.1f} times as fast in {by_speed[-1][1]} as in {by_speed[0][1]}: the machine was "
+                "not steady, so do not trust seconds"
+            )
     return found
 
 

@@ -156,7 +156,7 @@ def status_of(run: RunDirectory, rows: Rows) -> str:
 
 def _end(run: RunDirectory) -> str:
     """How the last segment ended, by its events; "" where it just breaks off."""
-    kinds = ("start", "resume", "end", "diverged", "signal")
+    kinds = ("start", "resume", "rewind", "end", "diverged", "signal")
     last = next((event for event in reversed(run.events) if event.get("event") in kinds), {})
     if last.get("event") == "end":
         return str(last.get("status"))

@@ -29,13 +29,15 @@ p { margin: 4px 0; } .soft { color: var(--soft); font-size: .88rem; }
 .answer h3 { margin: 0 0 6px; font-size: 1rem; } .answer ul { margin: 0; padding-left: 18px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)); gap: 16px; }
 figure { margin: 0; } figure svg { display: block; width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) { figure svg { filter: brightness(1.35); } }
 .wide { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { text-align: left; padding: 6px 10px; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
 td:last-child { white-space: normal; min-width: 9rem; }
 tr:last-child td { border-bottom: 0; } thead th { color: var(--soft); font-weight: 600; }
 td:first-child, th:first-child { position: sticky; left: 0; background: var(--paper); }
-@media (max-width: 600px) { td:first-child, th:first-child { max-width: 42vw; white-space: normal; overflow-wrap: anywhere; } }
+@media (max-width: 600px) { td:first-child, th:first-child { min-width: 9.5rem; max-width: 44vw; white-space: normal;
+  overflow-wrap: break-word; } }
 ul.labels { padding-left: 18px; } .allowed { color: var(--bad); } .warning { color: var(--warn); } .note { color: var(--soft); }
 details { border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; margin: 8px 0; }
 summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
@@ -45,9 +47,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .82rem; margin:
 
 def report(comparison: Comparison) -> str:
     """The page."""
-    title = " against ".join(group.label for group in comparison.groups[:3])
-    if len(comparison.groups) > 3:
-        title = f"{len(comparison.groups) - 1} recipes against {comparison.baseline.label}"
+    others = [group.label for group in comparison.groups if group is not comparison.baseline]
+    title = f"{len(others)} recipes" if len(others) > 2 else " and ".join(others)
+    title = f"{title} against {comparison.baseline.label}" if others else comparison.baseline.label
     figures = "".join(f"<figure>{inline_svg(plot, comparison)}</figure>" for plot in plots_of(comparison))
     tables = {table.title: table for table in tables_of(comparison)}
     runs = tables.pop("Runs", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.measures import human
 from efftrain_cli.compare.plots import AXIS_LABELS
@@ -51,10 +53,17 @@ def _loss_plot(comparison: Comparison, axis: str, width: int, colour: bool) -> s
                 highs.append(float(late.max()))
     if lows and max(highs) > min(lows):
         plt.ylim(min(lows), max(highs))
-    ticks = [furthest * i / 4 for i in range(5)]
+    step = _round_step(furthest / 4)
+    ticks = [step * i for i in range(int(furthest / step) + 1)]
     plt.xticks(ticks, [human(tick) for tick in ticks])
     plt.xlabel(AXIS_LABELS[axis])
     # plotext writes a y label below the frame, where it would be read as the x axis's.
     plt.title("validation loss (nats/token)")
     text = plt.build()
     return text if colour else plt.uncolorize(text)
+
+
+def _round_step(value: float) -> float:
+    """The next 1, 2, 2.5 or 5 times a power of ten at or above `value`."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= value * 0.999)
