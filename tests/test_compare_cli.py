@@ -75,7 +75,7 @@ def test_report_is_one_small_file_without_network(two: Path) -> None:
     assert set(re.findall(r"https?://[^\s\"<)]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
     assert page.count("<svg") == 8 and "currentColor" in page and "#010203" not in page
-    for word in ("small-slw-seed2", "seq_len_warmup.start", "torch: 2.13.0+cpu", "nats/token", "validation loss"):
+    for word in ("small-slw-seed2", "seq_len_warmup.start = 8", "torch: 2.13.0+cpu", "nats/token", "validation loss"):
         assert word in page
 
 

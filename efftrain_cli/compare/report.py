@@ -36,8 +36,8 @@ th, td { text-align: left; padding: 6px 10px; border-bottom: 1px solid var(--lin
 td:last-child { white-space: normal; min-width: 9rem; }
 tr:last-child td { border-bottom: 0; } thead th { color: var(--soft); font-weight: 600; }
 td:first-child, th:first-child { position: sticky; left: 0; background: var(--paper); }
-@media (max-width: 600px) { td:first-child, th:first-child { min-width: 9.5rem; max-width: 44vw; white-space: normal;
-  overflow-wrap: break-word; } }
+@media (max-width: 600px) { table { font-size: .82rem; } th, td { padding: 5px 6px; } th { white-space: normal; }
+  td:first-child, th:first-child { min-width: 7.5rem; max-width: 44vw; white-space: normal; overflow-wrap: break-word; } }
 ul.labels { padding-left: 18px; } .allowed { color: var(--bad); } .warning { color: var(--warn); } .note { color: var(--soft); }
 details { border: 1px solid var(--line); border-radius: 8px; padding: 8px 12px; margin: 8px 0; }
 summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
@@ -124,12 +124,18 @@ def _labels(comparison: Comparison) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    body = "".join(f"<tr><td>{_breakable(row[0])}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+                   for row in table.rows)
     note = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
     return (
         f"<h2>{escape(table.title)}</h2>"
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
     )
+
+
+def _breakable(name: str) -> str:
+    """A name that may be broken where its words end; recipe keys have no spaces."""
+    return escape(name).replace("_", "_<wbr>").replace(".", ".<wbr>")
 
 
 def _recipe(group: Group) -> str:
