@@ -144,6 +144,7 @@ def test_sync_online_without_a_key_is_an_error(tmp_path: Path, monkeypatch: pyte
         wandb_sync.sync(write_run(tmp_path, "small", 0), "online")
 
 
+@pytest.mark.slow
 def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> None:
     path = write_run(tmp_path, "small", 0)
     script = (
