@@ -213,7 +213,8 @@ def entry_of(
         "checkpoint_sha256": trained.model_sha256,
         "task": task.name,
         "protocol": score.protocol,
-        "limit": question.limit,
+        # A limit that leaves nothing out is none: the score is of the whole task.
+        "limit": None if score.scored == score.total else question.limit,
         "checkpoint": trained.checkpoint.name,
         "step": trained.progress.step,
         "tokens": trained.progress.tokens,

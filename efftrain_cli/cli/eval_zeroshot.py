@@ -127,8 +127,9 @@ def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> 
 
     first = entries[0]
     title = f"{run}, step {first['step']}, context {first['context_length']} tokens, {first['dtype']}"
-    if first["limit"] is not None:
-        title += f"\nfirst {first['limit']} items of each task only: not comparable with full scores"
+    limit = next((entry["limit"] for entry in entries if entry["limit"] is not None), None)
+    if limit is not None:
+        title += f"\nfirst {limit} items only where a task has more: not comparable with full scores"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in ("task", "metric", "score", "± s.e.", "chance", "items", "cut"):
         left = heading in ("task", "metric")
@@ -163,7 +164,8 @@ def _print_means(console: Console, wanted: list[str], entries: list[dict[str, An
     for suite in AVERAGED:
         if suite in wanted:
             try:
-                note = "" if entries[0]["limit"] is None else f", first {entries[0]['limit']} items of each only"
+                limited = any(entry["limit"] is not None for entry in entries)
+                note = " of first items only: not comparable with full scores" if limited else ""
                 console.print(f"{suite}: unweighted mean {100 * suite_mean(suite, scores):.2f} %{note}")
             except ValueError as error:
                 console.print(str(error), markup=False)
@@ -174,7 +176,8 @@ def _print_references(console: Console, entries: list[dict[str, Any]]) -> None:
 
     from efftrain_cli.zeroshot.references import references_for
 
-    if entries[0]["limit"] is not None:
+    entries = [entry for entry in entries if entry["limit"] is None]
+    if not entries:
         console.print("\nno published scores: they are of whole tasks, and these are of the first items only")
         return
     table = Table(box=None, padding=(0, 1, 0, 0))
