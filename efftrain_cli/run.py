@@ -89,7 +89,7 @@ def check_free(name: str) -> None:
         UsageError: there is no such run.
         RunLockedError: another process owns it.
     """
-    _take_lock(existing_run(name) / "lock").close()
+    take_lock(existing_run(name) / "lock").close()
 
 
 def unused_name(name: str) -> str:
@@ -106,7 +106,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
-        self._lock = _take_lock(path / "lock")
+        self._lock = take_lock(path / "lock")
         self._metrics = _Lines(path / "metrics.jsonl")
         self._events = _Lines(path / "events.jsonl")
         self._last_fsync = time.monotonic()
@@ -272,7 +272,7 @@ def _remove_abandoned(root: Path) -> None:
         with contextlib.suppress(RunLockedError, OSError):
             young = time.time() - path.stat().st_mtime < 60
             if (path / "lock").exists() or not young:  # a process that has just begun has no lock yet
-                _take_lock(path / "lock").close()
+                take_lock(path / "lock").close()
                 shutil.rmtree(path)
 
 
@@ -369,7 +369,7 @@ class _Lines:
             )
 
 
-def _take_lock(path: Path) -> IO[str]:
+def take_lock(path: Path) -> IO[str]:
     """An exclusive lock that dies with its process, so that a killed owner never blocks a run."""
     file = path.open("a+", encoding="utf-8")
     try:

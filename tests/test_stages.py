@@ -77,7 +77,7 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
         (["stages.1.model.n_layer=3"], "stage 1: model.n_layer = 3, but its operators make 4"),
         (["stages.0.switch.value=-5"], "must be positive"),
         (['stages.0.switch={rule="slope", value=0.05}'], "is negative"),
-        (['stages.0.switch={rule="steps", value=60}'], "more than an earlier stage"),
+        (['stages.0.switch={rule="steps", value=60}'], "must not be less than an earlier stage"),
         (["stages.1.lr=0"], "greater than 0"),
         (["stages.1.schedule_ratio=1.5"], "at most 1"),
         (["stages.1.factor=2"], "unknown key"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from efftrain_cli.cli import pretrain
 from efftrain_cli.cli import bench
 from efftrain_cli.cli import tune_warmup
+from efftrain_cli.cli import grow
 from efftrain_cli.cli import prepare
 from efftrain_cli.cli import recipes
 from efftrain_cli.cli import sample

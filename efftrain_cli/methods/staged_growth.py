@@ -254,14 +254,15 @@ def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Ite
 def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
     if switch.rule == "slope" and switch.value >= 0:
         yield f"switch.value = {switch.value:g}: the loss falls, so the slope to wait for is negative, as in -0.0575"
-    if switch.rule != "slope" and switch.value <= 0:
+    nothing_trained = switch.rule == "steps" and switch.value == 0  # a run grown before its first step
+    if switch.rule != "slope" and switch.value <= 0 and not nothing_trained:
         yield f"switch.value = {switch.value:g} must be positive"
     for earlier in before:
         if earlier.switch and earlier.switch.rule == switch.rule and switch.rule != "slope":
             falling = switch.rule == "loss"
-            if (switch.value < earlier.switch.value) != falling or switch.value == earlier.switch.value:
-                order = "less" if falling else "more"
-                yield f"switch.value = {switch.value:g} must be {order} than an earlier stage's {earlier.switch.value:g}"
+            if switch.value > earlier.switch.value if falling else switch.value < earlier.switch.value:
+                order = "more" if falling else "less"
+                yield f"switch.value = {switch.value:g} must not be {order} than an earlier stage's {earlier.switch.value:g}"
 
 
 def default_schedule_ratio(operators: Iterable[Operator]) -> float:

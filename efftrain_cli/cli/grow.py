@@ -1,0 +1,202 @@
+"""`efftrain grow`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_names
+from efftrain_cli.errors import UsageError
+
+PLAN = "With --plan"
+
+
+class Moments(StrEnum):
+    """What becomes of Adam's moments."""
+
+    ema = "ema"
+    paper = "paper"
+    reset = "reset"
+
+
+class Symmetry(StrEnum):
+    """What parts the copies of a widened model."""
+
+    offdiag = "offdiag"
+    noise = "noise"
+    none = "none"
+
+
+class Depth(StrEnum):
+    """What inserted layers compute."""
+
+    zero_out_proj = "zero_out_proj"
+    identity = "identity"
+    copy_interleave = "copy_interleave"
+    copy_append = "copy_append"
+
+
+class Batch(StrEnum):
+    """Batch size of a planned schedule."""
+
+    fixed = "fixed"
+    varying = "varying"
+
+
+@app.command(rich_help_panel="Train")
+def grow(
+    run: Annotated[
+        str | None, typer.Argument(help="Run to grow; it is only read.", autocompletion=run_names, show_default=False)
+    ] = None,
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(help="width or depth (x 2), or with a factor, width:3. Repeatable, in order.", show_default=False),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new run.", show_default="RUN-grown")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Peak learning rate of the larger model.", show_default="the recipe's")
+    ] = None,
+    rewarmup_steps: Annotated[
+        int | None, typer.Option(min=0, help="Steps of learning-rate warmup after growth.", show_default="150")
+    ] = None,
+    schedule_ratio: Annotated[
+        float | None,
+        typer.Option(help="Where the schedule jumps to, of its step and tokens.", show_default="the authors' constants"),
+    ] = None,
+    moments: Annotated[Moments | None, typer.Option(help="Adam's moments.", show_default="ema")] = None,
+    symmetry: Annotated[
+        Symmetry | None, typer.Option(help="What parts the copies of a widened model.", show_default="offdiag")
+    ] = None,
+    depth: Annotated[
+        Depth | None, typer.Option(help="What inserted layers compute.", show_default="zero_out_proj")
+    ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Grow without the optimizer's state, where it is lost.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of the new recipe: --set train.tokens=2M. Repeatable.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    plan: Annotated[bool, typer.Option("--plan", help="Grow nothing; say when to.")] = False,
+    target_loss: Annotated[
+        float | None, typer.Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN)
+    ] = None,
+    target_size: Annotated[
+        str | None, typer.Option(help="Size to plan for, parameters without embeddings: 85M.", rich_help_panel=PLAN)
+    ] = None,
+    stages: Annotated[int, typer.Option(min=1, max=8, help="Stages to plan.", rich_help_panel=PLAN)] = 2,
+    batch: Annotated[Batch, typer.Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = Batch.fixed,
+    small: Annotated[
+        str | None,
+        typer.Option(help="Run, or CSV of step,val_loss, of the small model.", rich_help_panel=PLAN, autocompletion=run_names),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="The same of the target's size, from scratch.", rich_help_panel=PLAN, autocompletion=run_names),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN)
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)] = 50257,
+    threshold: Annotated[
+        float | None, typer.Option(help="Slope to grow at.", show_default="the paper's", rich_help_panel=PLAN)
+    ] = None,
+    window: Annotated[int, typer.Option(min=3, help="Evaluations one slope is fitted to.", rich_help_panel=PLAN)] = 31,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)] = None,
+) -> None:
+    """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
+    if plan:
+        _plan(run, operator or [], target_loss, target_size, stages, batch, small, target, shape, vocab_size, threshold, window, plot)
+        return
+    if run is None:
+        raise UsageError("name the run to grow (`efftrain runs list` shows all), or give --plan")
+    from efftrain_cli.grow import GrowOptions, grow_run
+    from efftrain_cli.session import choose_device
+
+    options = GrowOptions(
+        lr=lr,
+        rewarmup_steps=rewarmup_steps,
+        schedule_ratio=schedule_ratio,
+        moments=moments and moments.value,
+        symmetry=symmetry and symmetry.value,
+        depth=depth and depth.value,
+        weights_only=weights_only,
+        checkpoint=checkpoint,
+        overrides=tuple(set_ or ()),
+    )
+    grown = grow_run(run, operator or [], name, options, choose_device(device))
+    print(f"run         {grown.run}, from {grown.checkpoint.parent.parent.name} after step {grown.step}")
+    print(f"parameters  {grown.parameters_before:,} -> {grown.parameters_after:,}")
+    print(f"loss        {grown.loss_before:.6f} -> {grown.loss_after:.6f} nats per token on the same validation windows")
+    before, after = ([f"{value:.4f}" for value in logits] for logits in (grown.logits_before, grown.logits_after))
+    print(f"logits      {' '.join(before)} ... -> {' '.join(after)} ..., largest difference {grown.largest_logit_difference:.2g}")
+    if not grown.preserves_loss:
+        print("            (these variants do not keep the loss)")
+    if weights_only:
+        print("lost        Adam's moments and step counters: expect a higher loss for about a hundred steps")
+    if not grown.budget_left:
+        print(f"\nThe budget is used up (train.tokens = {grown.recipe.train.tokens:_}); continue with a larger one, N:")
+        print(f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N --override-resume")
+        return
+    print(f"\nnext        {grown.budget_left:,} tokens are left")
+    print(f"  efftrain pretrain --resume {grown.run.name}")
+
+
+def _plan(
+    run: str | None,
+    operators: list[str],
+    target_loss: float | None,
+    target_size: str | None,
+    stages: int,
+    batch: Batch,
+    small: str | None,
+    target: str | None,
+    shape: str | None,
+    vocab_size: int,
+    threshold: float | None,
+    window: int,
+    plot: Path | None,
+) -> None:
+    if run is not None:
+        raise UsageError(f"--plan grows nothing: leave out {run!r}, or give it as --small {run}")
+    from efftrain_cli.methods.staged_growth import parse_operator
+
+    try:
+        parsed = [parse_operator(text) for text in operators]
+    except ValueError as error:
+        raise UsageError(f"--operator {error}") from None
+    if small is None:
+        if target is not None:
+            raise UsageError("--target needs the curve of the small model too: --small")
+        from efftrain_cli.growth_report import schedule_lines
+        from efftrain_cli.scaling_law import KAPLAN, plan_schedule
+        from efftrain_cli.section import parse_count
+
+        try:
+            size = None if target_size is None else float(parse_count(target_size))
+        except ValueError as error:
+            raise UsageError(f"--target-size: {error}") from None
+        planned = plan_schedule(KAPLAN, stages, target_loss=target_loss, target_size=size, batch=batch.value)
+        for line in schedule_lines(KAPLAN, planned, batch.value):
+            print(line)
+        return
+    if not parsed:
+        raise UsageError("--small needs --operator: width, depth, or both")
+    from efftrain_cli.growth_report import csv_flops, curve_lines, curve_of, plot_curves, threshold_of
+
+    small_flops, target_flops = csv_flops(shape, vocab_size, parsed)
+    target_curve = None if target is None else curve_of(target, target_flops)
+    small_curve = curve_of(small, small_flops)
+    slope = threshold_of(parsed) if threshold is None else threshold
+    for line in curve_lines(small_curve, target_curve, slope, window | 1):
+        print(line)
+    if plot is not None:
+        plot_curves(small_curve, target_curve, slope, window | 1, plot)
+        print(f"plot        {plot}")
