@@ -107,6 +107,7 @@ def resume(
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, recipe)
         check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
+        run.report_gaps(state.progress.step)
         segment = run.next_segment()
         state.progress = state.progress._replace(segment=segment)
         run.event(

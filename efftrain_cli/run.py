@@ -155,6 +155,7 @@ class Run:
                 raise taken(name) from None
             raise
         run.path, run.name = path, name
+        run._metrics.path, run._events.path = path / "metrics.jsonl", path / "events.jsonl"
         return run
 
     @classmethod
@@ -206,6 +207,17 @@ class Run:
         """The row of `step` that counts: that of the highest segment."""
         rows = [row for row in read_lines(self.path / "metrics.jsonl") if row.get("step") == step]
         return max(rows, key=lambda row: row["segment"], default=None)
+
+    def report_gaps(self, step: int) -> None:
+        """Records and warns of rows up to `step` that are in no segment: a full disk refused them, and then a kill came."""
+        there = {row.get("step") for row in read_lines(self.path / "metrics.jsonl")}
+        missing = [number for number in range(1, step + 1) if number not in there]
+        while missing:
+            length = next((i for i, number in enumerate(missing) if number != missing[0] + i), len(missing))
+            first, last = missing[0], missing[length - 1]
+            missing = missing[length:]
+            self.event("gap", {"first": first, "last": last})
+            print(f"warning: {self.path / 'metrics.jsonl'}: rows of steps {first} to {last} are missing", file=sys.stderr)
 
     def next_segment(self) -> int:
         """The number of this start: one more than all starts, resumes and rewinds that events.jsonl holds, counted from 0."""
@@ -316,7 +328,7 @@ class _Lines:
     """Seconds between two warnings."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         end = os.fstat(self._file).st_size
         back = min(end, 1 << 20)
@@ -344,7 +356,7 @@ class _Lines:
     def close(self) -> None:
         if self._waiting:
             lines = self._waiting.count(b"\n")
-            print(f"warning: {self._path}: the last {lines} lines could not be written and are lost", file=sys.stderr)
+            print(f"warning: {self.path}: the last {lines} lines could not be written and are lost", file=sys.stderr)
         os.close(self._file)
 
     def _flush(self) -> bool:
@@ -361,9 +373,10 @@ class _Lines:
         now = time.monotonic()
         if now - self._warned >= self.WARN_EVERY:
             self._warned = now
-            free, lines = shutil.disk_usage(self._path.parent).free, self._waiting.count(b"\n")
+            disk = os.fstatvfs(self._file)
+            free, lines = disk.f_bavail * disk.f_frsize, self._waiting.count(b"\n")
             print(
-                f"warning: {self._path}: {error.strerror} ({free:,} bytes free); training goes on, "
+                f"warning: {self.path}: {error.strerror} ({free:,} bytes free); training goes on, "
                 f"{lines} lines wait in memory until there is room",
                 file=sys.stderr,
             )
