@@ -105,7 +105,8 @@ def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
         if setting.device.type == "cuda":
             torch.cuda.synchronize(setting.device)
         seconds = time.perf_counter() - start
-        state.optimizer.zero_grad(set_to_none=True)
+    # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
+    state.optimizer.zero_grad(set_to_none=True)
     return seconds / (sequences * seq_len)
 
 
