@@ -349,6 +349,8 @@ def test_mfu_is_weighted_by_seconds_and_absent_where_unknown(root: Path) -> None
 def test_seconds_add_up(root: Path) -> None:
     """F43, reader's side: evaluation is apart from training."""
     run = read_numbers(write_run(root, "small", 0))
+    rows = rows_of(60, 0) + [row | {"wall_seconds": (row["step"] - 40) * 0.06} for row in rows_of(100, 0, segment=1, first=41)]
+    assert read_numbers(write_run(root, "resumed", 0, rows=rows)).wall_seconds == pytest.approx(40 * 0.06 + 60 * 0.06)
     assert run.seconds == pytest.approx(5.0) and run.other_seconds["eval_seconds"] == pytest.approx(11 * 0.25)
 
 

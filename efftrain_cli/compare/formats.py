@@ -213,7 +213,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                         "status": run.status,
                         "marks": list(run.marks),
                         "steps": run.step,
-                        "seconds": {"training": run.seconds, **run.other_seconds},
+                        "seconds": {"train_seconds": run.seconds, **run.other_seconds, "wall_seconds": run.wall_seconds},
                         "measures": {
                             measure.key: _number(comparison.cells[measure.key, group.label].values[i])
                             for measure in comparison.measures

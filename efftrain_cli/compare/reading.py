@@ -30,6 +30,8 @@ COLUMNS = (
     "eval_seconds",
     "checkpoint_seconds",
     "compile_seconds",
+    "wall_seconds",
+    "segment",
 )
 POINTS = 400
 """Points that a curve of the report keeps; of more steps the extreme or the mean of each stretch is shown."""
@@ -90,6 +92,8 @@ class RunNumbers:
     mfu: float | None
     other_seconds: dict[str, float]
     """Seconds spent in evaluation, checkpoints and compilation, where logged."""
+    wall_seconds: float | None
+    """From the first to the last row, summed over segments: steps that a later segment replaced are not in it."""
     series: dict[str, Series]
     zero_shot: tuple[ZeroShot, ...]
 
@@ -132,6 +136,7 @@ def read_numbers(path: Path) -> RunNumbers:
             for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds")
             if np.isfinite(columns[name]).any()
         },
+        wall_seconds=_wall(columns),
         series=_series(columns),
         zero_shot=_zero_shot(path),
     )
@@ -225,6 +230,15 @@ def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
     there = np.isfinite(columns["mfu"]) & np.isfinite(columns["seconds"])
     seconds = columns["seconds"][there]
     return float((columns["mfu"][there] * seconds).sum() / seconds.sum()) if seconds.sum() > 0 else None
+
+
+def _wall(columns: dict[str, np.ndarray]) -> float | None:
+    wall, segment = columns["wall_seconds"], np.nan_to_num(columns["segment"])
+    there = np.isfinite(wall)
+    if not there.any():
+        return None
+    # Each segment has its own clock, which starts at 0.
+    return float(sum(wall[there & (segment == each)].max(initial=0.0) for each in np.unique(segment)))
 
 
 def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:

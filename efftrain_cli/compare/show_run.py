@@ -65,9 +65,11 @@ def _measures(run: RunNumbers) -> Table:
 def _time(run: RunNumbers) -> Table:
     parts = {"training": run.seconds}
     parts |= {name.removesuffix("_seconds"): value for name, value in run.other_seconds.items()}
-    total = sum(parts.values())
+    named = sum(parts.values())
+    total = max(named, run.wall_seconds or 0.0)
+    parts["other"] = total - named
     rows = [(name, duration(value), f"{100 * value / total:.1f} %" if total else "-") for name, value in parts.items()]
-    return Table("Time", ("", "time", "share"), (*rows, ("together", duration(total), "")))
+    return Table("Time", ("", "time", "share"), (*rows, ("wall", duration(total), "")))
 
 
 def _zero_shot(run: RunNumbers) -> list[Table]:

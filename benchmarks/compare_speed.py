@@ -1,0 +1,85 @@
+"""How long `efftrain compare` takes on many long runs, and how much memory.
+
+    python benchmarks/compare_speed.py [--runs 50] [--steps 100000]
+
+Makes synthetic run directories (about 3 GB for 50 runs of 100,000 steps) in a temporary folder and compares them in a process
+of its own, once for each format. Prints wall seconds, CPU seconds of that process and its largest resident memory, of which
+mapped pages of metrics.jsonl are part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.fake_runs import rows_of, val_loss, write_run  # noqa: E402
+
+RECIPES = 5
+EVERY = 100
+
+
+def make_runs(root: Path, runs: int, steps: int) -> int:
+    """Writes the runs and returns their bytes. Seeds of a recipe differ in their validation losses only."""
+    size = 0
+    for i in range(RECIPES):
+        speed = 1.0 + 0.1 * i
+        rows = rows_of(steps, i, 40 * speed / steps * 3, every=EVERY)
+        lines = [json.dumps(row) + "\n" for row in rows]
+        for seed in range(runs // RECIPES):
+            draw = random.Random(seed)
+            for step in range(0, steps + 1, EVERY):
+                loss = val_loss(step, seed, 40 * speed / steps * 3) + draw.gauss(0, 0.001)
+                lines[step] = json.dumps(rows[step] | {"val_loss": loss}) + "\n"
+            more = "" if i == 0 else f"\n[progressive_layer_drop]\ntheta = {0.5 + 0.05 * i}\n"
+            path = write_run(root, f"recipe{i}", seed, steps=steps, more=more, rows=[])
+            with (path / "metrics.jsonl").open("w") as file:
+                file.writelines(lines)
+            size += (path / "metrics.jsonl").stat().st_size
+    return size
+
+
+def measure(root: Path, *words: str) -> tuple[float, float, float]:
+    """Wall seconds, CPU seconds and largest resident MiB of `efftrain compare WORDS`."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-m", "efftrain_cli", "compare", "recipe*", *words],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(root)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    wall = time.monotonic() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall, cpu, after.ru_maxrss / 1024
+
+
+def main() -> None:
+    """Makes the runs, compares them and prints what it took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=50, help=f"number of runs, a multiple of {RECIPES}")
+    parser.add_argument("--steps", type=int, default=100_000, help=f"steps of each run, a multiple of {EVERY}")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        size = make_runs(Path(folder), options.runs, options.steps)
+        print(f"{options.runs} runs of {options.steps:,} steps, {size / 1e9:.2f} GB of metrics.jsonl")
+        print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        for words in (("--format", "table"), ("--format", "html", "-o", os.devnull)):
+            wall, cpu, memory = measure(Path(folder), *words)
+            print(f"{words[1]:6} {wall:6.1f} s wall  {cpu:6.1f} s CPU  {memory:6.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
