@@ -13,7 +13,7 @@ from typing import Any
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.errors import CheckpointError, DiskError, RecipeError, UsageError
 from efftrain_cli.growth import set_stage
-from efftrain_cli.manifest import verify_checkpoint
+from efftrain_cli.manifest import verify_checkpoint, write_whole
 from efftrain_cli.metrics import parameter_count
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
@@ -158,13 +158,17 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
             f"{corpus.tokenizer_sha256[:12]}...): its weights mean other tokens. Bring the text back, or start a new run"
         )
     now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
-    if origin["train_hash"] is None:  # imported: what it is first trained on here is what it stays on
-        begun = next((event for event in run.events() if event.get("event") == "data"), None)
-        if begun is None:
-            run.event("data", now)
-        origin = begun or now
-    differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] != now[key]]
+    differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] not in (None, now[key])]
     accept_differences(run, differences, override, "the text has changed")
+
+
+def settle_data(run: Run, data: object) -> None:
+    """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and stays
+    on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes it."""
+    path = run.path / "origin.json"
+    origin = json.loads(path.read_text(encoding="utf-8"))
+    if origin["data"]["train_hash"] is None:
+        write_whole(path, json.dumps({**origin, "data": data}, indent=1))
 
 
 def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:

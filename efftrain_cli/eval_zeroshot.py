@@ -6,7 +6,6 @@ be right.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -157,17 +156,16 @@ def trained_length(trained: Trained) -> int:
     """The longest sequence that the model has been trained on, in tokens: under a warmup that had not ended, less than its
     positions, whose later embeddings are then untrained."""
     positions = trained.model.config.seq_len
-    rows = trained.run / "metrics.jsonl"
-    if trained.recipe.seq_len_warmup is None or not rows.exists():
+    if trained.recipe.seq_len_warmup is None or not (trained.run / "metrics.jsonl").exists():
         return positions
-    longest = 0
-    with rows.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                row = json.loads(line)
-                if row["step"] <= trained.progress.step:
-                    longest = max(longest, row.get("seq_len") or 0)
-    return min(longest, positions) or positions
+    import numpy as np
+
+    from efftrain_cli.run_reader import read_rows
+
+    columns = read_rows(trained.run, ("step", "seq_len")).columns
+    lengths = columns["seq_len"][columns["step"] <= trained.progress.step]
+    lengths = lengths[np.isfinite(lengths)]
+    return min(int(lengths.max()), positions) if len(lengths) else positions
 
 
 def validation_documents(trained: Trained) -> list[str]:

@@ -9,6 +9,7 @@ safetensors and JSON.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,6 @@ def write_hf(model: GPT, tokenizer_json: str, eot_id: int, directory: Path) -> N
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} exists and is not an empty directory; name another one")
-    directory.mkdir(parents=True, exist_ok=True)
     eot = next(
         (
             token["content"]
@@ -186,8 +186,11 @@ def write_hf(model: GPT, tokenizer_json: str, eot_id: int, directory: Path) -> N
     }
     if eot is not None:
         tokenizer_config |= {"bos_token": eot, "eos_token": eot, "unk_token": eot}
-    save_file(to_hf(model), directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    # Made beside its place and renamed, so that a kill leaves no half of a model that loads.
+    partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    save_file(to_hf(model), partial / "model.safetensors", metadata={"format": "pt"})
+    (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     for name, content in (
         ("config.json", to_hf_config(model.config, eot_id)),
         (
@@ -196,7 +199,8 @@ def write_hf(model: GPT, tokenizer_json: str, eot_id: int, directory: Path) -> N
         ),
         ("tokenizer_config.json", tokenizer_config),
     ):
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.rename(directory)
 
 
 def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, Any]]:

@@ -17,6 +17,7 @@ from efftrain_cli.checkpoints import (
     check_recipe,
     load_checkpoint,
     newest_checkpoint,
+    settle_data,
 )
 from efftrain_cli.divergence import rewind
 from efftrain_cli.errors import DivergedError, EfftrainError, StoppedError
@@ -101,6 +102,7 @@ def resume(
         check_recipe(run, checkpoint, recipe, override)
         setting = _prepare(recipe, chosen)
         check_data(run, setting.corpus, override)
+        settle_data(run, origin_of(setting, name, sys.argv)["data"])
         if overrides:
             write_whole(recipe_path, dump_recipe(recipe))
         state = fresh_state(setting)

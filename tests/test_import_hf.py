@@ -52,6 +52,8 @@ def test_export_and_import_give_the_model_back(exported: tuple[Trained, Path], t
     rows = [json.loads(line) for line in (tmp_path / "runs" / "back" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert load_trained("back", None, CPU).progress.step == 2
+    origin = json.loads((tmp_path / "runs" / "back" / "origin.json").read_text())
+    assert origin["imported"]["directory"] == "hf" and origin["data"]["train_hash"] and origin["data"]["valid_windows"]
     # Data that change from here on are noticed, as in every run.
     (tmp_path / "text.txt").write_text("other text, and more of it\n" * 3000)
     error = efftrain("pretrain", "--resume", "back", "--steps", "3", "--no-probe").exception
