@@ -22,7 +22,7 @@ install: .venv/installed
 
 quickstart: install
 	@$(BIN)/efftrain sweep --recipe quickstart --recipe quickstart-slw --seeds 1234
-	@$(BIN)/efftrain sample quickstart-seed1234 --prompt "def "
+	@$(BIN)/efftrain sample quickstart-seed1234 --prompt "    def __init__(self"
 
 test: install
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
