@@ -74,8 +74,10 @@ class TrainingScreen:
 
     FIRST_INTERVAL = 10.0
     """Seconds between plain lines in the first two minutes."""
-    INTERVAL = 29.0
+    INTERVAL = 25.0
     """Seconds between plain lines after that."""
+    SILENCE = 29.0
+    """Seconds without a finished step after which a line says that the run is alive."""
 
     def __init__(self, console: Console, total_tokens: int, tokens: int, steps: int) -> None:
         self._console = console
@@ -160,7 +162,7 @@ class TrainingScreen:
 
     def _keep_alive(self) -> None:
         while not self._ended.wait(1.0):
-            if time.monotonic() - self._printed >= self.INTERVAL:
+            if time.monotonic() - self._printed >= self.SILENCE:
                 with self._lock:
                     text = self._text() if self._row else "preparing the first step"
                 self._print_line(f"{text}  (still running)")
