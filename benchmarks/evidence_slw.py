@@ -22,7 +22,7 @@ from pathlib import Path
 from efftrain_cli.recipe import load_recipe
 from efftrain_cli.run import run_path
 from efftrain_cli.run_reader import read_events, read_metrics
-from efftrain_cli.stability import EarlyWarning, SpikeAlarm, Stability, measure_run
+from efftrain_cli.stability import EarlyWarning, SpikeAlarm, Stability, measure, measure_run
 from efftrain_cli.warmup_search import fluctuation
 
 SEEDS = (0, 1, 2)
@@ -55,6 +55,76 @@ def train_all(recipes: Sequence[str], seeds: Sequence[int]) -> None:
                 efftrain("pretrain", "--resume", path.name)
             else:
                 efftrain("pretrain", "--recipe", recipe, "--seed", str(seed), "--no-probe")
+
+
+FIRST_STEPS = 40
+FIRST_SEEDS = tuple(range(10, 22))
+"""Seeds of the first steps: none of them was used in choosing the recipes' settings."""
+
+
+def train_first_steps(path: Path, recipes: Sequence[str], seeds: Sequence[int]) -> None:
+    """first-steps.csv: the first steps of many seeds, one line each; lines that exist are not trained again. The rows of each run
+    go to first-steps-rows.csv."""
+    import torch
+
+    from efftrain_cli.session import fresh_state, prepare_setting
+    from efftrain_cli.trainer import read_records, train
+
+    torch.set_num_threads(1)
+    done = {(row["recipe"], row["seed"]) for row in read_csv(path)}
+    for seed in seeds:
+        for name in recipes:
+            if (name, str(seed)) in done:
+                continue
+            recipe = load_recipe(name, [f"seed={seed}"])
+            setting = prepare_setting(recipe, torch.device("cpu"))
+            state = fresh_state(setting)
+            rows = []
+            for record in train(state, recipe, setting.train_data, setting.val_windows, until=FIRST_STEPS):
+                rows += read_records(state, recipe, [record])
+            steps = rows[1:]
+            found = measure(steps)
+            largest, at = fluctuation([(row["step"], row["val_loss"]) for row in rows if row["val_loss"] is not None])
+            for row in steps:
+                append_csv(
+                    path.with_name("first-steps-rows.csv"),
+                    {
+                        **{"recipe": name, "seed": seed, "step": row["step"]},
+                        **{column: f"{row[column]:.5g}" for column in ("loss", "grad_norm", "adam_sqrt_v_max")},
+                    },
+                )
+            result = {
+                "recipe": name,
+                "seed": seed,
+                "above_1_2": found.above_slight,
+                "above_1_5": found.above_severe,
+                "max_loss_ratio": f"{found.max_loss_ratio:.3f}",
+                "max_loss_ratio_step": found.max_loss_ratio_step,
+                "max_ppl_fluctuation": f"{largest:.3f}",
+                "max_ppl_fluctuation_step": at,
+                "max_grad_norm": f"{max(row['grad_norm'] for row in steps):.3g}",
+                "max_sqrt_v": f"{found.max_sqrt_v:.4g}",
+                "train_seconds": f"{state.progress.train_seconds:.1f}",
+            }
+            append_csv(path, result)
+            print(*result.values(), flush=True)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append_csv(path: Path, row: dict[str, object]) -> None:
+    new = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def curve_of(path: Path) -> list[tuple[int, float]]:
@@ -192,12 +262,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     options = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
     if not options.report_only:
+        train_first_steps(OUT / "first-steps.csv", options.recipes, FIRST_SEEDS)
         train_all(options.recipes, options.seeds)
         for recipe in ("small-slw", "small-batch-warmup"):
             if recipe in options.recipes:
                 efftrain("tune-warmup", "--recipe", recipe, "--seed", str(load_recipe(recipe).seed))
-    OUT.mkdir(parents=True, exist_ok=True)
     write_table(OUT / "stability.csv", options.recipes, options.seeds)
     write_alarms(OUT / "alarms.json", options.recipes, options.seeds)
     draw(OUT / "curves.png", options.recipes, options.seeds)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
 import random
+from pathlib import Path
 
 import pytest
 
-from efftrain_cli.stability import SpikeAlarm, describe, loss_ratios, measure
+from efftrain_cli.stability import (
+    EarlyWarning,
+    GradientJump,
+    Spike,
+    SpikeAlarm,
+    Watch,
+    describe,
+    loss_ratios,
+    measure,
+    message,
+)
 
 
 def rows_of(losses: list[float | None], **columns: list[float]) -> list[dict[str, object]]:
@@ -83,3 +96,65 @@ def test_each_jump_is_one_alarm() -> None:
 def test_noise_alone_raises_no_alarm(noise: float) -> None:
     alarm = SpikeAlarm()
     assert not any(alarm.read(row) for row in rows_of(falling(10_000, noise)))
+
+
+def norms(values: list[float]) -> list[dict[str, object]]:
+    return [{"step": i + 1, "grad_norm": value} for i, value in enumerate(values)]
+
+
+def warned(values: list[float]) -> list[int]:
+    warning = EarlyWarning()
+    return [found.step for row in norms(values) if (found := warning.read(row))]
+
+
+def test_a_gradient_far_above_its_usual_norm_is_an_early_warning() -> None:
+    assert warned([0.5, 0.4, 0.3, 0.3, 0.3, 2.0, 0.3]) == [6]
+    # Once per jump: armed again when the norm has been near its usual value.
+    assert warned([0.3] * 10 + [3.0, 3.0, 2.5, 0.3, 3.0]) == [11, 15]
+    assert warned([0.3] * 10 + [1.7] * 3) == []
+    # A norm that rises slowly is no jump, and too few norms are no usual value.
+    assert warned([0.3 * 1.05**i for i in range(100)]) == []
+    assert warned([0.1, 5.0, 0.1]) == []
+
+
+def test_what_is_not_finite_is_passed_over_by_the_alarms() -> None:
+    watch = Watch()
+    for row in rows_of(falling(50, 0.01)):
+        assert watch.read(row) == []
+    assert watch.read({"step": 51, "loss": None, "grad_norm": None, "nonfinite": True}) == []
+    assert watch.read({"step": 0, "val_loss": 6.0}) == []
+
+
+def test_notices_are_told_in_one_line() -> None:
+    assert message(Spike(7, 9.0, 3.0)) == "spike: step 7: loss 9.000, 3.00 times the usual 3.000"
+    assert "step 7: gradient norm 6, 12.0 times the usual 0.5" in message(GradientJump(7, 6.0, 0.5))
+
+
+def recorded(name: str) -> list[dict[str, object]]:
+    """Rows of a recorded run: step, loss, grad_norm."""
+    with gzip.open(Path(__file__).parent / "recorded" / f"{name}.csv.gz", "rt", newline="") as file:
+        return [
+            {"step": int(row["step"]), "loss": float(row["loss"]), "grad_norm": float(row["grad_norm"])}
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training() -> None:
+    """A GPT of one block at 8 sequences of 32 tokens a step, and at 2, where single batches scatter widely."""
+    steps = 0
+    for name in ("normal-8x32", "normal-2x32"):
+        alarm = SpikeAlarm()
+        rows = recorded(name)
+        steps += len(rows)
+        assert [spike for row in rows if (spike := alarm.read(row))] == []
+    assert steps == 10_000
+
+
+@pytest.mark.parametrize("at", [100, 3_000])
+@pytest.mark.parametrize("name", ["normal-8x32", "normal-2x32"])
+def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name: str, at: int) -> None:
+    rows = recorded(name)
+    for row in rows[at : at + 5]:
+        row["loss"] = 3 * float(str(row["loss"]))
+    alarm = SpikeAlarm()
+    assert [spike.step for row in rows if (spike := alarm.read(row))] == [at + 1]
