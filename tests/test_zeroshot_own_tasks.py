@@ -13,6 +13,7 @@ from efftrain_cli.zeroshot.own_tasks import (
     CLOZE_ITEMS,
     CLOZE_WORDS,
     cloze_passages,
+    fingerprint,
     lambada_last_token,
     offline_bytes,
     offline_cloze,
@@ -85,6 +86,8 @@ def test_overlap_lowers_nothing_but_the_missing_context(evaluator: Evaluator, to
 def test_bytes(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
     documents = ["Anna walked home.", "Übel"]
     score = offline_bytes(evaluator, tokenizer, documents, limit=None)
+    assert score.protocol == f"offline bytes, documents {fingerprint(documents)} window 32"
+    assert fingerprint(documents) != fingerprint(documents[::-1])
     nll = 0.0
     for document in documents:
         nll -= logprobs(evaluator, [tokenizer.eot_id, *tokenizer.encode([document])[0].tolist()]).sum().item()

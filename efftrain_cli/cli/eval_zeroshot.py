@@ -62,7 +62,7 @@ def eval_zeroshot(
         int | None, typer.Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA")
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are fp32 always.")] = "auto",
-    compile_: Annotated[bool, typer.Option("--compile", help="Compile the blocks; pays on CUDA and long tasks.")] = False,
+    compile_: Annotated[bool, typer.Option("--compile", help="Compile the blocks with torch.compile.")] = False,
     references: Annotated[bool, typer.Option("--references", help="Show published scores beside.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     format_: Annotated[ScoreFormat, typer.Option("--format", help="table or json.")] = ScoreFormat.table,

@@ -116,7 +116,7 @@ def offline_cloze(
         scores,
         [context + word for context, word in kept],
         total=len(passages),
-        protocol=f"offline cloze, {CLOZE_WORDS} words",
+        protocol=f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}",
         truncated=sum(map(evaluator.is_truncated, requests)),
         boundary_mismatches=mismatches,
     )
@@ -176,9 +176,14 @@ def offline_bytes(
         items=items,
         scored=len(kept),
         total=len(documents),
-        protocol=f"offline documents window {evaluator.context_length}",
+        protocol=f"offline bytes, documents {fingerprint(documents)} window {evaluator.context_length}",
         requests=len(requests),
     )
+
+
+def fingerprint(documents: Sequence[str]) -> str:
+    """Eight hex digits that name these documents: scores on others are other measurements, so the protocol says which."""
+    return _hash("\0".join(documents))[:8]
 
 
 def _cloze_score(
