@@ -17,25 +17,23 @@ import os
 from pathlib import Path
 from statistics import mean, stdev
 
-TARGET = (4, 4, 64)
+TARGET = (4, 4, 32)
 """n_layer, n_head, n_embd of the model that every comparison ends with."""
-SEQ_LEN, BATCH, STEPS, SWITCH, VOCAB = 64, 16, 500, 250, 512
+SEQ_LEN, BATCH, STEPS, SWITCH, VOCAB = 32, 16, 1500, 500, 512
 STEP_TOKENS = SEQ_LEN * BATCH
-SHALLOW, NARROW = (2, 4, 64), (4, 2, 32)
+SHALLOW, NARROW = (2, 4, 32), (4, 2, 16)
 
 # name -> (first model, operator or None, moments, symmetry, depth)
 CONDITIONS: dict[str, tuple[tuple[int, int, int], str | None, str, str, str]] = {
     "scratch": (TARGET, None, "", "", ""),
-    "shallow": (SHALLOW, None, "", "", ""),
-    "narrow": (NARROW, None, "", "", ""),
     "depth": (SHALLOW, "depth", "ema", "offdiag", "zero_out_proj"),
     "depth-reset": (SHALLOW, "depth", "reset", "offdiag", "zero_out_proj"),
-    "depth-identity": (SHALLOW, "depth", "paper", "offdiag", "identity"),
     "depth-copy": (SHALLOW, "depth", "ema", "offdiag", "copy_interleave"),
     "width": (NARROW, "width", "ema", "offdiag", ""),
     "width-reset": (NARROW, "width", "reset", "offdiag", ""),
     "width-symmetric": (NARROW, "width", "ema", "none", ""),
-    "width-paper": (NARROW, "width", "paper", "none", ""),
+    "shallow": (SHALLOW, None, "", "", ""),
+    "narrow": (NARROW, None, "", "", ""),
 }
 
 
@@ -71,9 +69,9 @@ def overrides_of(condition: str, lr: float) -> list[str]:
         f"train.tokens={steps * STEP_TOKENS}",
         f"train.batch_size={BATCH}",
         "train.dtype=fp32",
-        "eval.every=20",
+        "eval.every=50",
         "eval.windows=128",
-        "checkpoint.every=20s",
+        "checkpoint.every=30s",
         "checkpoint.keep=1",
     ]
     if operator is not None:
@@ -125,7 +123,7 @@ def rows_of(name: str) -> list[dict]:
     return [by_step[step] for step in sorted(by_step) if by_step[step]["val_loss"] is not None]
 
 
-def summarize(seeds: range, out: Path) -> None:
+def summarize(seeds: list[int], out: Path) -> None:
     done = {c: [s for s in seeds if is_finished(run_name(c, s))] for c in CONDITIONS}
     curves = {(c, s): rows_of(run_name(c, s)) for c, found in done.items() for s in found}
     with (out / "staged-training.csv").open("w", newline="") as file:
@@ -135,7 +133,7 @@ def summarize(seeds: range, out: Path) -> None:
             at = after = ""
             if CONDITIONS[condition][1]:
                 at = f"{next(row['val_loss'] for row in rows if row['step'] == SWITCH):.4f}"
-                after = f"{max(row['val_loss'] for row in rows if SWITCH < row['step'] <= SWITCH + 100):.4f}"
+                after = f"{max(row['val_loss'] for row in rows if SWITCH < row['step'] <= SWITCH + 200):.4f}"
             last = rows[-1]
             writer.writerow(
                 [condition, seed, last["tokens"], f"{last['total_flops']:.6g}", f"{last['val_loss']:.4f}", at, after]
@@ -175,7 +173,7 @@ def plot(done: dict[str, list[int]], curves: dict, path: Path) -> None:
             losses = [mean(row["val_loss"] for row in at) for at in zip(*runs, strict=True)]
             style = {"scratch": ("black", 2.0), alone: ("gray", 2.0)}.get(condition, (None, 1.2))
             axis.plot(flops, losses, label=condition, color=style[0], linewidth=style[1])
-        axis.set(xscale="log", xlabel="FLOPs, logits included", title=kind, ylim=(None, 4.6), xlim=(5e10, None))
+        axis.set(xscale="log", xlabel="FLOPs, logits included", title=kind, ylim=(None, 5.0), xlim=(1e10, None))
         axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("validation loss, nats per token")
@@ -187,13 +185,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", default="runs", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=8e-3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--only", nargs="*", choices=list(CONDITIONS), default=list(CONDITIONS))
     parser.add_argument("--summary", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     os.environ["EFFTRAIN_RUNS"] = arguments.runs
-    seeds = range(arguments.seeds)
+    seeds = arguments.seeds
     if not arguments.summary:
         import torch
 
