@@ -109,6 +109,7 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         recipe,
         seq_len_warmup=None,
         batch_size_warmup=None,
+        stages=(),  # the model they end with
         train=replace(recipe.train, tokens=10**15),
         eval=replace(recipe.eval, every=10**9),
     )
