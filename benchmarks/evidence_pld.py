@@ -1,4 +1,4 @@
-"""The runs behind docs/evidence/progressive-layer-dropping.md: about 8 CPU minutes, resumable.
+"""The runs behind docs/evidence/progressive-layer-dropping.md: about 15 CPU minutes, resumable.
 
     python benchmarks/evidence_pld.py [--seeds 3]
 
@@ -41,6 +41,17 @@ ARMS = {
         "progressive_layer_drop={theta=0.5, steps=0}",
     ),
     "four blocks, equal FLOPs": (f"train.tokens={SHALLOW_TOKENS}", "model.n_layer=4"),
+    # The batch fits one micro-batch, so the gates above are drawn once a step; here, four times.
+    "dropping, equal FLOPs, four draws a step": (
+        f"train.tokens={DROPPED_TOKENS}",
+        f"progressive_layer_drop={{theta=0.5, steps={DROPPED_STEPS}}}",
+        "train.micro_batch_tokens=256",
+    ),
+}
+RATES = {
+    f"{arm}, lr {lr:g}": (*ARMS[arm], f"optim.lr={lr:g}")
+    for lr in (1e-3, 4e-3)
+    for arm in ("dense", "dropping, equal FLOPs")
 }
 
 
@@ -49,6 +60,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     rows = run_arms(RESULTS, "small", COMMON, ARMS, range(1, parser.parse_args().seeds + 1))
     print(table(rows, "dense"))
+    print("\nOther learning rates, one seed:\n")
+    print(table(run_arms(RESULTS, "small", COMMON, RATES, [1]), "dense"))
 
 
 if __name__ == "__main__":
