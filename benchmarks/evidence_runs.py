@@ -35,6 +35,11 @@ def run_arms(
             append_row(path, {"arm": arm, "seed": seed, **row})
             rows = read_rows(path)
             print(f"{arm}, seed {seed}: validation loss {row['val_loss']:.4f}, {row['cpu_seconds']:.0f} CPU s", flush=True)
+    return in_order(rows, arms)
+
+
+def in_order(rows: Sequence[dict[str, str]], arms: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """The rows of these arms, in the arms' order and by seed."""
     order = list(arms)
     return sorted((row for row in rows if row["arm"] in arms), key=lambda row: (order.index(row["arm"]), row["seed"]))
 

@@ -1,4 +1,4 @@
-"""The runs behind docs/evidence/simigrad.md: about 8 CPU minutes, resumable.
+"""The runs behind docs/evidence/simigrad.md: about 10 CPU minutes, resumable.
 
     python benchmarks/evidence_simigrad.py [--seeds 3]
 
@@ -36,6 +36,7 @@ ARMS = {
     "SimiGrad from 16": (
         "simigrad={target=0.2, min_batch_size=8, max_batch_size=64, quantum=2, interval=2, window=4}",
     ),
+    "fixed batch 20": fixed(20),  # about SimiGrad's mean batch, so about as many steps
     "fixed batch 8": fixed(8),
     "fixed batch 32": fixed(32),
 }
