@@ -201,8 +201,6 @@ def entry_of(
     """The entry of zeroshot.json for one task."""
     import torch
 
-    from efftrain_cli.trainer import finite_or_none
-
     path = local_file(task.name, question.data_dir)
     offline = task.name.startswith("offline")
     device = evaluator.device
@@ -217,10 +215,10 @@ def entry_of(
         "step": trained.progress.step,
         "tokens": trained.progress.tokens,
         "metric": task.metric,
-        "value": finite_or_none(score.values[task.metric]),
-        "stderr": score.stderr[task.metric],
+        "value": _finite(score.values[task.metric]),
+        "stderr": _finite(score.stderr[task.metric]),
         "metrics": {
-            name: {"value": finite_or_none(score.values[name]), "stderr": _finite_or_none(score.stderr[name])}
+            name: {"value": _finite(score.values[name]), "stderr": _finite(score.stderr[name])}
             for name in task.metrics
         },
         "chance": task.chance,
@@ -268,7 +266,8 @@ def _offline(
     return scored(evaluator, trained.tokenizer, documents, limit)
 
 
-def _finite_or_none(value: float | None) -> float | None:
+def _finite(value: float | None) -> float | None:
+    """The value as JSON can hold it."""
     from efftrain_cli.trainer import finite_or_none
 
     return None if value is None else finite_or_none(value)
@@ -277,7 +276,7 @@ def _finite_or_none(value: float | None) -> float | None:
 def _finite_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items as JSON can hold them: tuples as lists, no infinity."""
     return [
-        {name: _finite_or_none(value) if isinstance(value, float) else value for name, value in item.items()}
+        {name: _finite(value) if isinstance(value, float) else value for name, value in item.items()}
         for item in items
     ]
 

@@ -6,28 +6,18 @@ from itertools import islice
 
 import pytest
 import torch
+from trained_run import random_gpt
 
 from efftrain_cli.data.tokenizer import Tokenizer, train_tokenizer
 from efftrain_cli.generate import GREEDY, Sampling, draw, generate, generate_text
 from efftrain_cli.model import GPT, GPTConfig
-
-
-def random_gpt(config: GPTConfig) -> GPT:
-    model = GPT(config)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        model.wte.weight[config.vocab_size :] = 9.0
-    return model
-
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=50, padded_vocab_size=64)
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
-    return random_gpt(CONFIG)
+    return random_gpt(CONFIG, spread=0.3, seed=5)
 
 
 def test_greedy_with_cache_equals_greedy_without(model: GPT) -> None:
@@ -92,7 +82,7 @@ def tokenizer() -> Tokenizer:
 def test_text_is_whole_characters_and_ends_at_end_of_text(tokenizer: Tokenizer) -> None:
     size = tokenizer.vocab_size
     config = GPTConfig(n_layer=1, n_head=1, n_embd=8, seq_len=64, vocab_size=size, padded_vocab_size=320)
-    model = random_gpt(config)
+    model = random_gpt(config, spread=0.3, seed=5)
     sampling = Sampling(temperature=1.0, seed=1)
     pieces = list(generate_text(model, tokenizer, "the cat", sampling, max_tokens=50))
     prompt = torch.tensor(tokenizer.encode(["the cat"])[0].tolist())[None]

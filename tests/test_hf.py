@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trained_run import random_gpt
 
 from efftrain_cli.errors import CheckpointError, UsageError
 from efftrain_cli.generate import GREEDY, generate
@@ -17,23 +18,15 @@ from efftrain_cli.model import GPT, GPTConfig
 CONFIG = GPTConfig(n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101, padded_vocab_size=128)
 
 
-def random_gpt(config: GPTConfig = CONFIG) -> GPT:
-    """Weights far from their initialization, biases and norms included, so that a forgotten one shows."""
-    model = GPT(config)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-        # Padding rows that hold rubbish: they must not matter anywhere.
-        model.wte.weight[config.vocab_size :] = 50.0
-    return model
+def random_ours(config: GPTConfig = CONFIG) -> GPT:
+    return random_gpt(config, spread=0.2, seed=3)
 
 
 @pytest.fixture(scope="module")
 def pair():
     """(our GPT, transformers' GPT-2 with the same weights)."""
     transformers = pytest.importorskip("transformers")
-    ours = random_gpt()
+    ours = random_ours()
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_hf_config(CONFIG, eot_id=100)))
     missing = theirs.load_state_dict(to_hf(ours), strict=False)
     assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys
@@ -77,7 +70,7 @@ def test_logits_loss_and_gradients_agree(pair) -> None:
 
 
 def test_weights_survive_both_ways_bit_for_bit() -> None:
-    ours = random_gpt()
+    ours = random_ours()
     back = from_hf(to_hf(ours), CONFIG)
     for name, parameter in ours.named_parameters():
         rows = CONFIG.vocab_size if name == "wte.weight" else parameter.shape[0]
@@ -89,7 +82,7 @@ def test_the_released_format_is_read(tmp_path: Path) -> None:
     """No "transformer." before the names, causal masks among the weights, as in the files released with GPT-2."""
     from safetensors.torch import save_file
 
-    ours = random_gpt()
+    ours = random_ours()
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_hf(ours).items()}
     tensors["h.0.attn.bias"] = torch.ones(1, 1, CONFIG.seq_len, CONFIG.seq_len).tril()
     save_file(tensors, tmp_path / "model.safetensors")
@@ -110,7 +103,7 @@ def test_the_released_format_is_read(tmp_path: Path) -> None:
 def test_shards_are_read(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    tensors = to_hf(random_gpt())
+    tensors = to_hf(random_ours())
     names = sorted(tensors)
     for i, part in enumerate((names[:10], names[10:])):
         save_file({name: tensors[name] for name in part}, tmp_path / f"model-{i}.safetensors")
@@ -128,7 +121,7 @@ def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path: Path) -> None:
     for key in ("activation_function", "n_inner", "n_head"):
         assert key in str(error.value)
 
-    tensors = to_hf(random_gpt())
+    tensors = to_hf(random_ours())
     del tensors["transformer.ln_f.bias"]
     tensors["transformer.wpe.weight"] = torch.zeros(3, 32)
     tensors["transformer.surprise"] = torch.zeros(1)
@@ -137,7 +130,7 @@ def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path: Path) -> None:
     for word in ("ln_f.bias is missing", "wpe.weight is (3, 32)", "surprise"):
         assert word in str(error.value)
 
-    tensors = to_hf(random_gpt())
+    tensors = to_hf(random_ours())
     with pytest.raises(CheckpointError, match="ties"):
         from_hf(tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, CONFIG)
 
@@ -175,7 +168,7 @@ def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json:
     size = tokenizer.get_vocab_size()
     eot_id = tokenizer.token_to_id("<|endoftext|>")
     config = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=96, vocab_size=size, padded_vocab_size=320)
-    ours = random_gpt(config)
+    ours = random_ours(config)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")
 

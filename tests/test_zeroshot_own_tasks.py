@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from trained_run import random_gpt
 
 from efftrain_cli.data.tokenizer import Tokenizer, train_tokenizer
-from efftrain_cli.model import GPT, GPTConfig
+from efftrain_cli.model import GPTConfig
 from efftrain_cli.zeroshot.own_tasks import (
     CLOZE_ITEMS,
     CLOZE_WORDS,
@@ -33,12 +34,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def evaluator(tokenizer: Tokenizer) -> Evaluator:
     config = GPTConfig(n_layer=1, n_head=2, n_embd=16, seq_len=32, vocab_size=tokenizer.vocab_size, padded_vocab_size=320)
-    model = GPT(config)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return Evaluator(model=model, context_length=32)
+    return Evaluator(model=random_gpt(config, spread=0.3, seed=2), context_length=32)
 
 
 def logprobs(evaluator: Evaluator, tokens: list[int]) -> torch.Tensor:

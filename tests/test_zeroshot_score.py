@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from trained_run import random_gpt
 
 from efftrain_cli.model import GPT, GPTConfig
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
@@ -13,13 +14,7 @@ CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=24, vocab_size=50, pa
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
-    model = GPT(CONFIG)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
-        model.wte.weight[CONFIG.vocab_size :] = 9.0  # must neither take probability nor be the greedy token
-    return model
+    return random_gpt(CONFIG, spread=0.5, seed=7)
 
 
 def plain_score(model: GPT, request: Request, length: int) -> Score:

@@ -9,6 +9,7 @@ import torch
 
 from efftrain_cli.build import build_model, build_optimizer
 from efftrain_cli.data.prepare import prepare
+from efftrain_cli.model import GPT, GPTConfig
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run import Run, checkpoint_path
 from efftrain_cli.state import TrainState, write_checkpoint
@@ -49,6 +50,18 @@ def make_run(folder: Path, name: str = "random", overrides: tuple[str, ...] = ()
         for step in steps:
             write_checkpoint(checkpoint_path(run.path, step), random_state(recipe, corpus.vocab_size, step), dump_recipe(recipe))
         return run.path
+
+
+def random_gpt(config: GPTConfig, spread: float, seed: int) -> GPT:
+    """Weights far from their initialization, biases and norms included, so that a forgotten one shows. Padding rows hold
+    rubbish: they must take no probability and never be written."""
+    model = GPT(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+        model.wte.weight[config.vocab_size :] = 9.0
+    return model
 
 
 def random_state(recipe: Recipe, vocab_size: int, step: int) -> TrainState:

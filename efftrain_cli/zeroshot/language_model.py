@@ -148,9 +148,4 @@ class LanguageModel(TemplateLM):
         self.requests += len(asked)
         if not may_overlap:
             self.truncated += sum(map(self.evaluator.is_truncated, asked))
-        scores: dict[int, Score] = {}
-        with Meter(self.task, "requests", len(asked)) as meter:
-            for batch in self.evaluator.score_all(asked):
-                scores.update(batch)
-                meter.advance(len(batch))
-        return [scores[i] for i in range(len(asked))]
+        return self.evaluator.score(asked, self.task)

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 
 from efftrain_cli.data.tokenizer import Tokenizer
-from efftrain_cli.zeroshot.meter import Meter
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
 from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, safe_exp
 
@@ -22,16 +21,6 @@ CLOZE_ITEMS = 1000
 """Passages that the offline cloze has at most."""
 _WORD = re.compile(r"(?<=\S)( [A-Za-z]{3,})(?![A-Za-z0-9_])")
 """What is asked for: a word of three letters or more after a space that follows something visible."""
-
-
-def score_with_meter(evaluator: Evaluator, requests: Sequence[Request], task: str) -> list[Score]:
-    """Scores in the order of `requests`, with progress on stderr."""
-    scores: dict[int, Score] = {}
-    with Meter(task, "requests", len(requests)) as meter:
-        for batch in evaluator.score_all(requests):
-            scores.update(batch)
-            meter.advance(len(batch))
-    return [scores[i] for i in range(len(requests))]
 
 
 def lambada_last_token(
@@ -46,7 +35,7 @@ def lambada_last_token(
     for ids in tokenizer.encode(list(kept)):
         tokens = tuple(ids.tolist())
         requests.append(Request(tokens[:-1] or (tokenizer.eot_id,), tokens[-1:]))
-    scores = score_with_meter(evaluator, requests, "lambada_last_token")
+    scores = evaluator.score(requests, "lambada_last_token")
     return _cloze_score(
         scores,
         kept,
@@ -77,7 +66,7 @@ def wikitext_strided(
     original = "".join(page for page, _ in kept)
     tokens = tokenizer.encode(["".join(text for _, text in kept)])[0].tolist()
     requests = windows(tokens, evaluator.context_length, stride, prefix=None)
-    scores = score_with_meter(evaluator, requests, "wikitext_strided")
+    scores = evaluator.score(requests, "wikitext_strided")
     nll = -math.fsum(score.logprob for score in scores)
     bytes_ = len(original.encode())
     return TaskScore(
@@ -111,7 +100,7 @@ def offline_cloze(
         tokens = tuple(whole.tolist())
         mismatches += tokens[: len(context)] != tuple(context.tolist())
         requests.append(Request(tokens[: len(context)], tokens[len(context) :]))
-    scores = score_with_meter(evaluator, requests, "offline_cloze")
+    scores = evaluator.score(requests, "offline_cloze")
     return _cloze_score(
         scores,
         [context + word for context, word in kept],
@@ -153,7 +142,7 @@ def offline_bytes(
     encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(kept)]
     pieces = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
     requests = [window for document in pieces for window in document]
-    scores = iter(score_with_meter(evaluator, requests, "offline_bytes"))
+    scores = iter(evaluator.score(requests, "offline_bytes"))
     items = []
     for i, (document, ids, parts) in enumerate(zip(kept, encoded, pieces, strict=True)):
         items.append({

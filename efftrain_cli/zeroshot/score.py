@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.model import GPT, KeyValueCache
+from efftrain_cli.zeroshot.meter import Meter
 
 HEAD_POSITIONS = 1024
 """Positions that go through the head at once: fp32 logits of 1024 x 50257 are 206 MB."""
@@ -88,9 +89,13 @@ class Evaluator:
             for indices in self._batches_of_alone(requests, alone):
                 yield self._score_alone(requests, indices)
 
-    def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Scores in the order of `requests`."""
-        scores = dict(pair for batch in self.score_all(requests) for pair in batch)
+    def score(self, requests: Sequence[Request], task: str = "scoring") -> list[Score]:
+        """Scores in the order of `requests`, with progress on stderr under the name `task`."""
+        scores: dict[int, Score] = {}
+        with Meter(task, "requests", len(requests)) as meter:
+            for batch in self.score_all(requests):
+                scores.update(batch)
+                meter.advance(len(batch))
         return [scores[i] for i in range(len(requests))]
 
     # Requests one by one: (context + continuation) as one sequence.
