@@ -29,9 +29,8 @@ RECIPES = 5
 EVERY = 100
 
 
-def make_runs(root: Path, runs: int, steps: int) -> int:
-    """Writes the runs and returns their bytes. Seeds of a recipe differ in their validation losses only."""
-    size = 0
+def make_runs(root: Path, runs: int, steps: int) -> None:
+    """Writes the runs. Seeds of a recipe differ in their validation losses only."""
     for i in range(RECIPES):
         speed = 1.0 + 0.1 * i
         rows = rows_of(steps, i, 40 * speed / steps * 3, every=EVERY)
@@ -45,8 +44,6 @@ def make_runs(root: Path, runs: int, steps: int) -> int:
             path = write_run(root, f"recipe{i}", seed, steps=steps, more=more, rows=[])
             with (path / "metrics.jsonl").open("w") as file:
                 file.writelines(lines)
-            size += (path / "metrics.jsonl").stat().st_size
-    return size
 
 
 def measure(root: Path, *words: str) -> tuple[float, float, float]:
@@ -71,13 +68,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=50, help=f"number of runs, a multiple of {RECIPES}")
     parser.add_argument("--steps", type=int, default=100_000, help=f"steps of each run, a multiple of {EVERY}")
+    parser.add_argument("--folder", type=Path, help="keep the runs here, and use those that are there")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        size = make_runs(Path(folder), options.runs, options.steps)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        if not list(folder.glob("recipe*")):
+            make_runs(folder, options.runs, options.steps)
+        size = sum(path.stat().st_size for path in folder.glob("*/metrics.jsonl"))
         print(f"{options.runs} runs of {options.steps:,} steps, {size / 1e9:.2f} GB of metrics.jsonl")
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for words in (("--format", "table"), ("--format", "html", "-o", os.devnull)):
-            wall, cpu, memory = measure(Path(folder), *words)
+            wall, cpu, memory = measure(folder, *words)
             print(f"{words[1]:6} {wall:6.1f} s wall  {cpu:6.1f} s CPU  {memory:6.0f} MiB")
 
 

@@ -237,9 +237,11 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     assert numbers["disk"].marks == ("unfinished: crashed (disk) at step 50 (50 % of its tokens)",)
     changed = {"event": "override", "differences": [["optim.lr", 1e-3, 2e-3]]}
     gap = [row for row in rows_of(100, 0) if row["step"] not in (7, 8)]
-    odd = read_numbers(write_run(root, "odd", 0, rows=gap, events=[start, {"event": "resume"}, changed]))
+    events = [start | {"device": "cpu"}, {"event": "resume", "device": "cuda"}, changed]
+    odd = read_numbers(write_run(root, "odd", 0, rows=gap, events=events))
     assert odd.marks == (
         "resumed once",
+        "ran on cpu and cuda",
         "continued although what decides it had changed (optim.lr)",
         "2 steps are missing in metrics.jsonl",
     )

@@ -127,6 +127,14 @@ def test_refusals_exit_with_2_and_one_message(
     assert efftrain("compare", "small", "-o", "no/such/folder").returncode == 2
 
 
+def test_a_reader_that_leaves_is_no_failure(two: Path) -> None:
+    """F42."""
+    script = f"{sys.executable} -m efftrain_cli compare small small-slw | head -1; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Baseline: small\n", "")
+
+
 def test_newer_format_is_refused(two: Path) -> None:
     """F52."""
     write_run(two, "newer", 0, origin={"schema_version": 99})

@@ -181,6 +181,9 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
         marks.append(f"rewound {_times(rewinds)}")
     if (resumes := max(rows.segments - 1 - rewinds, _count(run, "resume"))) > 0:
         marks.append(f"resumed {_times(resumes)}")
+    devices = dict.fromkeys(str(e["device"]) for e in run.events if e.get("event") in ("start", "resume") and "device" in e)
+    if len(devices) > 1:
+        marks.append(f"ran on {' and '.join(devices)}")
     for event in run.events:
         if event.get("event") == "override":
             changes = [str(change[0]) for change in event.get("differences", []) if isinstance(change, list) and change]

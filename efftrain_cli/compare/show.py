@@ -114,9 +114,14 @@ def output_console() -> Console:
     """Standard output; in a pipe as wide as it needs, so that nothing is folded."""
     from rich.console import Console
 
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            """The reader has gone (`| head`): for the command line to handle; rich itself would call it a failure."""
+            raise BrokenPipeError
+
     if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=10_000, soft_wrap=True)
+        return Output(highlight=False)
+    return Output(highlight=False, width=10_000, soft_wrap=True)
 
 
 def _write(path: Path, text: str) -> None:
