@@ -60,6 +60,21 @@ def test_export_and_import_give_the_model_back(exported: tuple[Trained, Path], t
     assert isinstance(error, UsageError) and "the text has changed" in str(error)
 
 
+def test_what_transformers_saved_itself(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+    """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings (dropout 0.1 among them)."""
+    transformers = pytest.importorskip("transformers")
+    _, directory = exported
+    size = json.loads((directory / "config.json").read_text())["vocab_size"]
+    config = transformers.GPT2Config(vocab_size=size, n_positions=40, n_embd=24, n_layer=2, n_head=3)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "tokenizer.json").write_text((directory / "tokenizer.json").read_text())
+    import_hf(tmp_path / "saved", "saved")
+    ours = load_trained("saved", None, CPU).model
+    tokens = torch.arange(40)[None]
+    assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-4)
+
+
 def test_rows_beyond_the_tokenizer_are_padding(exported: tuple[Trained, Path]) -> None:
     """Some exports pad the embedding: 20 rows more, which no token uses."""
     from safetensors.torch import load_file, save_file
