@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,13 +19,16 @@ MANIFEST = "manifest.json"
 REQUIRED = frozenset({"model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"})
 
 
-def write_manifest(directory: Path) -> None:
-    """Writes manifest.json: size and sha256 of every other file in `directory`, and the sha256 of these entries."""
-    files = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
-    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
-        hashes = list(pool.map(sha256_of, files))
+def write_manifest(directory: Path, hashes: Mapping[str, str] | None = None) -> None:
+    """Writes manifest.json: size and sha256 of every other file in `directory`, and the sha256 of these entries.
+
+    Args:
+        hashes: sha256 by file name, where they are known already.
+    """
+    if hashes is None:
+        hashes = {path.name: sha256_of(path) for path in directory.iterdir() if path.name != MANIFEST}
     entries = {
-        path.name: {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, hashes, strict=True)
+        name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]} for name in sorted(hashes)
     }
     (directory / MANIFEST).write_text(_text(entries), encoding="utf-8")
 

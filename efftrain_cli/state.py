@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,14 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.errors import CheckpointError
-from efftrain_cli.manifest import MANIFEST, SCHEMA_VERSION, fsync, verify_checkpoint, write_manifest
+from efftrain_cli.manifest import (
+    MANIFEST,
+    SCHEMA_VERSION,
+    fsync,
+    sha256_of,
+    verify_checkpoint,
+    write_manifest,
+)
 from efftrain_cli.model import GPT
 from efftrain_cli.optim import AdamW
 from efftrain_cli.step import Progress
@@ -130,18 +138,31 @@ def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> No
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
+    files = {"model.safetensors": model_tensors(state), "optimizer.safetensors": optimizer_tensors(state)}
+    if state.method_tensors:
+        files["method.safetensors"] = state.method_tensors
+    texts = {
+        "progress.json": json.dumps(progress_to_json(state.progress), indent=1),
+        "recipe.toml": recipe_toml,
+    }
     try:
-        save_file(_contiguous(model_tensors(state)), temporary / "model.safetensors")
-        save_file(_contiguous(optimizer_tensors(state)), temporary / "optimizer.safetensors")
-        if state.method_tensors:
-            save_file(_contiguous(state.method_tensors), temporary / "method.safetensors")
-        (temporary / "progress.json").write_text(
-            json.dumps(progress_to_json(state.progress), indent=1), encoding="utf-8"
-        )
-        (temporary / "recipe.toml").write_text(recipe_toml, encoding="utf-8")
-        write_manifest(temporary)
-        for path in (*temporary.iterdir(), temporary):
-            fsync(path)
+        # Hashing and flushing release the interpreter lock: they go on beside each other and beside the next file's writing.
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            hashes: dict[str, Future[str]] = {}
+            flushed = []
+            for name in (*files, *texts):
+                path = temporary / name
+                if name in files:
+                    save_file(_contiguous(files[name]), path)
+                else:
+                    path.write_text(texts[name], encoding="utf-8")
+                flushed.append(pool.submit(fsync, path))
+                hashes[name] = pool.submit(sha256_of, path)
+            for future in flushed:
+                future.result()
+            write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
+        fsync(temporary / MANIFEST)
+        fsync(temporary)
         os.rename(temporary, directory)
         fsync(directory.parent)
     except BaseException:

@@ -1,0 +1,81 @@
+"""What a checkpoint costs: seconds that saving blocks training, and the share of them that the manifest takes (F54).
+
+    python benchmarks/checkpoint_cost.py [--layers 12 --width 768 --context 1024 --vocab 50257] [--saves 3] [--folder .]
+
+The state is that of GPT-2 117M by default: fp32 weights and both of Adam's moments, 1.49 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import efftrain_cli.state as state_module
+from efftrain_cli.model import GPT, GPTConfig
+from efftrain_cli.optim import build_adamw
+from efftrain_cli.section import parse_duration
+from efftrain_cli.state import TrainState, read_checkpoint, write_checkpoint
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("layers", 12), ("width", 768), ("context", 1024), ("vocab", 50257), ("saves", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--folder", type=Path, default=Path("."), help="a folder on the disk to measure")
+    options = parser.parse_args()
+    rows = -(-options.vocab // 64) * 64
+    config = GPTConfig(
+        n_layer=options.layers,
+        n_head=options.width // 64,
+        n_embd=options.width,
+        seq_len=options.context,
+        vocab_size=options.vocab,
+        padded_vocab_size=rows,
+    )
+    model = GPT(config)
+    model.init_weights(1)
+    state = TrainState(model=model, optimizer=build_adamw(model, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1))
+
+    kinds = ("save", "save, CPU", "without hashes", "without hashes, CPU", "read and verify")
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    sha256_of = state_module.sha256_of
+    folder = Path(tempfile.mkdtemp(prefix=".checkpoint-cost.", dir=options.folder))
+    try:
+        for number in range(options.saves):
+            for kind in ("without hashes", "save"):
+                state_module.sha256_of = sha256_of if kind == "save" else lambda path: ""
+                path = folder / f"step-{number:08d}"
+                start, cpu = time.perf_counter(), time.process_time()
+                write_checkpoint(path, state, "")
+                seconds[kind].append(time.perf_counter() - start)
+                seconds[f"{kind}, CPU"].append(time.process_time() - cpu)
+                if kind == "save":
+                    start = time.perf_counter()
+                    read_checkpoint(path)
+                    seconds["read and verify"].append(time.perf_counter() - start)
+                size = sum(file.stat().st_size for file in path.iterdir())
+                shutil.rmtree(path)
+    finally:
+        shutil.rmtree(folder)
+    save, bare = statistics.median(seconds["save"]), statistics.median(seconds["without hashes"])
+    print(f"{date.today()}  {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"checkpoint of {sum(p.numel() for p in model.parameters()):,} parameters: {size / 1e9:.2f} GB")
+    for name, values in seconds.items():
+        print(f"{name:<20} {statistics.median(values):6.2f} s  (of {', '.join(f'{value:.2f}' for value in values)})")
+    # On a machine that does other work too, the CPU's share says more than the wall's.
+    cpu, bare_cpu = (statistics.median(seconds[kind]) for kind in ("save, CPU", "without hashes, CPU"))
+    print(f"manifest             {max(0.0, save - bare) / save:6.1%} of a save's wall time, {(cpu - bare_cpu) / cpu:.1%} of its CPU time (at most 25 %)")
+    default = parse_duration("10min")
+    print(f"blocks training      {save / (default + save):6.1%} at the default interval of 10 min (at most 5 %)")
+
+
+if __name__ == "__main__":
+    main()
