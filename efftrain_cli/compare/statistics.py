@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy import special
@@ -133,6 +134,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -
     )
 
 
+@cache
 def bootstrap_coverage(n: int, draws: int = 2000, resamples: int = 1000, seed: int = 0) -> float:
     """Share of `draws` samples of `n` normal values whose percentile bootstrap interval holds the true mean."""
     random = np.random.default_rng(seed)
