@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+NOT_COMPUTED = ("checkpoint.", "wandb.")
+"""Recipe keys that change nothing of what a run computes; runs that differ only in them are one recipe."""
 STATUSES = ("running", "finished", "stopped", "diverged", "crashed", "not started")
 """What a run can be. "crashed": it is not finished, nobody owns it, and its last event is no orderly end."""
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.run import run_path
+from efftrain_cli.run_reader import NOT_COMPUTED
 
 if TYPE_CHECKING:
     from efftrain_cli.compare.reading import RunNumbers
@@ -74,6 +75,8 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise UsageError(f"--set {text!r}: write key=value or key=value,value, for example optim.lr=1e-3,2e-3")
         if key.strip() in ("seed", "base"):
             raise UsageError(f"--set {text!r}: " + ("use --seeds" if key.strip() == "seed" else "use --recipe"))
+        if key.strip().startswith(NOT_COMPUTED) and len(parts) > 1:
+            raise UsageError(f"--set {text!r}: {key.strip()} changes nothing of the result; give it one value")
         if key.strip() in found:
             raise UsageError(f"--set {key.strip()} is given twice; write {key.strip()}=value,value")
         found[key.strip()] = parts
@@ -118,7 +121,9 @@ def grid(
         for recipe, name in zip(recipes, names, strict=True):
             for values in itertools.product(*(values for _, values in settings)):
                 overrides = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
-                words = [name, *(_word(key, value) for key, value in zip(keys, values, strict=True)), f"seed{seed}"]
+                # What changes nothing of the result is not part of the name either.
+                told = [(key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)]
+                words = [name, *(_word(key, value) for key, value in told), f"seed{seed}"]
                 trials.append(Trial(recipe, overrides, seed, _name([prefix, *words] if prefix else words, overrides)))
     return trials
 

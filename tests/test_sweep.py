@@ -117,7 +117,7 @@ def test_settings() -> None:
         ("optim.betas", ["[0.9,0.95]", "[0.8,0.9]"]),
         ("data.train", ['"a,b"']),
     ]
-    for wrong in ("optim.lr", "optim.lr=", "optim.lr=1,", "=1", "seed=1", "base=x"):
+    for wrong in ("optim.lr", "optim.lr=", "optim.lr=1,", "=1", "seed=1", "base=x", "wandb.mode=off,online"):
         with pytest.raises(UsageError, match="--set"):
             parse_settings([wrong])
     with pytest.raises(UsageError, match="twice"):
@@ -134,6 +134,7 @@ def test_grid_has_seeds_outermost_and_names_that_tell(folder: Path) -> None:
     ]
     assert [trial.seed for trial in trials] == [0] * 4 + [1] * 4
     assert [trial.name for trial in grid(["plain.toml"], (3,), [], "mine")] == ["mine-plain-seed3"]
+    assert grid(["plain.toml"], (3,), [("wandb.mode", ["offline"])])[0].name == "plain-seed3"
     long = grid(["plain.toml"], (0, 1), [("data.train", ["x" * 80, "y" * 80])])
     assert len({trial.name for trial in long}) == 4 and max(len(trial.name) for trial in long) <= 64
     with pytest.raises(UsageError, match="twice"):

@@ -35,14 +35,14 @@ def compare(
         ),
     ],
     baseline: Annotated[
-        str | None, typer.Option(help="Recipe or run to compare with. [default: the recipe without a method, else the first]")
+        str | None, typer.Option(help="Recipe or run to compare with; without it, the only recipe without a method, else the first.")
     ] = None,
     target_loss: Annotated[
-        float | None, typer.Option(help="Loss to reach, nats per token. [default: the baseline's best]")
+        float | None, typer.Option(help="Loss to reach, nats per token; without it, the best that every seed of the baseline reached.")
     ] = None,
     format_: Annotated[CompareFormat, typer.Option("--format", help="What to print or write.")] = CompareFormat.table,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write to. [default: standard output; html: report.html]")
+        Path | None, typer.Option("--output", "-o", help="File to write to; without it standard output, or report.html for html.")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
     figures: Annotated[Path | None, typer.Option(help="Folder to write the figures to, as SVG and PNG.")] = None,

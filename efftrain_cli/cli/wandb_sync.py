@@ -24,7 +24,7 @@ class WandbMode(StrEnum):
 def wandb_sync(
     run: Annotated[str, typer.Argument(help="The run, or its folder.", autocompletion=run_names)],
     mode: Annotated[WandbMode, typer.Option(help="offline writes files that `wandb sync` sends later.")] = WandbMode.offline,
-    project: Annotated[str | None, typer.Option(help="wandb project. [default: the recipe's wandb.project]")] = None,
+    project: Annotated[str | None, typer.Option(help="wandb project; without it the recipe's wandb.project.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this.")
     ] = False,

@@ -14,9 +14,7 @@ from typing import Any
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.errors import UsageError
 from efftrain_cli.run import run_names, runs_root
-
-NOT_COMPUTED = ("checkpoint.", "wandb.")
-"""Recipe keys that change nothing of what a run computes; runs that differ only in them are one recipe."""
+from efftrain_cli.run_reader import NOT_COMPUTED
 
 
 @dataclass(frozen=True)
