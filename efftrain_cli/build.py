@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from efftrain_cli.compiling import compile_loss_sum, compiles
+from efftrain_cli.compiling import (
+    LossSum,
+    compile_blocks,
+    compile_whole,
+    compiles,
+    compiles_blocks,
+    full_micro_batch,
+)
+from efftrain_cli.kernels import attention_kernels, choose_determinism
 from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.methods.staged_growth import small_model_scales
 from efftrain_cli.metrics import flops_per_token
@@ -18,10 +26,6 @@ from efftrain_cli.optim import AdamW, build_adamw
 from efftrain_cli.plan import padded_vocab_size
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.step import Batch, StepPlan
-
-LossSum = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], Tensor]
-"""(tokens, targets, gates, scales) -> summed cross-entropy of a micro-batch, nats, 0-d fp32."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
@@ -71,6 +75,8 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     )
     model = GPT(config)
     model.init_weights(recipe.seed)
+    # On CPUs layer norms would then compute in bf16 too.
+    model.narrow_stream = device.type == "cuda"
     return model.to(device)
 
 
@@ -87,12 +93,15 @@ def build_optimizer(recipe: Recipe, model: GPT) -> AdamW:
 def build_loss_sum(recipe: Recipe, model: GPT, device: torch.device) -> LossSum:
     """The objective of one micro-batch, compiled where the recipe asks for it."""
     dtype = compute_dtype(recipe.train.dtype, device)
+    by_blocks = compiles(recipe, device) and compiles_blocks(recipe, len(model.h))
+    head_loss_sum = compile_blocks(recipe, model) if by_blocks else model.head_loss_sum
 
     def loss_sum(tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None) -> Tensor:
         with autocast(dtype, device):
-            return model.loss_sum(tokens, targets, gates, scales, recipe.train.activation_checkpointing)
+            x = model.run_blocks(model.embed(tokens), gates, scales, recipe.train.activation_checkpointing)
+            return head_loss_sum(x, targets)
 
-    return compile_loss_sum(recipe, model, loss_sum) if compiles(recipe, device) else loss_sum
+    return compile_whole(recipe, loss_sum) if compiles(recipe, device) and not by_blocks else loss_sum
 
 
 def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> ForwardBackward:
@@ -101,7 +110,9 @@ def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> 
     Each micro-batch's summed loss is divided by the tokens of the whole step, so loss and gradient do not depend on
     how the step is cut.
     """
+    choose_determinism(recipe.train.deterministic)
     loss_sum = build_loss_sum(recipe, model, device)
+    full_shape = full_micro_batch(recipe)
     layer_drop, simigrad = recipe.progressive_layer_drop, recipe.simigrad
     parameters = list(model.parameters())
 
@@ -112,7 +123,8 @@ def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> 
         micro_steps: Sequence[int] = range(plan.accumulation_steps)
         gates, scales = None, None
         if layer_drop is not None:
-            scales = torch.tensor(layer_drop.branch_scales(plan.step, len(plan.keep))).to(device, non_blocking=True)
+            on_host = torch.tensor(layer_drop.branch_scales(plan.step, len(plan.keep)), pin_memory=device.type == "cuda")
+            scales = on_host.to(device, non_blocking=True)
         measures = simigrad is not None and simigrad.measures_at(plan.step)
         if measures:
             # Even micro-batches, then odd: so taken, the two halves differ by one sequence at most.
@@ -135,8 +147,9 @@ def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> 
                     micro_step=micro_step,
                     paired=simigrad is not None,
                 )
-            micro_loss = loss_sum(tokens[micro_step], targets[micro_step], gates, scales) / total_tokens
-            micro_loss.backward()
+            with attention_kernels(device, same_shape=tokens[micro_step].shape == full_shape):
+                micro_loss = loss_sum(tokens[micro_step], targets[micro_step], gates, scales) / total_tokens
+                micro_loss.backward()
             loss += micro_loss.detach()
             blocks_times_tokens += micro_tokens * (len(plan.keep) if gates is None else sum(gates))
 

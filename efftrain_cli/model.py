@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from efftrain_cli.cross_entropy import summed_cross_entropy
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
@@ -111,6 +113,9 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.seq_len, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd)
+        self.narrow_stream = False
+        """Keep the residual stream in autocast's type, where it is on: half the bytes between matmuls. Layer norms compute in
+        fp32 on CUDA all the same."""
 
     def init_weights(self, seed: int) -> None:
         """GPT-2's initialization, a function of `seed` alone.
@@ -139,7 +144,10 @@ class GPT(nn.Module):
         end = position + tokens.shape[1]
         if end > self.config.seq_len:
             raise ValueError(f"{end} positions asked of a model that has {self.config.seq_len}")
-        return self.wte(tokens) + self.wpe.weight[position:end]
+        x = self.wte(tokens) + self.wpe.weight[position:end]
+        if self.narrow_stream and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return x
 
     def run_blocks(
         self,
@@ -166,8 +174,8 @@ class GPT(nn.Module):
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy, nats (0-d fp32), of the residual stream (batch, seq_len, n_embd) against targets."""
-        logits = self.head(x).flatten(0, -2)
-        return F.cross_entropy(logits.float(), targets.flatten(), reduction="sum")
+        x = self.ln_f(x).flatten(0, -2)
+        return summed_cross_entropy(x, self.wte.weight, targets.flatten(), self.config.vocab_size)
 
     def loss_sum(
         self,

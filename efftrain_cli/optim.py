@@ -84,8 +84,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_scale"]
 
 
-_CHUNK = 1 << 18
-"""Elements whose roots are summed while they lie in a CPU's cache: 1 MiB of fp32."""
+_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Elements whose roots exist at once: on a CPU 1 MiB of fp32, which its cache holds; on CUDA a bound on memory."""
 
 
 def adam_sqrt_v(optimizer: AdamW) -> tuple[Tensor, Tensor]:
@@ -94,12 +94,11 @@ def adam_sqrt_v(optimizer: AdamW) -> tuple[Tensor, Tensor]:
     Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs no root.
     """
     second_moments = optimizer.second_moments
-    if second_moments.device.type == "cuda":
-        return second_moments.sqrt().sum(), second_moments.max().sqrt()
+    size = min(_CHUNK.get(second_moments.device.type, 1 << 22), second_moments.numel())
     # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in the cache.
-    scratch = torch.empty(min(_CHUNK, second_moments.numel()), dtype=second_moments.dtype)
+    scratch = torch.empty(size, dtype=second_moments.dtype, device=second_moments.device)
     sums, largest = [], []
-    for chunk in second_moments.split(_CHUNK):
+    for chunk in second_moments.split(size):
         sums.append(torch.sqrt(chunk, out=scratch[: chunk.numel()]).sum())
         largest.append(chunk.max())
     return torch.stack(sums).sum(), torch.stack(largest).max().sqrt()

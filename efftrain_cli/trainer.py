@@ -17,6 +17,7 @@ from torch import Tensor
 from efftrain_cli.build import autocast, build_forward_backward, compute_dtype
 from efftrain_cli.compiling import compile_seconds
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.kernels import attention_kernels
 from efftrain_cli.metrics import peak_flops
 from efftrain_cli.model import GPT
 from efftrain_cli.optim import adam_sqrt_v, set_lr
@@ -30,7 +31,7 @@ from efftrain_cli.plan import (
 )
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.state import TrainState
-from efftrain_cli.step import Progress, StepPlan, StepResult
+from efftrain_cli.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.stop import Stop, interruptible
 
 
@@ -85,7 +86,7 @@ def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str) -
     device = next(model.parameters()).device
     seq_len = windows.shape[1] - 1
     total = torch.zeros((), device=device)
-    with torch.no_grad(), autocast(dtype, device):
+    with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
         for chunk in windows.split(max(1, micro_batch_tokens // seq_len)):
             chunk = chunk.to(device, non_blocking=True)
             total += model.loss_sum(chunk[:, :-1], chunk[:, 1:])
@@ -111,6 +112,8 @@ def train(
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
     forward_backward = build_forward_backward(recipe, state.model, device)
+    ahead: tuple[StepPlan, Batch] | None = None
+    """The next step's batch, on CUDA: on its way there while the device is still busy."""
 
     def measure() -> tuple[Tensor, Stopwatch]:
         watch = Stopwatch(device)
@@ -134,23 +137,30 @@ def train(
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with interruptible(rescuable=True):
             plan = plan_step(recipe, state.progress)
-            batch = train_data.batch(plan).to(device)
+            batch = ahead[1] if ahead is not None and ahead[0] == plan else train_data.batch(plan).to(device)
             gradient = forward_backward(batch, plan)
+            result = StepResult(
+                tokens=gradient.tokens,
+                flops=gradient.flops,
+                flops_without_logits=gradient.flops_without_logits,
+                blocks_executed=gradient.blocks_executed,
+                simigrad_dots=gradient.simigrad_dots,
+                loss=gradient.loss,
+            )
+            progress = after_step(recipe, state.progress, plan, result)
+            if device.type == "cuda":
+                next_plan = plan_step(recipe, progress)
+                ahead = next_plan, train_data.batch(next_plan).to(device)
         grad_norm = update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
         sqrt_v_l1, sqrt_v_max = adam_sqrt_v(state.optimizer)
-        result = StepResult(
-            tokens=gradient.tokens,
-            flops=gradient.flops,
-            flops_without_logits=gradient.flops_without_logits,
-            blocks_executed=gradient.blocks_executed,
-            simigrad_dots=gradient.simigrad_dots,
-            loss=gradient.loss,
+        result = replace(
+            result,
             grad_norm=grad_norm,
             adam_sqrt_v_l1=sqrt_v_l1,
             adam_sqrt_v_max=sqrt_v_max,
             nonfinite=state.nonfinite,
         )
-        state.progress = after_step(recipe, state.progress, plan, result)
+        state.progress = progress
         training.stop()
         record = StepRecord(
             progress=state.progress,

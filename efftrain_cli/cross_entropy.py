@@ -1,0 +1,79 @@
+"""The head's summed cross-entropy over a large vocabulary, with one buffer of logits.
+
+Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it picks, and the gradient
+of the logits. Here the logits are turned into their own gradient, piece by piece while a piece lies in the cache, in the
+forward pass; the backward pass is then two matrix products. Nothing is computed twice. `torch.compile` fuses the plain form
+as well as this, so compiled code does not come here.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+_PIECE_BYTES = {"cpu": 1 << 20, "cuda": 1 << 28}
+"""Bytes of fp32 logits worked on at once: on a CPU what its cache holds, on CUDA enough to fill the device."""
+_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Bytes of fp32 logits that exist at once where no gradient is wanted."""
+
+
+def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+    """Summed cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T` against `targets`.
+
+    Args:
+        x: (tokens, n_embd).
+        weight: (rows, n_embd); rows from `vocab_size` on are padding, enter nothing and get a gradient of exactly 0.
+        targets: int64 (tokens,).
+    """
+    if torch.compiler.is_compiling():
+        return F.cross_entropy(F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum")
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    if not torch.is_grad_enabled():
+        return _without_gradient(x, weight, targets, vocab_size)
+    return _SummedCrossEntropy.apply(x, weight, targets, vocab_size)
+
+
+def _without_gradient(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+    loss = torch.zeros((), device=x.device)
+    tokens = max(1, _CHUNK_BYTES.get(x.device.type, 1 << 28) // (4 * weight.shape[0]))
+    for part, hit in zip(x.split(tokens), targets.split(tokens), strict=True):
+        loss += F.cross_entropy(F.linear(part, weight)[:, :vocab_size].float(), hit, reduction="sum")
+    return loss
+
+
+class _SummedCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+        logits = x @ weight.t()
+        tokens = max(1, _PIECE_BYTES.get(x.device.type, 1 << 28) // (4 * logits.shape[1]))
+        # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
+        narrow = logits.dtype in (torch.bfloat16, torch.float16)
+        losses = []
+        for piece, target in zip(logits.split(tokens), targets.unsqueeze(1).split(tokens), strict=True):
+            real = piece[:, :vocab_size]
+            work = real.float() if narrow else real
+            work.sub_(work.amax(dim=1, keepdim=True))
+            hit = work.gather(1, target)
+            total = work.exp_().sum(dim=1, keepdim=True)
+            losses.append((total.log() - hit).sum())
+            # softmax minus one at the target: the gradient of the loss by the logits
+            work.mul_(total.reciprocal())
+            work.scatter_add_(1, target, work.new_full((), -1.0).expand(target.shape))
+            if narrow:
+                real.copy_(work)
+        logits[:, vocab_size:] = 0.0
+        ctx.save_for_backward(x, weight, logits)
+        return torch.stack(losses).sum().float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, weight, grad_logits = ctx.saved_tensors
+        scale = grad_loss.to(x.dtype) if x.dtype == torch.float64 else grad_loss
+        # The factor goes to the small sides of the products; the gradient of the logits is left as it is.
+        return (grad_logits @ weight).mul_(scale), grad_logits.t() @ (x * scale), None, None
