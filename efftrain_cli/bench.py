@@ -131,10 +131,10 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         stepping = train(state, recipe, windows, windows.validation(1))
         times = []
         for i in range(warmup + steps):
-            _wait(device)
+            wait_for(device)
             start = time.perf_counter()
             read_records(state, recipe, [next(stepping)])
-            _wait(device)
+            wait_for(device)
             if i >= warmup:
                 times.append(time.perf_counter() - start)
         memory = (
@@ -195,10 +195,10 @@ def phase_seconds(
     measured: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
     def timed(phase: str, work: Callable[[], object]) -> None:
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         work()
-        _wait(device)
+        wait_for(device)
         measured[phase].append(time.perf_counter() - start)
 
     for i in range(steps + 1):
@@ -236,10 +236,11 @@ def _profile(stepping, path: Path, device: torch.device) -> None:
     with torch_profile(activities=activities) as profiler:
         for _ in islice(stepping, 2):
             pass
-        _wait(device)
+        wait_for(device)
     profiler.export_chrome_trace(str(path))
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Returns once a CUDA device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -27,6 +27,7 @@ from efftrain_cli.plan import padded_vocab_size
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.step import Batch, StepPlan
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
     """What the backward pass left behind: gradients lie in the parameters' `.grad`, already divided by the step's tokens."""

@@ -113,7 +113,7 @@ def train(
     dtype = compute_dtype(recipe.train.dtype, device)
     forward_backward = build_forward_backward(recipe, state.model, device)
     ahead: tuple[StepPlan, Batch] | None = None
-    """The next step's batch, on CUDA: on its way there while the device is still busy."""
+    """The next step and its batch: a CUDA device is still busy while it is read and sent."""
 
     def measure() -> tuple[Tensor, Stopwatch]:
         watch = Stopwatch(device)
@@ -148,7 +148,7 @@ def train(
                 loss=gradient.loss,
             )
             progress = after_step(recipe, state.progress, plan, result)
-            if device.type == "cuda":
+            if progress.tokens < recipe.train.tokens and progress.step != until:
                 next_plan = plan_step(recipe, progress)
                 ahead = next_plan, train_data.batch(next_plan).to(device)
         grad_norm = update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)

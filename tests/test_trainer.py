@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -206,3 +207,34 @@ def test_initialization_is_gpt2s() -> None:
     assert parameters["h.3.attn.c_attn.weight"].std().item() == pytest.approx(0.02, rel=0.02)
     assert parameters["h.3.mlp.c_proj.weight"].std().item() == pytest.approx(0.02 / 4, rel=0.02)
     assert not parameters["h.3.mlp.c_proj.bias"].any() and (parameters["ln_f.weight"] == 1).all()
+
+
+def test_deterministic_kernels_are_what_the_recipe_says(windows: Windows) -> None:
+    recipe = replace(RECIPE, train=replace(RECIPE.train, deterministic=True))
+    try:
+        first = run(fresh(recipe), windows, recipe, until=3)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        second = run(fresh(), windows, until=3)
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        torch.use_deterministic_algorithms(False)
+    assert [row.get("loss") for row in first] == [row.get("loss") for row in second]
+
+
+def test_a_narrow_residual_stream_changes_little(windows: Windows) -> None:
+    """As on CUDA; on a CPU the layer norms are narrow too."""
+    plan = plan_step(RECIPE, Progress())
+    batch = windows.batch(plan)
+    losses = []
+    for narrow in (False, True):
+        model = build_model(RECIPE, VOCAB, CPU)
+        assert not model.narrow_stream
+        model.narrow_stream = narrow
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = model.embed(batch.tokens)
+            assert x.dtype == (torch.bfloat16 if narrow else torch.float32)
+            losses.append(model.loss_sum(batch.tokens, batch.targets).item() / batch.tokens.numel())
+        assert model.embed(batch.tokens).dtype == torch.float32
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
