@@ -100,7 +100,7 @@ def train_one(condition: str, seed: int, lr: float) -> None:
             resume(name, with_probe=False)
         return
     recipe = load_recipe("small", [*overrides_of(condition, lr), f"seed={seed}"])
-    start(recipe, recipe_name="small", name=name, with_probe=False)
+    start(recipe, recipe_name=f"staged-{condition}", name=name, with_probe=False)
 
 
 def is_finished(name: str) -> bool:
@@ -123,20 +123,33 @@ def rows_of(name: str) -> list[dict]:
     return [by_step[step] for step in sorted(by_step) if by_step[step]["val_loss"] is not None]
 
 
+def asymmetry_of(name: str) -> float:
+    """How much the two copies of a widened model differ in its last checkpoint: 0 equal, of order 1 gone their own ways."""
+    from safetensors.torch import load_file
+
+    from efftrain_cli.methods.staged_growth import width_asymmetry
+    from efftrain_cli.run import checkpoints_of, run_path
+
+    return width_asymmetry(load_file(checkpoints_of(run_path(name))[-1] / "model.safetensors"), 2)
+
+
 def summarize(seeds: list[int], out: Path) -> None:
     done = {c: [s for s in seeds if is_finished(run_name(c, s))] for c in CONDITIONS}
     curves = {(c, s): rows_of(run_name(c, s)) for c, found in done.items() for s in found}
     with (out / "staged-training.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["condition", "seed", "tokens", "total_flops", "val_loss", "loss_at_growth", "worst_after_growth"])
+        columns = ["loss_at_growth", "worst_after_growth", "copies_differ_by"]
+        writer.writerow(["condition", "seed", "tokens", "total_flops", "val_loss", *columns])
         for (condition, seed), rows in curves.items():
-            at = after = ""
+            at = after = differ = ""
+            if CONDITIONS[condition][1] == "width":
+                differ = f"{asymmetry_of(run_name(condition, seed)):.2g}"
             if CONDITIONS[condition][1]:
                 at = f"{next(row['val_loss'] for row in rows if row['step'] == SWITCH):.4f}"
                 after = f"{max(row['val_loss'] for row in rows if SWITCH < row['step'] <= SWITCH + 200):.4f}"
             last = rows[-1]
             writer.writerow(
-                [condition, seed, last["tokens"], f"{last['total_flops']:.6g}", f"{last['val_loss']:.4f}", at, after]
+                [condition, seed, last["tokens"], f"{last['total_flops']:.6g}", f"{last['val_loss']:.4f}", at, after, differ]
             )
     print("| condition | tokens | FLOPs | validation loss | minus scratch, 95 % interval |\n|---|---|---|---|---|")
     for condition, found in done.items():
@@ -161,6 +174,7 @@ def plot(done: dict[str, list[int]], curves: dict, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
