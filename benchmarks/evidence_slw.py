@@ -57,7 +57,7 @@ def train_all(recipes: Sequence[str], seeds: Sequence[int]) -> None:
                 efftrain("pretrain", "--recipe", recipe, "--seed", str(seed), "--no-probe")
 
 
-FIRST_STEPS = 40
+FIRST_STEPS = 30
 FIRST_SEEDS = tuple(range(10, 22))
 """Seeds of the first steps: none of them was used in choosing the recipes' settings."""
 
@@ -259,16 +259,18 @@ def draw(path: Path, recipes: Sequence[str], seeds: Sequence[int], until: int = 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report-only", action="store_true")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
+    parser.add_argument("--first-seeds", type=int, nargs="*", default=list(FIRST_SEEDS), help="seeds of the first steps")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     if not options.report_only:
-        train_first_steps(OUT / "first-steps.csv", options.recipes, FIRST_SEEDS)
+        train_first_steps(OUT / "first-steps.csv", options.recipes, options.first_seeds)
         train_all(options.recipes, options.seeds)
-        for recipe in ("small-slw", "small-batch-warmup"):
+        for recipe in ("small-slw", "small-batch-warmup") if options.seeds else ():
             if recipe in options.recipes:
-                efftrain("tune-warmup", "--recipe", recipe, "--seed", str(load_recipe(recipe).seed))
+                start = ["--set", "seq_len_warmup.start=8"] if recipe == "small-slw" else []
+                efftrain("tune-warmup", "--recipe", recipe, *start)
     write_table(OUT / "stability.csv", options.recipes, options.seeds)
     write_alarms(OUT / "alarms.json", options.recipes, options.seeds)
     draw(OUT / "curves.png", options.recipes, options.seeds)
