@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 
@@ -189,3 +190,31 @@ def test_ctrl_c_twice(lab: Laboratory) -> None:
     assert "step-00000010.tmp" in lab.checkpoints("cut")
     assert lab.call("pretrain", "--resume", "cut", "--steps", "11").code == 0
     assert lab.checkpoints("cut") == ["step-00000010", "step-00000011"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_sigterm_while_compiling(lab: Laboratory) -> None:
+    """F18: in the middle of the first compilation; eager steps before it are not needed to have something to save."""
+    inject = """
+from pathlib import Path
+import torch._inductor.graph as graph
+codegen = graph.GraphLowering.codegen
+
+def noted(self):
+    Path("stalled").touch()
+    return codegen(self)
+
+graph.GraphLowering.codegen = noted
+"""
+    recipe = lab.recipe()
+    args = ("pretrain", "--recipe", recipe, "--name", "cut", "--no-probe", "--set", "train.compile=on")
+    process = lab.start(*args, inject=inject, TORCHINDUCTOR_CACHE_DIR=str(lab.folder / "inductor"))
+    process.wait_for((lab.folder / "stalled").exists, timeout=200)
+    asked = time.monotonic()
+    process.kill(signal.SIGTERM)
+    assert process.wait(30) == 75
+    assert time.monotonic() - asked < 25
+    assert "Traceback" not in process.err.read_text()
+    assert "stopped by SIGTERM" in process.err.read_text()
+    assert lab.call("pretrain", "--resume", "cut", "--steps", "1", "--set", "train.compile=off", "--override-resume").code == 0
