@@ -1,4 +1,4 @@
-"""The runs behind docs/evidence/progressive-layer-dropping.md: about 15 CPU minutes, resumable.
+"""The runs behind docs/evidence/progressive-layer-dropping.md: about 12 CPU minutes, resumable.
 
     python benchmarks/evidence_pld.py [--seeds 3]
 
@@ -48,11 +48,6 @@ ARMS = {
         "train.micro_batch_tokens=256",
     ),
 }
-RATES = {
-    f"{arm}, lr {lr:g}": (*ARMS[arm], f"optim.lr={lr:g}")
-    for lr in (1e-3, 4e-3)
-    for arm in ("dense", "dropping, equal FLOPs")
-}
 
 
 def main() -> None:
@@ -60,8 +55,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     rows = run_arms(RESULTS, "small", COMMON, ARMS, range(1, parser.parse_args().seeds + 1))
     print(table(rows, "dense"))
-    print("\nOther learning rates, one seed:\n")
-    print(table(run_arms(RESULTS, "small", COMMON, RATES, [1]), "dense"))
 
 
 if __name__ == "__main__":
