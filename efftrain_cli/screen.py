@@ -74,9 +74,9 @@ class TrainingScreen:
 
     FIRST_INTERVAL = 10.0
     """Seconds between plain lines in the first two minutes."""
-    INTERVAL = 25.0
+    INTERVAL = 28.0
     """Seconds between plain lines after that."""
-    SILENCE = 29.0
+    SILENCE = 29.5
     """Seconds without a finished step after which a line says that the run is alive."""
 
     def __init__(self, console: Console, total_tokens: int, tokens: int, steps: int) -> None:
@@ -161,7 +161,7 @@ class TrainingScreen:
             stop_output()
 
     def _keep_alive(self) -> None:
-        while not self._ended.wait(1.0):
+        while not self._ended.wait(0.25):
             if time.monotonic() - self._printed >= self.SILENCE:
                 with self._lock:
                     text = self._text() if self._row else "preparing the first step"

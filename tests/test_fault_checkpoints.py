@@ -356,11 +356,11 @@ def test_no_module_can_unpickle() -> None:
                 names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Attribute):
                 names = [ast.unparse(node)]
-            elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "weights_only"):
-                names = [] if ast.unparse(node.value) == str(node.arg == "weights_only") else [node.arg]
+            elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                names = [] if ast.unparse(node.value) == "False" else [node.arg]
             for name in names:
                 if name.split(".")[0] in forbidden or name.startswith(("torch.load", "torch.distributed.checkpoint")) or (
-                    name in ("read_pickle", "allow_pickle", "weights_only", "pd.read_pickle", "pandas.read_pickle")
+                    name in ("read_pickle", "allow_pickle", "pd.read_pickle", "pandas.read_pickle")
                 ):
                     found.append(f"{path.name}:{node.lineno}: {name}")
     assert found == []

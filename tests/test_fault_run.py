@@ -283,7 +283,7 @@ def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 
 def test_a_line_while_nothing_happens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """F42: also where one step takes minutes."""
-    monkeypatch.setattr(TrainingScreen, "INTERVAL", 0.2)
+    monkeypatch.setattr(TrainingScreen, "SILENCE", 0.2)
     with TrainingScreen(make_console(), total_tokens=10, tokens=0, steps=10):
         time.sleep(2.5)
     assert capfd.readouterr().out.count("still running") >= 2
