@@ -117,7 +117,7 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
     section = recipe.staged_growth or StagedGrowth()
 
     setting = prepare_setting(recipe, device)
-    _check_data(source_path, setting)
+    _check_data(source_path, setting, options)
     state = _state_of(checkpoint, setting, options.weights_only)
     windows = setting.val_windows[: min(16, len(setting.val_windows))].to(device)
     before = _measure(state, setting, windows)
@@ -255,12 +255,19 @@ def _state_of(checkpoint: Path, setting: Setting, weights_only: bool) -> TrainSt
     return state
 
 
-def _check_data(source: Path, setting: Setting) -> None:
+def _check_data(source: Path, setting: Setting, options: GrowOptions) -> None:
+    """Refuses to continue a run on tokens that mean something else, or silently on another text."""
     origin = json.loads((source / "origin.json").read_text(encoding="utf-8"))["data"]
     if (origin["tokenizer_hash"], origin["vocab_size"]) != (setting.corpus.tokenizer_sha256, setting.corpus.vocab_size):
         raise CheckpointError(
             f"run {source.name!r} was trained with another tokenizer than data.train and data.tokenizer make now: its weights "
-            "mean other tokens. Bring the text back, or name a recipe's data by --set"
+            "mean other tokens. Bring the text back"
+        )
+    changed = origin["train_hash"] not in (None, setting.corpus.train.sha256)
+    if changed and not any(override.startswith("data.") for override in options.overrides):
+        raise UsageError(
+            f"run {source.name!r} was trained on another text than data.train names now. Bring the text back, or say that it "
+            "is meant by naming it: --set data.train=..."
         )
 
 

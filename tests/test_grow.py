@@ -173,6 +173,22 @@ def test_damaged_weights_are_refused_even_alone(home: Path) -> None:
     assert not (home / "runs" / "bent-wide").exists()
 
 
+def test_another_text_is_not_taken_in_silence(home: Path) -> None:
+    shutil.copytree(home / "runs" / "small", home / "runs" / "moved")
+    path = home / "runs" / "moved" / "origin.json"
+    origin = json.loads(path.read_text())
+    origin["data"]["train_hash"] = "0" * 64
+    path.write_text(json.dumps(origin))
+    with pytest.raises(UsageError, match="another text"):
+        grow_run("moved", ["depth"], "moved-deep", MORE, CPU)
+    named = replace(MORE, overrides=(*MORE.overrides, f"data.train={home / 'text.txt'}"))
+    assert grow_run("moved", ["depth"], "moved-deep", named, CPU).run.is_dir()
+    origin["data"]["tokenizer_hash"] = "0" * 64
+    path.write_text(json.dumps(origin))
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        grow_run("moved", ["depth"], "moved-deeper", named, CPU)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
