@@ -22,12 +22,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.checkpoints import load_checkpoint, newest_checkpoint, save
+from efftrain_cli.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
 from efftrain_cli.errors import DivergedError, StoppedError, UsageError
 from efftrain_cli.logbook import Logbook
 from efftrain_cli.manifest import write_whole
+from efftrain_cli.memory import memory_errors
 from efftrain_cli.recipe import dump_recipe
 from efftrain_cli.run import SCHEMA_VERSION, Run, run_path
+from efftrain_cli.schedule import summarize_plan
 from efftrain_cli.screen import TrainingScreen, human_seconds, make_console
 from efftrain_cli.session import Setting, choose_device, fresh_state, origin_of, prepare_setting
 from efftrain_cli.state import TrainState
@@ -63,6 +65,9 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
     with stop_on_signals():
         try:
             setting = prepare_setting(search.recipe, choose_device(device))
+            # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
+            longest = summarize_plan(search.recipe_with(search.starts[0], search.durations(search.starts[0])[-1]))
+            setting.train_data.check_budget(longest.windows, search.recipe.data)
             receipts = read_receipts(folder)
             show_plan(console, search, receipts)
             while isinstance(probe := search.next(receipts), Probe):
@@ -129,7 +134,9 @@ def _run_probe(
         total = search.tokens_of(probe)
         with TrainingScreen(console, total, state.progress.tokens, probe.horizon) as screen:
             try:
-                _train_until_clear(run, state, setting, probe, search.threshold, curve, screen)
+                check_disk(run.path, state, recipe)
+                with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
+                    _train_until_clear(run, state, setting, probe, search.threshold, curve, screen)
             except DivergedError:
                 # The run's events have the details; for the search, a loss that is not finite is a verdict.
                 curve.append((state.progress.step + 1, math.inf))
