@@ -12,17 +12,17 @@ NAN_IN_LOSS = """
 import torch
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.model import GPT
-batch, loss_sum, now = Windows.batch, GPT.loss_sum, {}
+batch, head_loss_sum, now = Windows.batch, GPT.head_loss_sum, {}
 
 def noting(self, plan, *rest):
     now["step"] = plan.step
     return batch(self, plan, *rest)
 
 def bad(self, *args):
-    loss = loss_sum(self, *args)
+    loss = head_loss_sum(self, *args)
     return loss * VALUE if now.get("step") == 8 and torch.is_grad_enabled() else loss
 
-Windows.batch, GPT.loss_sum = noting, bad
+Windows.batch, GPT.head_loss_sum = noting, bad
 """
 NAN_IN_ONE_GRADIENT = """
 import torch

@@ -10,7 +10,8 @@ import pytest
 
 from tests.launch import Laboratory, Process
 
-# Each stalls one window of step 7 or 10, and says so by a file. Signals arrive while it sleeps.
+# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps. A step's batch is read during the
+# step before: where the batch of step 9 stalls, step 7 is the last finished one.
 STALL = """
 import time
 from pathlib import Path
@@ -59,13 +60,13 @@ from efftrain_cli.data.windows import Windows
 batch = Windows.batch
 
 def stalled_batch(self, plan, *rest):
-    if plan.step == 7:
+    if plan.step == 9:
         stall()
     return batch(self, plan, *rest)
 
 Windows.batch = stalled_batch
 """,
-        6,
+        7,
     ),
     "checkpoint": (
         """
@@ -108,14 +109,14 @@ stop.PATIENCE = 0.5
 batch = Windows.batch
 
 def stalled_batch(self, plan, *rest):
-    if plan.step == 7:
+    if plan.step == 9:
         Path("stalled").touch()
         hashlib.pbkdf2_hmac("sha512", b"", b"", 200_000_000)
     return batch(self, plan, *rest)
 
 Windows.batch = stalled_batch
 """,
-        6,
+        7,
     ),
 }
 
@@ -174,7 +175,7 @@ def test_ctrl_c_once(lab: Laboratory) -> None:
     process = stalled(lab, lab.recipe(), WINDOWS["data"][0])
     process.kill(signal.SIGINT)
     assert process.wait(25) == 75
-    assert lab.checkpoints("cut")[-1] == "step-00000006"
+    assert lab.checkpoints("cut")[-1] == "step-00000007"
 
 
 def test_ctrl_c_twice(lab: Laboratory) -> None:
