@@ -79,7 +79,7 @@ class TrainingScreen:
     SILENCE = 29.5
     """Seconds without a finished step after which a line says that the run is alive."""
 
-    def __init__(self, console: Console, total_tokens: int, tokens: int, steps: int) -> None:
+    def __init__(self, console: Console, total_tokens: int, tokens: int, steps: int | None) -> None:
         self._console = console
         self._total_tokens = total_tokens
         self._steps = steps
@@ -138,7 +138,8 @@ class TrainingScreen:
 
     def _text(self) -> str:
         row = self._row
-        parts = [f"step {row['step']}/{self._steps}"]
+        planned = "" if self._steps is None else f"/{self._steps}"
+        parts = [f"step {row['step']}{planned}"]
         if row.get("loss") is not None:
             parts.append(f"loss {row['loss']:.3f}")
         if self._val_loss is not None:
