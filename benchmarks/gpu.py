@@ -42,7 +42,6 @@ from efftrain_cli.bench import phase_seconds, random_windows, vocab_size_of, wai
 from efftrain_cli.build import build_loss_sum, build_model, build_optimizer, compute_dtype
 from efftrain_cli.compiling import compile_blocks, compile_seconds, compile_whole, compiled_graphs
 from efftrain_cli.cross_entropy import summed_cross_entropy
-from efftrain_cli.kernels import attention_kernels
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
@@ -237,8 +236,7 @@ def speed(bench: Bench) -> list[Figure]:
     figures.append(figure("stability measures", measures / seconds, "of a step", f"{1000 * measures:.2f} ms"))
     (bench.folder / "phases").mkdir()
     windows = random_windows(run.recipe, run.state.model.config.vocab_size, bench.folder / "phases")
-    with attention_kernels(bench.device, same_shape=True):
-        phases = phase_seconds(run.recipe, run.state, windows, bench.device, 3)
+    phases = phase_seconds(run.recipe, run.state, windows, bench.device, 3)
     figures += [figure(f"phase {name}", 1000 * value, "ms a step") for name, value in phases.items()]
     figures += profile(bench, run)
     return figures

@@ -29,6 +29,7 @@ from efftrain_cli.build import (
 from efftrain_cli.compiling import compile_seconds, compiled_graphs, compiles
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.kernels import attention_kernels
 from efftrain_cli.metrics import flops_per_token, peak_flops
 from efftrain_cli.optim import adam_sqrt_v
 from efftrain_cli.plan import padded_vocab_size, plan_step
@@ -215,7 +216,8 @@ def phase_seconds(
             ):
                 loss_sum(tokens, targets, None, None)
 
-        timed("forward", forward)
+        with attention_kernels(device, same_shape=True):
+            timed("forward", forward)
         gradients = []
         timed("backward", lambda plan=plan, batch=batch, out=gradients: out.append(forward_backward(batch, plan)))
         measured["backward"][-1] -= measured["forward"][-1]

@@ -63,7 +63,7 @@ class _SummedCrossEntropy(Function):
             losses.append((total.log() - hit).sum())
             # softmax minus one at the target: the gradient of the loss by the logits
             work.mul_(total.reciprocal())
-            work.scatter_add_(1, target, work.new_full((), -1.0).expand(target.shape))
+            work.scatter_(1, target, work.gather(1, target) - 1.0)
             if narrow:
                 real.copy_(work)
         logits[:, vocab_size:] = 0.0
