@@ -80,7 +80,7 @@ class PreparationScreen:
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bar.add_task("preparing", total=None)
+            self._task = self._bar.add_task("preparing", total=None, text=what)
             self._bar.start()
         text = f"{what} {done:,}" if done else what
         self._bar.update(self._task, completed=done, total=total, text=text)
