@@ -14,6 +14,7 @@ import csv
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,11 +23,11 @@ from pathlib import Path
 from efftrain_cli.recipe import load_recipe
 from efftrain_cli.run import run_path
 from efftrain_cli.run_reader import read_events, read_metrics
-from efftrain_cli.stability import EarlyWarning, SpikeAlarm, Stability, measure, measure_run
+from efftrain_cli.stability import EarlyWarning, SpikeAlarm, Stability, loss_ratios, measure, measure_run
 from efftrain_cli.warmup_search import fluctuation
 
 SEEDS = (0, 1, 2)
-RECIPES = ("small-large-batch", "small-slw", "small-two-stage", "small-batch-warmup")
+RECIPES = ("small-large-batch", "small-slw")
 OUT = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "sequence-length-warmup"
 
 
@@ -58,11 +59,24 @@ def train_all(recipes: Sequence[str], seeds: Sequence[int]) -> None:
 
 
 FIRST_STEPS = 30
-FIRST_SEEDS = tuple(range(10, 22))
-"""Seeds of the first steps: none of them was used in choosing the recipes' settings."""
+FIRST_SEEDS = tuple(range(10, 34))
+"""Seeds of the first steps: none of them was used in choosing settings."""
+STEEP = ("optim.lr=5e-2", "optim.min_lr=5e-3")
+FIRST_ARMS = {
+    # (setting, arm): recipe and overrides. "steep" was chosen by hand, "tuned" by tune-warmup at seed 1234.
+    ("steep", "large batch"): ("small-large-batch", STEEP),
+    ("steep", "sequence length warmup"): ("small-slw", (*STEEP, "seq_len_warmup.start=8", "seq_len_warmup.steps=150")),
+    ("steep", "batch size warmup"): (
+        "small-batch-warmup",
+        (*STEEP, *(f"batch_size_warmup.{key}" for key in ("start=8", "increment=8", "sequences=3240"))),
+    ),
+    ("tuned", "large batch"): ("small-large-batch", ()),
+    ("tuned", "sequence length warmup"): ("small-slw", ()),
+    ("tuned", "batch size warmup"): ("small-batch-warmup", ()),
+}
 
 
-def train_first_steps(path: Path, recipes: Sequence[str], seeds: Sequence[int]) -> None:
+def train_first_steps(path: Path, settings: Sequence[str], seeds: Sequence[int]) -> None:
     """first-steps.csv: the first steps of many seeds, one line each; lines that exist are not trained again. The rows of each run
     go to first-steps-rows.csv."""
     import torch
@@ -71,12 +85,12 @@ def train_first_steps(path: Path, recipes: Sequence[str], seeds: Sequence[int]) 
     from efftrain_cli.trainer import read_records, train
 
     torch.set_num_threads(1)
-    done = {(row["recipe"], row["seed"]) for row in read_csv(path)}
+    done = {(row["setting"], row["arm"], row["seed"]) for row in read_csv(path)}
     for seed in seeds:
-        for name in recipes:
-            if (name, str(seed)) in done:
+        for (setting_name, arm), (base, overrides) in FIRST_ARMS.items():
+            if (setting_name, arm, str(seed)) in done or setting_name not in settings:
                 continue
-            recipe = load_recipe(name, [f"seed={seed}"])
+            recipe = load_recipe(base, [*overrides, f"seed={seed}"])
             setting = prepare_setting(recipe, torch.device("cpu"))
             state = fresh_state(setting)
             rows = []
@@ -85,17 +99,12 @@ def train_first_steps(path: Path, recipes: Sequence[str], seeds: Sequence[int]) 
             steps = rows[1:]
             found = measure(steps)
             largest, at = fluctuation([(row["step"], row["val_loss"]) for row in rows if row["val_loss"] is not None])
+            key = {"setting": setting_name, "arm": arm, "seed": seed}
             for row in steps:
-                append_csv(
-                    path.with_name("first-steps-rows.csv"),
-                    {
-                        **{"recipe": name, "seed": seed, "step": row["step"]},
-                        **{column: f"{row[column]:.5g}" for column in ("loss", "grad_norm", "adam_sqrt_v_max")},
-                    },
-                )
+                values = {column: f"{row[column]:.5g}" for column in ("loss", "grad_norm", "adam_sqrt_v_max")}
+                append_csv(path.with_name("first-steps-rows.csv"), {**key, "step": row["step"], **values})
             result = {
-                "recipe": name,
-                "seed": seed,
+                **key,
                 "above_1_2": found.above_slight,
                 "above_1_5": found.above_severe,
                 "max_loss_ratio": f"{found.max_loss_ratio:.3f}",
@@ -104,7 +113,6 @@ def train_first_steps(path: Path, recipes: Sequence[str], seeds: Sequence[int]) 
                 "max_ppl_fluctuation_step": at,
                 "max_grad_norm": f"{max(row['grad_norm'] for row in steps):.3g}",
                 "max_sqrt_v": f"{found.max_sqrt_v:.4g}",
-                "train_seconds": f"{state.progress.train_seconds:.1f}",
             }
             append_csv(path, result)
             print(*result.values(), flush=True)
@@ -183,42 +191,78 @@ def write_table(path: Path, recipes: Sequence[str], seeds: Sequence[int]) -> Non
         print(path.read_text())
 
 
-def write_alarms(path: Path, recipes: Sequence[str], seeds: Sequence[int]) -> None:
-    """alarms.json: how early the warning came before each jump of the loss, and how often nothing followed."""
+def write_alarms(path: Path, rows_path: Path) -> None:
+    """alarms.json: over the recorded first steps, how early a warning came before each jump of the loss (a loss ratio above 1.2 after
+    one of at most 1.05), and how often no jump followed within ten steps."""
     within = 10
-    jumps, leads, false_alarms, warnings, steps, spikes = 0, [], 0, 0, 0, 0
-    for recipe in recipes:
-        for seed in seeds:
-            run = run_path(name_of(recipe, seed))
-            if not is_finished(run):
-                continue
-            rows = [row for row in read_metrics(run).to_dict("records") if row["step"] > 0]
-            steps += len(rows)
-            warning, alarm = EarlyWarning(), SpikeAlarm()
-            warned = [int(row["step"]) for row in rows if warning.read(row)]
-            spikes += sum(alarm.read(row) is not None for row in rows)
+    runs: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    for row in read_csv(rows_path):
+        key = (row["setting"], row["arm"], row["seed"])
+        runs.setdefault(key, []).append({name: float(row[name]) for name in ("step", "loss", "grad_norm")})
+    results = []
+    for threshold in (3.0, 4.0, 6.0, 10.0):
+        jumps, leads, false_alarms, warnings, spikes = 0, [], 0, 0, 0
+        for rows in runs.values():
+            warning, alarm = EarlyWarning(ratio=threshold), SpikeAlarm()
+            steps = [{**row, "step": int(row["step"])} for row in rows]
+            warned = [row["step"] for row in steps if warning.read(row)]
+            spikes += sum(alarm.read(row) is not None for row in steps)
             began, inside = [], False
-            for row in rows:
-                if row["loss_ratio"] > 1.2 and not inside:
-                    began.append(int(row["step"]))
-                inside = row["loss_ratio"] > (1.05 if inside else 1.2)
+            for row, ratio in zip(steps, loss_ratios([row["loss"] for row in rows]), strict=True):
+                if ratio is None:
+                    continue
+                if ratio > 1.2 and not inside:
+                    began.append(row["step"])
+                inside = ratio > (1.05 if inside else 1.2)
             jumps += len(began)
             warnings += len(warned)
             for step in began:
                 if lead := [step - at for at in warned if 0 <= step - at <= within]:
                     leads.append(max(lead))
             false_alarms += sum(not any(0 <= step - at <= within for step in began) for at in warned)
-    result = {
-        "steps": steps,
-        "jumps_of_the_loss_above_1.2": jumps,
-        "jumps_warned_of": len(leads),
-        "lead_steps": sorted(leads),
-        "warnings": warnings,
-        "warnings_without_a_jump_within_10_steps": false_alarms,
-        "spike_alarms": spikes,
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
+        results.append(
+            {
+                "gradient_norm_above_usual": threshold,
+                "runs": len(runs),
+                "steps": sum(map(len, runs.values())),
+                "jumps": jumps,
+                "jumps_warned_of_before": sum(lead > 0 for lead in leads),
+                "jumps_warned_of_in_the_same_step": leads.count(0),
+                "median_lead_steps": statistics.median([lead for lead in leads if lead] or [0]),
+                "warnings": warnings,
+                "warnings_without_a_jump_within_10_steps": false_alarms,
+                "spike_alarms": spikes,
+            }
+        )
+    path.write_text(json.dumps(results, indent=1) + "\n")
     print(path.read_text())
+
+
+def write_first_steps_table(path: Path) -> None:
+    """Prints a Markdown table of first-steps.csv: how many runs were unstable by each measure, and the probability of so large a
+    difference to the large batch by chance (Fisher's exact test, two-sided)."""
+    from scipy.stats import fisher_exact
+
+    rows = read_csv(path)
+
+    def unstable(row: dict[str, str]) -> bool:
+        return float(row["max_loss_ratio"]) > 1.2 or float(row["max_ppl_fluctuation"]) > 1.3
+
+    print("| setting | arm | seeds | loss ratio > 1.2 | > 1.5 | perplexity > 1.3 x best | either | median largest ratio | p |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for setting, arm in FIRST_ARMS:
+        own = [row for row in rows if (row["setting"], row["arm"]) == (setting, arm)]
+        base = [row for row in rows if (row["setting"], row["arm"]) == (setting, "large batch")]
+        if not own or not base:
+            continue
+        ratios = [float(row["max_loss_ratio"]) for row in own]
+        bad, bad_base = sum(map(unstable, own)), sum(map(unstable, base))
+        p = fisher_exact([[bad, len(own) - bad], [bad_base, len(base) - bad_base]]).pvalue
+        print(
+            f"| {setting} | {arm} | {len(own)} | {sum(ratio > 1.2 for ratio in ratios)} | {sum(ratio > 1.5 for ratio in ratios)} | "
+            f"{sum(float(row['max_ppl_fluctuation']) > 1.3 for row in own)} | {bad} | {statistics.median(ratios):.2f} | "
+            f"{'' if arm == 'large batch' else f'{p:.3f}'} |"
+        )
 
 
 def draw(path: Path, recipes: Sequence[str], seeds: Sequence[int], until: int = 60) -> None:
@@ -260,19 +304,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report-only", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
+    parser.add_argument("--first-settings", nargs="*", default=["steep", "tuned"])
     parser.add_argument("--first-seeds", type=int, nargs="*", default=list(FIRST_SEEDS), help="seeds of the first steps")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     if not options.report_only:
-        train_first_steps(OUT / "first-steps.csv", options.recipes, options.first_seeds)
+        train_first_steps(OUT / "first-steps.csv", options.first_settings, options.first_seeds)
         train_all(options.recipes, options.seeds)
         for recipe in ("small-slw", "small-batch-warmup") if options.seeds else ():
             if recipe in options.recipes:
                 start = ["--set", "seq_len_warmup.start=8"] if recipe == "small-slw" else []
                 efftrain("tune-warmup", "--recipe", recipe, *start)
     write_table(OUT / "stability.csv", options.recipes, options.seeds)
-    write_alarms(OUT / "alarms.json", options.recipes, options.seeds)
+    write_first_steps_table(OUT / "first-steps.csv")
+    write_alarms(OUT / "alarms.json", OUT / "first-steps-rows.csv")
     draw(OUT / "curves.png", options.recipes, options.seeds)
 
 
