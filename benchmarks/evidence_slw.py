@@ -267,6 +267,8 @@ def write_first_steps_table(path: Path) -> None:
 
 def draw(path: Path, recipes: Sequence[str], seeds: Sequence[int], until: int = 60) -> None:
     """curves.png: the first steps' loss, gradient norm and max sqrt(v), and the whole validation curve by tokens."""
+    if not any(is_finished(run_path(name_of(recipe, seed))) for recipe in recipes for seed in seeds):
+        return
     import matplotlib
 
     matplotlib.use("Agg")
