@@ -232,7 +232,8 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if recipe.simigrad else ''}{plan.steps} steps, "
         f"{setting.train_data.epochs(plan.windows):.2f} epochs of the data",
         f"compute    {human_count(plan.flops - before.flops)} FLOPs on {setting.device} in "
-        f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}",
+        f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}"
+        f"{', deterministic kernels' if recipe.train.deterministic else ''}",
         f"disk       {recipe.checkpoint.keep} checkpoints of {human_bytes(checkpoint_bytes)}",
     ]
     if recipe.stages:
