@@ -9,7 +9,6 @@ Each form runs in a process of its own. "plain, rows = vocabulary" has no paddin
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+from efftrain_cli.bench import peak_resident_bytes
 from efftrain_cli.cross_entropy import summed_cross_entropy
 
 FORMS = ("one buffer", "plain", "plain, rows = vocabulary")
@@ -32,7 +32,7 @@ def measure(form: str, tokens: int, n_embd: int, vocab_size: int, rounds: int) -
     x = torch.randn(tokens, n_embd, requires_grad=True)
     weight = (0.05 * torch.randn(rows, n_embd)).requires_grad_()
     targets = torch.randint(vocab_size, (tokens,))
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    held = peak_resident_bytes()
     seconds = []
     for _ in range(rounds):
         x.grad = weight.grad = None
@@ -45,7 +45,7 @@ def measure(form: str, tokens: int, n_embd: int, vocab_size: int, rounds: int) -
         (loss / tokens).backward()
         seconds.append((time.process_time() - start, middle - start))
     total, forward = min(seconds)
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 1024
+    memory = (peak_resident_bytes() - held) / 2**20
     print(f"{form:26s} {n_embd:6d} {forward:9.2f} {total - forward:9.2f} {total:9.2f} {memory:9.0f}", flush=True)
 
 

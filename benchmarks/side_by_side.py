@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 from reference_loop import ReferenceLoop, Shape
 
-from efftrain_cli.bench import bench, random_windows
+from efftrain_cli.bench import bench, peak_resident_bytes, random_windows
 from efftrain_cli.build import build_model, build_optimizer, compute_dtype
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe import Data, Eval, Model, Optim, Recipe, Train
@@ -155,7 +154,7 @@ def memory_here(name: str, dtype: str, device: torch.device, side: str) -> int:
         timed(step, 3, device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_resident_bytes()
 
 
 def main() -> None:

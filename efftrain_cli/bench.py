@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -141,7 +142,7 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         memory = (
             torch.cuda.max_memory_allocated(device)
             if device.type == "cuda"
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            else peak_resident_bytes()
         )
         phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2))
         if profile is not None:
@@ -240,6 +241,16 @@ def _profile(stepping, path: Path, device: torch.device) -> None:
             pass
         wait_for(device)
     profiler.export_chrome_trace(str(path))
+
+
+def peak_resident_bytes() -> int:
+    """Largest resident size of this process so far, bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage where this can be had: there a child starts with the peak of the process that began it.
+        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+    scale = 1 if sys.platform == "darwin" else 1024
+    return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def wait_for(device: torch.device) -> None:

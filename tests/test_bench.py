@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from efftrain_cli.bench import PHASES, bench
+from efftrain_cli.bench import PHASES, bench, peak_resident_bytes
 from efftrain_cli.recipe import Data, Model, Optim, Recipe, Train
 from efftrain_cli.trainer import finite_or_none
+from tests.conftest import REPOSITORY
 
 RECIPE = Recipe(
     model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=64),
@@ -51,3 +54,13 @@ def test_command_prints_json(efftrain: Callable) -> None:
     figures = json.loads(done.stdout)
     assert figures["tokens_per_second"] > 0 and figures["phases"]["forward"] > 0
     assert finite_or_none(figures["overhead"]) is not None
+
+
+def test_peak_memory_is_the_process_s_own() -> None:
+    """A child of a large process is not large: getrusage would say so."""
+    held = torch.ones(100_000_000)  # 400 MB
+    child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
+    out = subprocess.run([sys.executable, "-c", child], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    before, after = map(int, out.split())
+    assert before < peak_resident_bytes() - held.nbytes // 2
+    assert 80e6 < after - before < 140e6
