@@ -11,9 +11,10 @@ Two alarms read the same rows as they come: `SpikeAlarm` says that the loss has 
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -115,17 +116,24 @@ def measure(rows: Iterable[Row]) -> Stability:
 
 
 def measure_run(path: Path) -> Stability:
-    """The stability of the run in this directory."""
-    from efftrain_cli.run_reader import read_rows
+    """The stability of the run in this directory.
 
-    columns = read_rows(path, ("step", "loss_ratio", "nonfinite", *CORRELATED)).columns
-
-    def rows() -> Iterator[Row]:
-        for values in zip(*columns.values(), strict=True):
-            row = dict(zip(columns, values, strict=True))
-            yield {**row, "step": int(row["step"]), "nonfinite": bool(row["nonfinite"] > 0)}
-
-    return measure(rows())
+    Reads row by row, by the rule of `run_reader.read_metrics`: a segment replaces older rows from its first step on. A
+    training process ends with this, so the column readers and their libraries are left alone.
+    """
+    by_step: dict[int, Row] = {}
+    segment = None
+    with (path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:  # torn by a kill
+                continue
+            if row.get("segment") != segment:
+                segment = row.get("segment")
+                by_step = {step: kept for step, kept in by_step.items() if step < row["step"]}
+            by_step[row["step"]] = {name: row.get(name) for name in ("step", "loss_ratio", "nonfinite", *CORRELATED)}
+    return measure(by_step[step] for step in sorted(by_step))
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> Correlation | None:

@@ -86,8 +86,8 @@ state.fsync = stalled_fsync
     ),
     "update": (
         """
-import torch
-step, calls = torch.optim.AdamW.step, 0
+from efftrain_cli.optim import AdamW
+step, calls = AdamW.step, 0
 
 def stalled_step(self, closure=None):
     global calls
@@ -96,7 +96,7 @@ def stalled_step(self, closure=None):
         stall(2)
     return step(self, closure)
 
-torch.optim.AdamW.step = stalled_step
+AdamW.step = stalled_step
 """,
         7,
     ),
