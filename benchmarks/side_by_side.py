@@ -26,12 +26,10 @@ import numpy as np
 import torch
 from reference_loop import ReferenceLoop, Shape
 
-from efftrain_cli.bench import bench, peak_resident_bytes, random_windows
-from efftrain_cli.build import build_model, build_optimizer, compute_dtype
+from efftrain_cli.bench import bench, peak_resident_bytes, random_windows, started_state
+from efftrain_cli.build import compute_dtype
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe import Data, Eval, Model, Optim, Recipe, Train
-from efftrain_cli.state import TrainState
-from efftrain_cli.step import Progress
 from efftrain_cli.trainer import read_records, train
 
 SIZES = {
@@ -63,13 +61,7 @@ def recipe_of(shape: Shape, dtype: str) -> Recipe:
 def our_step(shape: Shape, dtype: str, device: torch.device, windows: Windows) -> Callable[[], None]:
     """A function that trains one step through `train()` and reads its record, as pretrain does."""
     recipe = recipe_of(shape, dtype)
-    model = build_model(recipe, shape.vocab_size, device)
-    state = TrainState(
-        model=model,
-        optimizer=build_optimizer(recipe, model),
-        progress=Progress(step=1, schedule_step=1),
-        nonfinite=torch.zeros((), device=device),
-    )
+    state = started_state(recipe, shape.vocab_size, device)
     stepping = train(state, recipe, windows, windows.validation(1))
     pending = []
 

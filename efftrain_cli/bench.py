@@ -100,6 +100,17 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path, seed: int = 0)
     return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
 
 
+def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
+    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be timed."""
+    model = build_model(recipe, vocab_size, device)
+    return TrainState(
+        model=model,
+        optimizer=build_optimizer(recipe, model),
+        progress=Progress(step=1, schedule_step=1),
+        nonfinite=torch.zeros((), device=device),
+    )
+
+
 def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3, profile: Path | None = None) -> BenchResult:
     """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of as many again.
 
@@ -122,14 +133,8 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe, vocab_size, Path(folder))
-        model = build_model(recipe, vocab_size, device)
-        # Step 1 on, so that no evaluation of step 0 stands in the way.
-        state = TrainState(
-            model=model,
-            optimizer=build_optimizer(recipe, model),
-            progress=Progress(step=1, schedule_step=1),
-            nonfinite=torch.zeros((), device=device),
-        )
+        state = started_state(recipe, vocab_size, device)
+        model = state.model
         stepping = train(state, recipe, windows, windows.validation(1))
         times = []
         for i in range(warmup + steps):
