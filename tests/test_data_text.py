@@ -114,7 +114,7 @@ GOOD = b'{"text": "ok"}\n'
         ("a.jsonl", GOOD + b'{"text": 3}\n', "2:15", "field 'text' is int, not text"),
         ("a.jsonl", GOOD + b'["x"]\n', "2:15", "a JSON list, not an object"),
         ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', "2:15", "half of a surrogate pair"),
-        ("a.json.gz", gzip.compress(GOOD + b"{\n"), "2:16", "not JSON"),
+        ("a.json.gz", gzip.compress(GOOD + b"{\n", mtime=0), "2:16", "not JSON"),
         ("a.txt", "zwei\ndrei ä".encode("latin1"), "2:10", "not UTF-8: byte 0xe4"),
     ],
 )
