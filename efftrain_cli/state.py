@@ -21,13 +21,13 @@ from efftrain_cli.manifest import (
     MANIFEST,
     SCHEMA_VERSION,
     fsync,
-    sha256_of,
     verify_checkpoint,
     write_manifest,
 )
 from efftrain_cli.model import GPT
 from efftrain_cli.optim import AdamW
 from efftrain_cli.step import Progress
+from efftrain_cli.tensor_file import sha256_of_pieces, tensor_pieces, write_pieces
 
 __all__ = [
     "MANIFEST",
@@ -130,15 +130,14 @@ def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> No
         OSError: the disk is full or not writable; nothing is left behind then.
         FileExistsError: `directory` exists.
     """
-    from safetensors.torch import save_file
-
     if directory.exists():
         raise FileExistsError(directory)
     temporary = directory.with_name(f"{directory.name}.tmp")
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
-    files = {"model.safetensors": model_tensors(state), "optimizer.safetensors": optimizer_tensors(state)}
+    # The largest first: its hash, the longest of all work here, then goes on beside everything else.
+    files = {"optimizer.safetensors": optimizer_tensors(state), "model.safetensors": model_tensors(state)}
     if state.method_tensors:
         files["method.safetensors"] = state.method_tensors
     texts = {
@@ -146,18 +145,16 @@ def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> No
         "recipe.toml": recipe_toml,
     }
     try:
-        # Hashing and flushing release the interpreter lock: they go on beside each other and beside the next file's writing.
+        # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
         with ThreadPoolExecutor(max_workers=4) as pool:
             hashes: dict[str, Future[str]] = {}
             flushed = []
-            for name in (*files, *texts):
-                path = temporary / name
-                if name in files:
-                    save_file(_contiguous(files[name]), path)
-                else:
-                    path.write_text(texts[name], encoding="utf-8")
-                flushed.append(pool.submit(fsync, path))
-                hashes[name] = pool.submit(sha256_of, path)
+            contents = {name: tensor_pieces(tensors) for name, tensors in files.items()}
+            contents |= {name: [memoryview(text.encode())] for name, text in texts.items()}
+            for name, pieces in contents.items():
+                hashes[name] = pool.submit(sha256_of_pieces, pieces)
+                write_pieces(temporary / name, pieces)
+                flushed.append(pool.submit(fsync, temporary / name))
             for future in flushed:
                 future.result()
             write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
@@ -200,7 +197,3 @@ def _load_file(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is no safetensors file, though it matches its sha256: {error}") from None
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}

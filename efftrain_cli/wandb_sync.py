@@ -178,11 +178,12 @@ def stop_follower(follower: subprocess.Popen[bytes], seconds: float = STOP_SECON
 
 
 def _said(run: Path) -> str:
-    """The last line that the child wrote: its warning or error."""
+    """The last line that the child wrote, its warning or error; not what wandb itself prints, greetings for the most part."""
     try:
         lines = (run / "wandb" / LOG).read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
+    lines = [line for line in lines if not line.startswith("wandb: ")]
     return lines[-1].removeprefix("warning: ").removeprefix("error: ") if lines else ""
 
 
@@ -221,6 +222,9 @@ def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, 
             ),
         )
     except Exception as error:  # wandb raises errors of many kinds, among them its own and the network's
+        # Its own process still holds the id, and would refuse it to the offline run that takes this one's place.
+        with contextlib.suppress(Exception):
+            wandb.teardown()
         raise UsageError(f"wandb ({mode}): {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}") from None
     session.define_metric("tokens")
     session.define_metric("*", step_metric="tokens")

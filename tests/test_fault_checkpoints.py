@@ -100,8 +100,6 @@ def _kill_at(point: int) -> None:
     """Makes this process kill itself before its `point`th operation on files, and not at all where it does fewer."""
     import pathlib
 
-    import safetensors.torch
-
     import efftrain_cli.manifest as manifest
     import efftrain_cli.state as state
 
@@ -120,7 +118,7 @@ def _kill_at(point: int) -> None:
 
         return call
 
-    safetensors.torch.save_file = deadly(safetensors.torch.save_file)
+    state.write_pieces = deadly(state.write_pieces)
     pathlib.Path.write_text = deadly(pathlib.Path.write_text)
     pathlib.Path.rename = deadly(pathlib.Path.rename)
     pathlib.Path.mkdir = deadly(pathlib.Path.mkdir)

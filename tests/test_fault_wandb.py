@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.launch import Laboratory
+from tests.launch import REPOSITORY, Laboratory
+from tests.test_fault_run import SLOW_STEPS
+from tests.wandb_files import read_history
 
 SETTINGS = "class Settings:\n    def __init__(self, **settings): ...\n"
 FAULTS = {
@@ -33,8 +42,6 @@ def fake_wandb(folder: Path, source: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
-    from tests.launch import REPOSITORY
-
     recipe = lab.recipe()
     assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
     path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
@@ -49,3 +56,109 @@ def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
     assert SAID[fault] in log, log
     lab.assert_equal_runs("r", "without", 20)
     assert "Traceback" not in process.err.read_text()
+
+
+@contextlib.contextmanager
+def server(answer: bytes | None) -> Iterator[str]:
+    """A server on this machine that gives every request the same answer, or, for None, none at all; yields its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    held = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                connection, _ = listener.accept()
+                held.append(connection)
+                if answer is not None:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+                    connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()
+        for connection in held:
+            connection.close()
+
+
+def test_the_server_answers_or_hangs() -> None:
+    import urllib.error
+    import urllib.request
+
+    with server(ERROR_500) as address, pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(address, timeout=5)
+    with server(None) as address, pytest.raises(TimeoutError):
+        urllib.request.urlopen(address, timeout=0.2)
+
+
+ERROR_500 = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["nobody listens", "server error 500", "never answers"])
+def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) -> None:
+    """wandb's own retries go on in the child: the run ends in time, with the same losses, an offline copy and one warning."""
+    pytest.importorskip("wandb")
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
+    with contextlib.ExitStack() as stack:
+        if network == "nobody listens":
+            address = "http://127.0.0.1:9"  # the port of "discard", which nothing serves
+        else:
+            address = stack.enter_context(server(ERROR_500 if network == "server error 500" else None))
+        process = lab.start(
+            "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online",
+            WANDB_BASE_URL=address, WANDB_API_KEY="x" * 40,
+        )  # fmt: skip
+        process.wait_for(lambda: lab.last_step("r") == 20)
+        ended = time.monotonic()
+        assert process.wait(60) == 0, process.err.read_text()
+        assert time.monotonic() - ended < 15
+        lab.assert_equal_runs("r", "without", 20)
+        said = process.err.read_text()
+        assert "Traceback" not in said and said.count("warning: ") == 1
+        assert "wandb is still busy" in said or "metrics are kept offline" in said
+        folder = lab.run("r") / "wandb"
+        deadline = time.monotonic() + 60
+        while not (folder / "followed.json").exists():
+            assert time.monotonic() < deadline, (folder / "follow.log").read_text()
+            time.sleep(0.2)
+    assert "metrics are kept offline" in (folder / "follow.log").read_text()
+    (copy,) = folder.rglob("offline-run-*")
+    assert [row["_step"] for row in read_history(copy)] == [row["step"] for row in lab.rows("r")]
+
+
+def wandb_cores(run: Path) -> list[int]:
+    """wandb's own processes that serve the child which follows `run`."""
+    children = {process.pid for process in psutil.process_iter() if str(run) in _command(process) and "--follow" in _command(process)}
+    return [
+        process.pid
+        for process in psutil.process_iter()
+        if "wandb-core" in " ".join(_command(process)) and children & {parent.pid for parent in process.parents()}
+    ]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+@pytest.mark.slow
+def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
+    slow = SLOW_STEPS.replace("SECONDS", "0.3")
+    process = lab.start("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "offline", inject=slow)
+    process.wait_for(lambda: wandb_cores(lab.run("r")) and lab.last_step("r") >= 3)
+    for pid in wandb_cores(lab.run("r")):
+        os.kill(pid, signal.SIGKILL)
+    process.wait_for(lambda: lab.last_step("r") == 20)
+    ended = time.monotonic()
+    assert process.wait(60) == 0, process.err.read_text()
+    assert time.monotonic() - ended < 15
+    lab.assert_equal_runs("r", "without", 20)
+    said = process.err.read_text()
+    assert "Traceback" not in said and said.count("warning: ") == 1 and "wandb-core exited" in said
