@@ -67,17 +67,8 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
     if recipe.progressive_layer_drop is not None:
         keep = recipe.progressive_layer_drop.keep_probabilities(step, n_layer)
 
-    return StepPlan(
-        step=step,
-        lr=lr,
-        batch_size=batch_size,
-        seq_len=seq_len,
-        accumulation_steps=accumulation_steps,
-        window_start=progress.windows,
-        pieces=pieces,
-        keep=keep,
-        evaluate=step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens,
-    )
+    evaluate = step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens
+    return StepPlan(step, lr, batch_size, seq_len, accumulation_steps, progress.windows, pieces, keep, evaluate)
 
 
 def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepResult) -> Progress:
@@ -86,23 +77,31 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     windows = -(-plan.batch_size // plan.pieces)
     schedule_step = progress.schedule_step + 1
     schedule_tokens = progress.schedule_tokens + result.tokens
+    lr_warmup_tokens = schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens
     batch_size, simigrad_window = progress.batch_size, progress.simigrad_window
     if recipe.simigrad is not None:
         batch_size, simigrad_window = recipe.simigrad.decide(
             plan.step, plan.batch_size, simigrad_window, result.simigrad_dots
         )
-    return progress._replace(
-        step=plan.step,
-        batch_size=batch_size,
-        simigrad_window=simigrad_window,
-        windows=progress.windows + windows,
-        sequences=progress.sequences + plan.batch_size,
-        tokens=progress.tokens + result.tokens,
-        tokens_discarded=progress.tokens_discarded + windows * recipe.model.seq_len - result.tokens,
-        flops=progress.flops + result.flops,
-        schedule_step=schedule_step,
-        schedule_tokens=schedule_tokens,
-        lr_warmup_tokens=schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens,
+    return Progress(  # in the order of its fields: keywords would take as long as all the rest
+        plan.step,
+        progress.segment,
+        progress.stage,
+        progress.stage_step,
+        progress.stage_curve,
+        progress.windows + windows,
+        progress.sequences + plan.batch_size,
+        progress.tokens + result.tokens,
+        progress.tokens_discarded + windows * recipe.model.seq_len - result.tokens,
+        progress.flops + result.flops,
+        progress.train_seconds,
+        batch_size,
+        schedule_step,
+        schedule_tokens,
+        lr_warmup_tokens,
+        progress.best_loss,
+        progress.evaluation_due,
+        simigrad_window,
     )
 
 

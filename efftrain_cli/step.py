@@ -92,8 +92,7 @@ class Batch:
         return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one step was. Tensors stay on the device until `read_records` brings many of them over at once."""
 
     tokens: int

@@ -153,8 +153,7 @@ def train(
                 ahead = next_plan, train_data.batch(next_plan).to(device)
         grad_norm = update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
         sqrt_v_l1, sqrt_v_max = adam_sqrt_v(state.optimizer)
-        result = replace(
-            result,
+        result = result._replace(
             grad_norm=grad_norm,
             adam_sqrt_v_l1=sqrt_v_l1,
             adam_sqrt_v_max=sqrt_v_max,
