@@ -236,7 +236,7 @@ def speed(bench: Bench) -> list[Figure]:
     figures.append(figure("stability measures", measures / seconds, "of a step", f"{1000 * measures:.2f} ms"))
     (bench.folder / "phases").mkdir()
     windows = random_windows(run.recipe, run.state.model.config.vocab_size, bench.folder / "phases")
-    phases = phase_seconds(run.recipe, run.state, windows, bench.device, 3)
+    phases = phase_seconds(run.recipe, run.state, windows, bench.device, 3, run.stepping)
     figures += [figure(f"phase {name}", 1000 * value, "ms a step") for name, value in phases.items()]
     figures += profile(bench, run)
     return figures

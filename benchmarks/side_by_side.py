@@ -1,12 +1,13 @@
 """Equal work through efftrain's trainer and through the plain loop of `reference_loop.py`, in alternation.
 
     python benchmarks/side_by_side.py                      the sizes that a CPU can do
-    python benchmarks/side_by_side.py --sizes 6x384 --rounds 9 --json out.json
+    python benchmarks/side_by_side.py --sizes 6x384 --processes 6 --json out.json
 
 Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of the other; ratios are
-of the same round, so a machine that slows down slows both. A ratio above 1 means that efftrain is the faster one. Beside
-wall time stands the processes' CPU time, which neighbours on the machine disturb less. Peak memory is measured in a
-process of its own for each side.
+of the same round, so a machine that slows down slows both. Where a process's memory comes to lie moves its ratio by a few
+percent for as long as it lives: each figure is the median of all rounds of several processes, in parentheses the lowest and
+the highest process's median. A ratio above 1 means that efftrain is the faster one. Beside wall time stands the processes' CPU
+time, which neighbours on the machine disturb less. Peak memory is measured in a process of its own for each side.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import numpy as np
 import torch
 from reference_loop import ReferenceLoop, Shape
 
-from efftrain_cli.bench import bench, peak_resident_bytes, random_windows, started_state
+from efftrain_cli import trainer
+from efftrain_cli.bench import peak_resident_bytes, random_windows, started_state, wait_for
 from efftrain_cli.build import compute_dtype
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe import Data, Eval, Model, Optim, Recipe, Train
@@ -39,6 +41,8 @@ SIZES = {
     "gpt2-117m": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=1, vocab_size=50304),
     "gpt2-117m-cuda": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=64, vocab_size=50304),
 }
+Times = dict[str, list[tuple[float, float]]]
+"""(wall, CPU) seconds per step of each round, by side."""
 STEPS = {"4x128": 20, "6x384": 2, "6x384-v50304": 1, "gpt2-117m": 1, "gpt2-117m-cuda": 5}
 
 
@@ -109,26 +113,73 @@ def compare(name: str, dtype: str, device: torch.device, rounds: int) -> dict[st
         sides = {"ours": our_step(shape, dtype, device, windows), "reference": reference_step(shape, dtype, device, windows)}
         for step in sides.values():
             timed(step, 2 if device.type == "cuda" else 1, device)
-        times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+        times: Times = {side: [] for side in sides}
         for i in range(rounds):
             for side in sorted(sides, reverse=bool(i % 2)):
                 times[side].append(timed(sides[side], steps, device))
-    pairs = list(zip(times["ours"], times["reference"], strict=True))
-    wall = [theirs[0] / ours[0] for ours, theirs in pairs]
-    cpu = [theirs[1] / ours[1] for ours, theirs in pairs]
-    tokens = shape.batch_size * shape.seq_len
-    return {
-        "size": name,
-        "dtype": dtype,
-        "ours_tokens_per_second": tokens / statistics.median(t[0] for t in times["ours"]),
-        "reference_tokens_per_second": tokens / statistics.median(t[0] for t in times["reference"]),
-        "wall_ratio": statistics.median(wall),
-        "wall_ratio_low": min(wall),
-        "wall_ratio_high": max(wall),
-        "cpu_ratio": statistics.median(cpu),
-        "cpu_ratio_low": min(cpu),
-        "cpu_ratio_high": max(cpu),
-    }
+    return summary(name, dtype, [times])
+
+
+def summary(name: str, dtype: str, processes: list[Times]) -> dict[str, object]:
+    """Throughput and ratios of what one or several processes measured."""
+    tokens = SIZES[name].batch_size * SIZES[name].seq_len
+    result: dict[str, object] = {"size": name, "dtype": dtype, "times": processes}
+    for side in ("ours", "reference"):
+        seconds = [wall for times in processes for wall, _ in times[side]]
+        result[f"{side}_tokens_per_second"] = tokens / statistics.median(seconds)
+    for index, clock in enumerate(("wall", "cpu")):
+        ratios = [
+            [theirs[index] / ours[index] for ours, theirs in zip(times["ours"], times["reference"], strict=True)]
+            for times in processes
+        ]
+        medians = [statistics.median(process) for process in ratios]
+        result |= {
+            f"{clock}_ratio": statistics.median(ratio for process in ratios for ratio in process),
+            f"{clock}_ratio_low": min(medians),
+            f"{clock}_ratio_high": max(medians),
+        }
+    return result
+
+
+def compare_in_processes(name: str, dtype: str, device: str, rounds: int, processes: int) -> dict[str, object]:
+    """`compare` in several processes, one after the other; the ratios of all."""
+    command = [sys.executable, __file__, "--times-of", name, "--dtype", dtype, "--device", device, "--rounds", str(rounds)]
+    outputs = [subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout for _ in range(processes)]
+    return summary(name, dtype, [json.loads(output) for output in outputs])
+
+
+def overhead(name: str, dtype: str, device: torch.device) -> float:
+    """Share of a step's wall time that is neither forward, backward nor optimizer: data, planning, stability measures,
+    records. Timed inside `train()` by clocks around the two functions that do the work, the device awaited at both ends."""
+    shape, inside = SIZES[name], [0.0]
+
+    def clocked(work: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            wait_for(device)
+            start = time.perf_counter()
+            result = work(*arguments)
+            wait_for(device)
+            inside[0] += time.perf_counter() - start
+            return result
+
+        return call
+
+    build, update = trainer.build_forward_backward, trainer.update
+    shares = []
+    with tempfile.TemporaryDirectory() as folder:
+        windows = random_windows(recipe_of(shape, dtype), shape.vocab_size, Path(folder))
+        trainer.build_forward_backward = lambda *arguments: clocked(build(*arguments))
+        trainer.update = clocked(update)
+        try:
+            step = our_step(shape, dtype, device, windows)
+            for i in range(3 + max(8, 4 * STEPS[name])):  # on CUDA records are read at every eighth step
+                inside[0] = 0.0
+                wall, _ = timed(step, 1, device)
+                if i >= 3:
+                    shares.append(1 - inside[0] / wall)
+        finally:
+            trainer.build_forward_backward, trainer.update = build, update
+    return statistics.mean(shares)
 
 
 def peak_memory(name: str, dtype: str, device: str, side: str) -> int:
@@ -154,43 +205,48 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4x128", "6x384", "6x384-v50304", "gpt2-117m"])
     parser.add_argument("--dtype", choices=["fp32", "bf16", "auto"], default="fp32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5, help="in each process")
+    parser.add_argument("--processes", type=int, default=5, help="one after the other, for each size")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--no-overhead", action="store_true", help="do not measure what a step does beside its work")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--memory-of", choices=["ours", "reference"], help=argparse.SUPPRESS)
+    parser.add_argument("--times-of", choices=SIZES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device(options.device)
     dtype = compute_dtype(options.dtype, device)
     if options.memory_of:
         print(memory_here(options.sizes[0], dtype, device, options.memory_of))
         return
+    if options.times_of:
+        print(json.dumps(compare(options.times_of, dtype, device, options.rounds)["times"][0]))
+        return
     machine = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    print(f"{machine}, torch {torch.__version__}, {dtype}, {datetime.now(UTC).date()}, {options.rounds} rounds\n")
+    print(f"{machine}, torch {torch.__version__}, {dtype}, {datetime.now(UTC).date()}, {options.processes} x {options.rounds} rounds\n")
     print("size           ours tok/s   ref tok/s   wall ratio (low-high)   CPU ratio (low-high)   memory ratio   overhead")
     results = []
     for name in options.sizes:
-        result = compare(name, dtype, device, options.rounds)
+        result = compare_in_processes(name, dtype, options.device, options.rounds, options.processes)
         if not options.no_memory:
             ours, theirs = (peak_memory(name, dtype, options.device, side) for side in ("ours", "reference"))
             result |= {"ours_bytes": ours, "reference_bytes": theirs}
         if not options.no_overhead:
-            result["overhead"] = bench(recipe_of(SIZES[name], dtype), device, steps=max(3, STEPS[name])).overhead
+            result["overhead"] = overhead(name, dtype, device)
         results.append(result)
-        overhead = f"{result['overhead']:8.2%}" if "overhead" in result else "       -"
+        beside = f"{result['overhead']:8.2%}" if "overhead" in result else "       -"
         memory = f"{result['ours_bytes'] / result['reference_bytes']:.2f}" if "ours_bytes" in result else "-"
         print(
             f"{name:13s} {result['ours_tokens_per_second']:11,.0f} {result['reference_tokens_per_second']:11,.0f}"
             f"   {result['wall_ratio']:.3f} ({result['wall_ratio_low']:.2f}-{result['wall_ratio_high']:.2f})"
             f"       {result['cpu_ratio']:.3f} ({result['cpu_ratio_low']:.2f}-{result['cpu_ratio_high']:.2f})"
-            f"      {memory:>8s}     {overhead}",
+            f"      {memory:>8s}     {beside}",
             flush=True,
         )
     if options.json:
         options.json.write_text(
             json.dumps(
                 {"machine": machine, "torch": torch.__version__, "dtype": dtype, "results": results,
-                 "date": str(datetime.now(UTC).date()), "rounds": options.rounds},
+                 "date": str(datetime.now(UTC).date()), "rounds": options.rounds, "processes": options.processes},
                 indent=1,
             )
         )

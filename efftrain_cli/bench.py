@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -37,7 +37,7 @@ from efftrain_cli.plan import padded_vocab_size, plan_step
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.state import TrainState
 from efftrain_cli.step import Batch, Progress
-from efftrain_cli.trainer import read_records, train, update
+from efftrain_cli.trainer import StepRecord, read_records, train, update
 
 PHASES = ("data", "forward", "backward", "optimizer", "measures")
 
@@ -112,7 +112,7 @@ def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> Trai
 
 
 def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3, profile: Path | None = None) -> BenchResult:
-    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of as many again.
+    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of half as many.
 
     Args:
         profile: where torch.profiler's trace of two whole steps is written, for chrome://tracing.
@@ -149,13 +149,12 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
             if device.type == "cuda"
             else peak_resident_bytes()
         )
-        phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2))
+        phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
         if profile is not None:
             _profile(stepping, profile, device)
     plan = plan_step(recipe, state.progress)
     tokens = plan.batch_size * plan.seq_len
     median = statistics.median(times)
-    phases["other"] = max(0.0, median - sum(phases.values()))
     dtype = compute_dtype(recipe.train.dtype, device)
     per_token = flops_per_token(
         recipe.model.n_embd, plan.seq_len, padded_vocab_size(recipe, vocab_size), sum(plan.keep)
@@ -190,16 +189,17 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
 
 
 def phase_seconds(
-    recipe: Recipe, state: TrainState, windows: Windows, device: torch.device, steps: int
+    recipe: Recipe, state: TrainState, windows: Windows, device: torch.device, steps: int, stepping: Iterator[StepRecord]
 ) -> dict[str, float]:
-    """Median seconds per step of each phase, the device awaited after each.
+    """Median seconds per step of each phase, the device awaited after each; "other" is what a whole step of `stepping`, taken
+    in the same round, needs beyond them.
 
     Forward and backward are split by running the same micro-batches' loss alone first: a gradient's forward pass and
     the loss alone do the same work but for what autograd keeps.
     """
     forward_backward = build_forward_backward(recipe, state.model, device)
     loss_sum = build_loss_sum(recipe, state.model, device)
-    measured: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    measured: dict[str, list[float]] = {phase: [] for phase in (*PHASES, "other")}
 
     def timed(phase: str, work: Callable[[], object]) -> None:
         wait_for(device)
@@ -209,6 +209,7 @@ def phase_seconds(
         measured[phase].append(time.perf_counter() - start)
 
     for i in range(steps + 1):
+        timed("other", lambda: read_records(state, recipe, [next(stepping)]))
         plan = plan_step(recipe, state.progress)
         batches: list[Batch] = []
         timed("data", lambda plan=plan, batches=batches: batches.append(windows.batch(plan).to(device)))
@@ -230,10 +231,11 @@ def phase_seconds(
         loss = gradients[0].loss
         timed("optimizer", lambda lr=plan.lr, loss=loss: update(state, lr, recipe.optim.grad_clip, loss))
         timed("measures", lambda: adam_sqrt_v(state.optimizer))
+        measured["other"][-1] -= sum(measured[phase][-1] for phase in PHASES)
         if i == 0:  # the first round warms up
             for times in measured.values():
                 times.clear()
-    return {phase: statistics.median(times) for phase, times in measured.items()}
+    return {phase: max(0.0, statistics.median(times)) for phase, times in measured.items()}
 
 
 def _profile(stepping, path: Path, device: torch.device) -> None:
