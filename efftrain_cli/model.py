@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.cross_entropy import summed_cross_entropy
+from efftrain_cli.gelu import gelu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.c_proj(gelu(self.c_fc(x)))
 
 
 class Block(nn.Module):

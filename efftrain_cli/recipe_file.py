@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,8 @@ def _dotted(key: str) -> str:
     return ".".join(part.strip().strip("\"'") for part in key.split("."))
 
 
-def _line_numbers(text: str) -> dict[str, int]:
+@cache  # a file is read again by every recipe that builds on it
+def _line_numbers(text: str) -> Mapping[str, int]:
     """Dotted key -> 1-based line, for keys and headers that begin a line; the n-th [[table]] is `table.n`, from 0."""
     found: dict[str, int] = {}
     counts: dict[str, int] = {}

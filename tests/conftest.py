@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from efftrain_cli.cli.commands import register
+
 if TYPE_CHECKING:
     from tests.launch import Laboratory, Zygote
 
 # One thread a process: tests run side by side, and threads that wait for each other by spinning would starve them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+register()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from efftrain_cli.cli import commands  # noqa: F401
 from efftrain_cli.cli.app import app
 from tests.fake_runs import write_run
 

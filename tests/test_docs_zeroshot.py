@@ -11,7 +11,6 @@ import pytest
 from trained_run import make_run
 from typer.testing import CliRunner
 
-from efftrain_cli.cli import commands  # noqa: F401
 from efftrain_cli.cli.app import app
 from efftrain_cli.zeroshot.local_data import FORMS, example
 from efftrain_cli.zeroshot.suites import SUITES, TASKS

@@ -15,7 +15,6 @@ import torch
 from typer.testing import CliRunner
 
 from efftrain_cli import grow as grow_module
-from efftrain_cli.cli import commands  # noqa: F401
 from efftrain_cli.cli.app import app
 from efftrain_cli.errors import CheckpointError, UsageError
 from efftrain_cli.grow import GrowOptions, grow_run

@@ -11,7 +11,6 @@ import torch
 from trained_run import make_run
 from typer.testing import CliRunner
 
-from efftrain_cli.cli import commands  # noqa: F401
 from efftrain_cli.cli.app import app
 from efftrain_cli.errors import CheckpointError, DataError, EfftrainError, UsageError
 from efftrain_cli.import_hf import import_hf

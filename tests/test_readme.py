@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from efftrain_cli.cli import commands  # noqa: F401
 from efftrain_cli.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parent.parent

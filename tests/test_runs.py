@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from efftrain_cli.cli import commands  # noqa: F401
 from efftrain_cli.cli.app import app
 from efftrain_cli.errors import UsageError
 from efftrain_cli.runs import list_runs, remove_runs

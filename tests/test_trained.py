@@ -77,7 +77,6 @@ def test_another_tokenizer_is_refused(run: Path) -> None:
 
 
 def test_sample_and_export_commands(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from efftrain_cli.cli import commands  # noqa: F401
     from efftrain_cli.cli.app import app
 
     monkeypatch.chdir(tmp_path)

@@ -59,7 +59,9 @@ def main() -> None:
     import torch
     import torch._dynamo  # what the first optimizer would import, for seconds
 
-    import efftrain_cli.cli.commands
+    from efftrain_cli.cli.commands import register
+
+    register()
     import efftrain_cli.pretrain  # noqa: F401
 
     torch.set_num_threads(1)

@@ -26,8 +26,9 @@ def efftrain() -> None:
 
 def run_app() -> None:
     """Runs the command line. A user's mistake prints one message on stderr and no traceback."""
-    from efftrain_cli.cli import commands  # noqa: F401  the commands register themselves on `app`
+    from efftrain_cli.cli.commands import register
 
+    register(*sys.argv[1:2])
     try:
         app()
     except StoppedError as error:

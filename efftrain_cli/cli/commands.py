@@ -1,22 +1,31 @@
-"""Every command, by importing its module; the order here is the order of `efftrain --help`."""
-
-# ruff: noqa: F401, I001
+"""Every command, each in the module of its name; the order here is the order of `efftrain --help`."""
 
 from __future__ import annotations
 
-from efftrain_cli.cli import pretrain
-from efftrain_cli.cli import bench
-from efftrain_cli.cli import tune_warmup
-from efftrain_cli.cli import grow
-from efftrain_cli.cli import prepare
-from efftrain_cli.cli import recipes
-from efftrain_cli.cli import sample
-from efftrain_cli.cli import export
-from efftrain_cli.cli import import_
-from efftrain_cli.cli import compare
-from efftrain_cli.cli import eval_zeroshot
-from efftrain_cli.cli import runs
-from efftrain_cli.cli import wandb_sync
-from efftrain_cli.cli import checkpoint
-from efftrain_cli.cli import sweep
-from efftrain_cli.cli import verify_resume
+from importlib import import_module
+
+COMMANDS = (
+    "pretrain",
+    "bench",
+    "tune-warmup",
+    "grow",
+    "prepare",
+    "recipes",
+    "sample",
+    "export",
+    "import",
+    "compare",
+    "eval-zeroshot",
+    "runs",
+    "wandb-sync",
+    "checkpoint",
+    "sweep",
+    "verify-resume",
+)
+
+
+def register(command: str = "") -> None:
+    """Imports the module of `command`, which puts itself on `app`; all of them where it is none: for help, for completion, and
+    for the suggestions after a mistake. Typer reads the signatures of what is registered, a fifth of `recipes list`'s time."""
+    for name in (command,) if command in COMMANDS else COMMANDS:
+        import_module("efftrain_cli.cli." + {"import": "import_"}.get(name, name.replace("-", "_")))
