@@ -237,7 +237,7 @@ def _described(differences: list[Any]) -> str:
 
 
 def _is_set_aside(path: Path) -> bool:
-    return ".corrupt" in path.name or path.name.endswith(".tmp")
+    return ".corrupt" in path.name or ".left" in path.name or path.name.endswith(".tmp")
 
 
 def _is_disk_full(error: Exception) -> bool:

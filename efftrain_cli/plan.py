@@ -169,7 +169,7 @@ def plan_run(
     progress = Progress() if progress is None else progress
     rows = None if vocab_size is None else padded_vocab_size(recipe, vocab_size)
     while progress.tokens < recipe.train.tokens:
-        if stage_ended(recipe, progress):
+        if recipe.stages and stage_ended(recipe, progress):
             progress = after_growth(recipe, progress)
         plan = plan_step(recipe, progress)
         progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, rows, progress.stage))
@@ -180,7 +180,7 @@ def assumed_result(recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage
     """What a step is expected to be before it runs: every target trained on, blocks executed at their mean."""
     tokens = plan.batch_size * plan.seq_len
     if vocab_rows is None:
-        return StepResult(tokens=tokens, flops=0.0)
+        return StepResult(tokens, 0.0)
     blocks = sum(plan.keep)
     per_token = flops_per_token(recipe.model_at(stage).n_embd, plan.seq_len, vocab_rows, blocks)
     return StepResult(

@@ -78,7 +78,8 @@ def recipe_folders() -> list[Path]:
     shipped = _PACKAGE / "recipes"  # in a wheel
     if not shipped.is_dir():
         shipped = _PACKAGE.parent / "recipes"  # in a checkout
-    return [Path("recipes"), shipped]
+    here = Path("recipes")
+    return [here] if here.resolve() == shipped.resolve() else [here, shipped]
 
 
 def recipe_names() -> list[str]:

@@ -259,11 +259,13 @@ class Run:
                 shutil.rmtree(gone)
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Renames a checkpoint to step-N.corrupt (or step-N.corrupt-2, ...), so that its step can be saved again."""
-        number, target = 1, checkpoint.with_name(f"{checkpoint.name}.corrupt")
+        """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt, one of a
+        past that a rewind left to step-N.left (or step-N.left-2, ...)."""
+        kind = "corrupt" if checkpoint in self.damaged else "left"
+        number, target = 1, checkpoint.with_name(f"{checkpoint.name}.{kind}")
         while target.exists():
             number += 1
-            target = checkpoint.with_name(f"{checkpoint.name}.corrupt-{number}")
+            target = checkpoint.with_name(f"{checkpoint.name}.{kind}-{number}")
         checkpoint.rename(target)
         self.damaged.discard(checkpoint)
         self.event("set_aside", {"checkpoint": checkpoint.name, "to": target.name})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from efftrain_cli.plan import plan_run
 from efftrain_cli.recipe import Recipe
@@ -60,10 +61,8 @@ def steps_until(
     recipe: Recipe, progress: Progress | None, vocab_size: int | None, until: int | None
 ) -> Iterator[tuple[StepPlan, Progress]]:
     """`plan_run`, cut after step `until`."""
-    for plan, after in plan_run(recipe, progress, vocab_size):
-        if until is not None and plan.step > until:
-            return
-        yield plan, after
+    steps = plan_run(recipe, progress, vocab_size)
+    return steps if until is None else takewhile(lambda step: step[0].step <= until, steps)
 
 
 def csv_lines(recipe: Recipe, until: int | None = None) -> Iterator[str]:

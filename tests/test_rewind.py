@@ -90,6 +90,8 @@ def test_a_second_divergence_at_the_same_place_goes_further_back(recipe: Recipe,
     assert [event["to_step"] for event in events(run, "rewind")] == [12, 10]
     assert [event["skipped_windows"] for event in events(run, "rewind")] == [[48, 52], [40, 56]]
     assert read_numbers(run).status == "finished"
+    left = [event["to"] for event in events(run, "set_aside")]
+    assert left and all(".left" in name for name in left)  # they are sound, and not to be called corrupt
     # What the second rewind abandoned stays spent.
     second = events(run, "rewind")[1]
     assert second["tokens_abandoned"] == 2 * BATCH * FULL

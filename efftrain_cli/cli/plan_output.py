@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import islice
 
 from efftrain_cli.recipe import Recipe
 from efftrain_cli.schedule import assumptions, csv_lines, turning_points
@@ -15,13 +16,9 @@ def print_plan(recipe: Recipe, until: int | None, form: str) -> None:
         print(f"assumed: {line}", file=sys.stderr)
     if form == "csv":
         # One write per few thousand lines: a plan of 300,000 steps is printed in a second or two.
-        chunk: list[str] = []
-        for line in csv_lines(recipe, until):
-            chunk.append(line)
-            if len(chunk) == 4096:
-                sys.stdout.write("\n".join(chunk) + "\n")
-                chunk.clear()
-        sys.stdout.write("\n".join([*chunk, ""]))
+        lines = csv_lines(recipe, until)
+        while chunk := list(islice(lines, 4096)):
+            sys.stdout.write("\n".join([*chunk, ""]))
         return
     points = turning_points(recipe, until)
     if form == "json":
