@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -70,6 +71,20 @@ def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int
 def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
     both = {**model_tensors(state), **optimizer_tensors(state)}
     return {name: tensor.clone() for name, tensor in both.items()}
+
+
+def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows) -> None:
+    """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds do."""
+    longer = replace(RECIPE, train=replace(RECIPE.train, tokens=32 * 8 * 60), eval=Eval(every=60, windows=8))
+
+    def final(dtype: str, seed: int) -> float:
+        recipe = replace(longer, seed=seed, train=replace(longer.train, dtype=dtype))
+        return run(fresh(recipe), windows, recipe)[-1]["val_loss"]
+
+    fp32, bf16 = ([final(dtype, seed) for seed in (1, 2, 3)] for dtype in ("fp32", "bf16"))
+    assert fp32 != bf16  # it was another type
+    largest = max(abs(x - y) for x, y in zip(fp32, bf16, strict=True))
+    assert largest < statistics.stdev(fp32), (fp32, bf16)
 
 
 def test_loss_falls_and_rows_say_what_happened(windows: Windows) -> None:
