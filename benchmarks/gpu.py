@@ -38,8 +38,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.bench import phase_seconds, random_windows, vocab_size_of, wait_for
-from efftrain_cli.build import build_loss_sum, build_model, build_optimizer, compute_dtype
+from efftrain_cli.bench import phase_seconds, random_windows, started_state, vocab_size_of, wait_for
+from efftrain_cli.build import build_loss_sum, build_model, compute_dtype
 from efftrain_cli.compiling import compile_blocks, compile_seconds, compile_whole, compiled_graphs
 from efftrain_cli.cross_entropy import summed_cross_entropy
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
@@ -51,7 +51,6 @@ from efftrain_cli.optim import adam_sqrt_v
 from efftrain_cli.plan import padded_vocab_size
 from efftrain_cli.recipe import Recipe, load_recipe
 from efftrain_cli.state import TrainState
-from efftrain_cli.step import Progress
 from efftrain_cli.trainer import StepRecord, read_records, train
 
 Figure = dict[str, object]
@@ -124,16 +123,9 @@ def training(bench: Bench, recipe: Recipe, narrow_stream: bool | None = None) ->
     vocab_size = vocab_size_of(recipe)
     folder = tempfile.TemporaryDirectory(dir=bench.folder)
     windows = random_windows(recipe, vocab_size, Path(folder.name))
-    model = build_model(recipe, vocab_size, bench.device)
+    state = started_state(recipe, vocab_size, bench.device)
     if narrow_stream is not None:
-        model.narrow_stream = narrow_stream
-    state = TrainState(
-        model=model,
-        optimizer=build_optimizer(recipe, model),
-        # Step 1 on, so that no evaluation of step 0 stands in the way.
-        progress=Progress(step=1, schedule_step=1),
-        nonfinite=torch.zeros((), device=bench.device),
-    )
+        state.model.narrow_stream = narrow_stream
     return Training(recipe, state, train(state, recipe, windows, windows.validation(1)), folder)
 
 

@@ -258,7 +258,8 @@ def main() -> None:
     if options.json:
         options.json.write_text(
             json.dumps(
-                {"machine": machine, "torch": torch.__version__, "dtype": dtype, "results": results,
+                {"machine": machine, "torch": torch.__version__, "dtype": dtype,
+                 "reference_dtype": options.reference_dtype or dtype, "results": results,
                  "date": str(datetime.now(UTC).date()), "rounds": options.rounds, "processes": options.processes},
                 indent=1,
             )

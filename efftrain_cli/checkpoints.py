@@ -17,6 +17,7 @@ from efftrain_cli.manifest import verify_checkpoint, write_whole
 from efftrain_cli.metrics import parameter_count
 from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run import Run, checkpoint_path, checkpoints_of
+from efftrain_cli.run_reader import NOT_COMPUTED
 from efftrain_cli.state import (
     TrainState,
     load_tensors,
@@ -27,8 +28,6 @@ from efftrain_cli.state import (
     write_checkpoint,
 )
 
-_FREE_SECTIONS = ("checkpoint.", "wandb.")
-"""Recipe keys that change nothing a step computes: they may differ when a run is continued."""
 _SHAPE_KEYS = ("model.", "data.tokenizer")
 """Recipe keys that decide the shapes of tensors."""
 
@@ -120,7 +119,7 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
     differences = [
         (key, old, new)
         for key, old, new in recipe_differences(written, recipe)
-        if not key.startswith(_FREE_SECTIONS)
+        if not key.startswith(NOT_COMPUTED)
     ]
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:

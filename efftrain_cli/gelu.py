@@ -8,6 +8,7 @@ one multiplication. The slope takes the place of x among what is kept for the ba
 from __future__ import annotations
 
 import math
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,7 @@ def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
     """The function's value at `x`, contiguous; its derivative is written to `slope` unless that is None."""
     y = torch.empty_like(x)
     z, s = x.new_empty(2, min(_PIECE, x.numel()))
-    slopes = [None] * (x.numel() // _PIECE + 1) if slope is None else slope.view(-1).split(_PIECE)
+    slopes = repeat(None) if slope is None else slope.view(-1).split(_PIECE)
     for x_, y_, slope_ in zip(x.view(-1).split(_PIECE), y.view(-1).split(_PIECE), slopes, strict=False):
         z, s = z[: x_.numel()], s[: x_.numel()]
         torch.mul(x_, x_, out=z)

@@ -19,14 +19,8 @@ MANIFEST = "manifest.json"
 REQUIRED = frozenset({"model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"})
 
 
-def write_manifest(directory: Path, hashes: Mapping[str, str] | None = None) -> None:
-    """Writes manifest.json: size and sha256 of every other file in `directory`, and the sha256 of these entries.
-
-    Args:
-        hashes: sha256 by file name, where they are known already.
-    """
-    if hashes is None:
-        hashes = {path.name: sha256_of(path) for path in directory.iterdir() if path.name != MANIFEST}
+def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
+    """Writes manifest.json: size and sha256 of the files in `hashes`, by name, and the sha256 of these entries."""
     entries = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]} for name in sorted(hashes)
     }

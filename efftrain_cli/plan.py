@@ -169,7 +169,7 @@ def plan_run(
     progress = Progress() if progress is None else progress
     rows = None if vocab_size is None else padded_vocab_size(recipe, vocab_size)
     while progress.tokens < recipe.train.tokens:
-        if recipe.stages and stage_ended(recipe, progress):
+        if stage_ended(recipe, progress):
             progress = after_growth(recipe, progress)
         plan = plan_step(recipe, progress)
         progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, rows, progress.stage))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOT_COMPUTED = ("checkpoint.", "wandb.")
-"""Recipe keys that change nothing of what a run computes; runs that differ only in them are one recipe."""
+"""Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one recipe."""
 STATUSES = ("running", "finished", "stopped", "diverged", "crashed", "not started")
 """What a run can be. "crashed": it is not finished, nobody owns it, and its last event is no orderly end."""
 

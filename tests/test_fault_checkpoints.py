@@ -18,7 +18,7 @@ import torch
 from efftrain_cli.build import build_model, build_optimizer
 from efftrain_cli.checkpoints import check_disk, checkpoint_bytes, newest_checkpoint, save
 from efftrain_cli.errors import CheckpointError, DiskError
-from efftrain_cli.manifest import verify_checkpoint, write_manifest
+from efftrain_cli.manifest import MANIFEST, sha256_of, verify_checkpoint, write_manifest
 from efftrain_cli.recipe import Checkpoint, Model, Optim, Recipe, Train
 from efftrain_cli.run import Run, checkpoints_of
 from efftrain_cli.state import TrainState, read_checkpoint, write_checkpoint
@@ -150,6 +150,11 @@ def test_two_hundred_flipped_bits(run: Run, capfd: pytest.CaptureFixture[str]) -
     verify_checkpoint(path)
 
 
+def _seal(checkpoint: Path) -> None:
+    """Gives a checkpoint that was tampered with a manifest that fits."""
+    write_manifest(checkpoint, {path.name: sha256_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST})
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -171,7 +176,7 @@ def older_by_content(path: Path) -> None:
     for other in path.parent.iterdir():
         if other != path:
             other.rename(other.with_name(f"{other.name}.away"))
-    write_manifest(path.parent)
+    _seal(path.parent)
 
 
 @pytest.mark.parametrize("fault", [empty, truncate, Path.unlink])
@@ -316,7 +321,7 @@ def test_a_malicious_pickle_is_never_run(lab: Laboratory) -> None:
             shutil.copytree(lab.folder / "sound", lab.run("r"))
             checkpoint = lab.checkpoint("r", 1)
             (checkpoint / file).write_bytes(bomb)
-            write_manifest(checkpoint)
+            _seal(checkpoint)
             with pytest.raises(CheckpointError):
                 read_checkpoint(checkpoint) if file != "recipe.toml" else _read_recipe(checkpoint)
     shutil.rmtree(lab.run("r"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch import REPOSITORY, Laboratory
+from tests.launch import REPOSITORY, Laboratory, Process
 from tests.test_fault_run import SLOW_STEPS
 from tests.wandb_files import read_history
 
@@ -39,23 +39,36 @@ def fake_wandb(folder: Path, source: str) -> str:
     return str(folder / "fake")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
+def recipe_and_run_without(lab: Laboratory) -> str:
+    """A recipe, trained as run "without": what every run beside wandb must equal."""
     recipe = lab.recipe()
     assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
-    path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
-    process = lab.start(
-        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online", PYTHONPATH=path, WANDB_API_KEY="x" * 40
-    )
+    return recipe
+
+
+def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
+    """Run "r" ends within 15 s of its last step, with the losses of "without"; returns what it printed to stderr."""
     process.wait_for(lambda: lab.last_step("r") == 20)
     ended = time.monotonic()
     assert process.wait(60) == 0, process.err.read_text()
     assert time.monotonic() - ended < 15
+    lab.assert_equal_runs("r", "without", 20)
+    said = process.err.read_text()
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
+    recipe = recipe_and_run_without(lab)
+    path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
+    process = lab.start(
+        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online", PYTHONPATH=path, WANDB_API_KEY="x" * 40
+    )
+    said_by_undisturbed(process, lab)
     log = (lab.run("r") / "wandb" / "follow.log").read_text()
     assert SAID[fault] in log, log
-    lab.assert_equal_runs("r", "without", 20)
-    assert "Traceback" not in process.err.read_text()
 
 
 @contextlib.contextmanager
@@ -101,8 +114,7 @@ ERROR_500 = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnect
 def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) -> None:
     """wandb's own retries go on in the child: the run ends in time, with the same losses, an offline copy and one warning."""
     pytest.importorskip("wandb")
-    recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
+    recipe = recipe_and_run_without(lab)
     with contextlib.ExitStack() as stack:
         if network == "nobody listens":
             address = "http://127.0.0.1:9"  # the port of "discard", which nothing serves
@@ -112,13 +124,8 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
             "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online",
             WANDB_BASE_URL=address, WANDB_API_KEY="x" * 40,
         )  # fmt: skip
-        process.wait_for(lambda: lab.last_step("r") == 20)
-        ended = time.monotonic()
-        assert process.wait(60) == 0, process.err.read_text()
-        assert time.monotonic() - ended < 15
-        lab.assert_equal_runs("r", "without", 20)
-        said = process.err.read_text()
-        assert "Traceback" not in said and said.count("warning: ") == 1
+        said = said_by_undisturbed(process, lab)
+        assert said.count("warning: ") == 1
         assert "wandb is still busy" in said or "metrics are kept offline" in said
         folder = lab.run("r") / "wandb"
         deadline = time.monotonic() + 60
@@ -148,17 +155,11 @@ def _command(process: psutil.Process) -> list[str]:
 
 @pytest.mark.slow
 def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
-    recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
+    recipe = recipe_and_run_without(lab)
     slow = SLOW_STEPS.replace("SECONDS", "0.3")
     process = lab.start("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "offline", inject=slow)
     process.wait_for(lambda: wandb_cores(lab.run("r")) and lab.last_step("r") >= 3)
     for pid in wandb_cores(lab.run("r")):
         os.kill(pid, signal.SIGKILL)
-    process.wait_for(lambda: lab.last_step("r") == 20)
-    ended = time.monotonic()
-    assert process.wait(60) == 0, process.err.read_text()
-    assert time.monotonic() - ended < 15
-    lab.assert_equal_runs("r", "without", 20)
-    said = process.err.read_text()
-    assert "Traceback" not in said and said.count("warning: ") == 1 and "wandb-core exited" in said
+    said = said_by_undisturbed(process, lab)
+    assert said.count("warning: ") == 1 and "wandb-core exited" in said

@@ -15,7 +15,7 @@ def print_plan(recipe: Recipe, until: int | None, form: str) -> None:
     for line in assumptions(recipe):
         print(f"assumed: {line}", file=sys.stderr)
     if form == "csv":
-        # One write per few thousand lines: a plan of 300,000 steps is printed in a second or two.
+        # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
         lines = csv_lines(recipe, until)
         while chunk := list(islice(lines, 4096)):
             sys.stdout.write("\n".join([*chunk, ""]))
