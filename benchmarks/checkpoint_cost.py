@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-import efftrain_cli.state as state_module
-from efftrain_cli.model import GPT, GPTConfig
-from efftrain_cli.optim import build_adamw
-from efftrain_cli.section import parse_duration
-from efftrain_cli.state import TrainState, read_checkpoint, write_checkpoint
+import efftrain_cli.training.state as state_module
+from efftrain_cli.foundation.section import parse_duration
+from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.optim.adamw import build_adamw
+from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from efftrain_cli.recipe import load_recipe
-from efftrain_cli.session import fresh_state, prepare_setting
-from efftrain_cli.trainer import read_records, train
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.training.session import fresh_state, prepare_setting
+from efftrain_cli.training.trainer import read_records, train
 
 COLUMNS = (
     "arm", "seed", "val_loss", "steps", "tokens", "flops", "cpu_seconds", "mean_batch_size", "last_batch_size",

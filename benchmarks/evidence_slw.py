@@ -20,11 +20,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from efftrain_cli.recipe import load_recipe
-from efftrain_cli.run import run_path
-from efftrain_cli.run_reader import read_events, read_metrics
-from efftrain_cli.stability import EarlyWarning, SpikeAlarm, Stability, loss_ratios, measure, measure_run
-from efftrain_cli.warmup_search import fluctuation
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.directory import run_path
+from efftrain_cli.run.rows import read_events, read_metrics
+from efftrain_cli.run.stability import EarlyWarning, SpikeAlarm, Stability, loss_ratios, measure, measure_run
+from efftrain_cli.tune_warmup.search import fluctuation
 
 SEEDS = (0, 1, 2)
 RECIPES = ("small-large-batch", "small-slw")
@@ -81,8 +81,8 @@ def train_first_steps(path: Path, settings: Sequence[str], seeds: Sequence[int])
     go to first-steps-rows.csv."""
     import torch
 
-    from efftrain_cli.session import fresh_state, prepare_setting
-    from efftrain_cli.trainer import read_records, train
+    from efftrain_cli.training.session import fresh_state, prepare_setting
+    from efftrain_cli.training.trainer import read_records, train
 
     torch.set_num_threads(1)
     done = {(row["setting"], row["arm"], row["seed"]) for row in read_csv(path)}

@@ -38,7 +38,7 @@ CONDITIONS: dict[str, tuple[tuple[int, int, int], str | None, str, str, str]] = 
 
 
 def flops_per_step(shape: tuple[int, int, int]) -> float:
-    from efftrain_cli.metrics import flops_per_token
+    from efftrain_cli.model.flops import flops_per_token
 
     return flops_per_token(shape[2], SEQ_LEN, VOCAB, shape[0]).with_logits * STEP_TOKENS
 
@@ -91,8 +91,8 @@ def run_name(condition: str, seed: int) -> str:
 
 def train_one(condition: str, seed: int, lr: float) -> None:
     from efftrain_cli.pretrain import resume, start
-    from efftrain_cli.recipe import load_recipe
-    from efftrain_cli.run import run_path
+    from efftrain_cli.recipe.recipe import load_recipe
+    from efftrain_cli.run.directory import run_path
 
     name = run_name(condition, seed)
     if (run_path(name) / "recipe.toml").exists():
@@ -104,7 +104,7 @@ def train_one(condition: str, seed: int, lr: float) -> None:
 
 
 def is_finished(name: str) -> bool:
-    from efftrain_cli.run import run_path
+    from efftrain_cli.run.directory import run_path
 
     events = run_path(name) / "events.jsonl"
     if not events.exists():
@@ -114,7 +114,7 @@ def is_finished(name: str) -> bool:
 
 def rows_of(name: str) -> list[dict]:
     """Rows with a validation loss, the last of a step."""
-    from efftrain_cli.run import run_path
+    from efftrain_cli.run.directory import run_path
 
     by_step = {}
     for line in (run_path(name) / "metrics.jsonl").read_text().splitlines():
@@ -127,8 +127,8 @@ def asymmetry_of(name: str) -> float:
     """How much the two copies of a widened model differ in its last checkpoint: 0 equal, of order 1 gone their own ways."""
     from safetensors.torch import load_file
 
-    from efftrain_cli.methods.staged_growth import width_asymmetry
-    from efftrain_cli.run import checkpoints_of, run_path
+    from efftrain_cli.methods.growth_operators import width_asymmetry
+    from efftrain_cli.run.directory import checkpoints_of, run_path
 
     return width_asymmetry(load_file(checkpoints_of(run_path(name))[-1] / "model.safetensors"), 2)
 

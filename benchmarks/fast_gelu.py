@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.gelu import gelu
+from efftrain_cli.model.gelu import gelu
 
 SHAPES = {"4 x 128": (768, 512), "6 x 384": (2048, 1536), "GPT-2 117M, 1 x 1024": (1024, 3072)}
 

@@ -22,8 +22,8 @@ sys.argv = ["efftrain", "pretrain", "--recipe", "quickstart", "--name", sys.argv
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name == "efftrain_cli.logbook":  # imported by pretrain, after the trainer
-            import efftrain_cli.trainer as trainer
+        if name == "efftrain_cli.training.logger":  # imported by pretrain, after the trainer
+            import efftrain_cli.training.trainer as trainer
             update = trainer.update
             def timed(*arguments):
                 print("FIRST", time.time() - float(os.environ["STARTED"]), time.process_time(), flush=True)

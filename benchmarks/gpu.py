@@ -39,19 +39,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from efftrain_cli.bench import phase_seconds, random_windows, started_state, vocab_size_of, wait_for
-from efftrain_cli.build import build_loss_sum, build_model, compute_dtype
-from efftrain_cli.compiling import compile_blocks, compile_seconds, compile_whole, compiled_graphs
-from efftrain_cli.cross_entropy import summed_cross_entropy
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.metrics import flops_per_token, peak_flops
-from efftrain_cli.model import GPT
-from efftrain_cli.optim import adam_sqrt_v
-from efftrain_cli.plan import padded_vocab_size
-from efftrain_cli.recipe import Recipe, load_recipe
-from efftrain_cli.state import TrainState
-from efftrain_cli.trainer import StepRecord, read_records, train
+from efftrain_cli.model.cross_entropy import summed_cross_entropy
+from efftrain_cli.model.flops import flops_per_token, peak_flops
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.optim.adamw import adam_sqrt_v
+from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.compiling import compile_blocks, compile_seconds, compile_whole, compiled_graphs
+from efftrain_cli.training.gradient import build_loss_sum, build_model, compute_dtype
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import StepRecord, read_records, train
 
 Figure = dict[str, object]
 """One line of the table: name, value, unit, and a note or a verdict."""
@@ -441,7 +441,7 @@ def lengths(bench: Bench) -> list[Figure]:
 def methods(bench: Bench) -> list[Figure]:
     """What layer dropping saves and SimiGrad's measurement costs, all with compiled blocks."""
     figures = []
-    with mock.patch("efftrain_cli.build.compiles_blocks", lambda recipe, n_layer: True):
+    with mock.patch("efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True):
         dense_recipe = recipe_for(bench)
         size = dense_recipe.train.batch_size
         recipes = {
@@ -493,8 +493,8 @@ def levers(bench: Bench) -> list[Figure]:
         return recipe_for(bench, sequences=sequences, micro_batches=max(1, 128 // sequences))
 
     eager = replace(shipped, train=replace(shipped.train, compile="off"))
-    by_blocks = mock.patch("efftrain_cli.build.compiles_blocks", lambda recipe, n_layer: True)
-    own_order = mock.patch("efftrain_cli.build.attention_kernels", lambda device, same_shape: nullcontext())
+    by_blocks = mock.patch("efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True)
+    own_order = mock.patch("efftrain_cli.training.gradient.attention_kernels", lambda device, same_shape: nullcontext())
     variant("117M, eager", eager, needs=20)
     variant("117M, blocks compiled one by one", shipped, by_blocks, needs=40)
     variant("117M, attention in PyTorch's own order", shipped, own_order)

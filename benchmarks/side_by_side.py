@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from reference_loop import ReferenceLoop, Shape
 
-from efftrain_cli import trainer
 from efftrain_cli.bench import peak_resident_bytes, random_windows, started_state, wait_for
-from efftrain_cli.build import compute_dtype
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.recipe import Data, Eval, Model, Optim, Recipe, Train
-from efftrain_cli.trainer import read_records, train
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Data, Eval, Model, Optim, Train
+from efftrain_cli.training import trainer
+from efftrain_cli.training.gradient import compute_dtype
+from efftrain_cli.training.trainer import read_records, train
 
 SIZES = {
     "4x128": Shape(n_layer=4, n_head=4, n_embd=128, seq_len=64, batch_size=12, vocab_size=512),

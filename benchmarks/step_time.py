@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from efftrain_cli.build import build_model, build_optimizer
-from efftrain_cli.recipe import Model, Optim, Recipe, Train
-from efftrain_cli.state import TrainState
-from efftrain_cli.step import Batch, StepPlan
-from efftrain_cli.trainer import train
+from efftrain_cli.plan.step import Batch, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Model, Optim, Train
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import train
 
 CPU = torch.device("cpu")
 

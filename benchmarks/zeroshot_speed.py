@@ -25,8 +25,8 @@ import torch
 from lm_eval.models.huggingface import HFLM
 
 from efftrain_cli.data.tokenizer import load_tokenizer
-from efftrain_cli.hf import write_hf
-from efftrain_cli.model import GPT, GPTConfig
+from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.hf import write_hf
 from efftrain_cli.zeroshot.harness import load_task
 from efftrain_cli.zeroshot.language_model import LanguageModel
 from efftrain_cli.zeroshot.score import Evaluator

@@ -20,24 +20,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from efftrain_cli.build import (
+from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.model.flops import flops_per_token, peak_flops
+from efftrain_cli.model.kernels import attention_kernels
+from efftrain_cli.optim.adamw import adam_sqrt_v
+from efftrain_cli.plan.plan import padded_vocab_size, plan_step
+from efftrain_cli.plan.step import Batch, Progress
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
+from efftrain_cli.training.gradient import (
     build_forward_backward,
     build_loss_sum,
     build_model,
     build_optimizer,
     compute_dtype,
 )
-from efftrain_cli.compiling import compile_seconds, compiled_graphs, compiles
-from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
-from efftrain_cli.data.windows import Windows
-from efftrain_cli.kernels import attention_kernels
-from efftrain_cli.metrics import flops_per_token, peak_flops
-from efftrain_cli.optim import adam_sqrt_v
-from efftrain_cli.plan import padded_vocab_size, plan_step
-from efftrain_cli.recipe import Recipe
-from efftrain_cli.state import TrainState
-from efftrain_cli.step import Batch, Progress
-from efftrain_cli.trainer import StepRecord, read_records, train, update
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import StepRecord, read_records, train, update
 
 PHASES = ("data", "forward", "backward", "optimizer", "measures")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli import __version__
-from efftrain_cli.errors import DataError, UsageError
-from efftrain_cli.run import existing_run
+from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.run.directory import existing_run
 from efftrain_cli.zeroshot.harness import (
     DATA_OF,
     evaluate_task,
@@ -34,7 +34,7 @@ from efftrain_cli.zeroshot.results import SCHEMA_VERSION, save_result
 from efftrain_cli.zeroshot.suites import TASKS, Task, task_names
 
 if TYPE_CHECKING:
-    from efftrain_cli.trained import Trained
+    from efftrain_cli.training.trained import Trained
     from efftrain_cli.zeroshot.language_model import LanguageModel
     from efftrain_cli.zeroshot.score import Evaluator
     from efftrain_cli.zeroshot.task_score import TaskScore
@@ -86,8 +86,8 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
         require_data(from_harness, question.data_dir)
         _quieten()
 
-    from efftrain_cli.session import choose_device
-    from efftrain_cli.trained import load_trained
+    from efftrain_cli.training.session import choose_device
+    from efftrain_cli.training.trained import load_trained
 
     trained = load_trained(question.run, question.checkpoint, choose_device(question.device))
     evaluator = build_evaluator(trained, question)
@@ -160,7 +160,7 @@ def trained_length(trained: Trained) -> int:
         return positions
     import numpy as np
 
-    from efftrain_cli.run_reader import read_rows
+    from efftrain_cli.run.rows import read_rows
 
     columns = read_rows(trained.run, ("step", "seq_len")).columns
     lengths = columns["seq_len"][columns["step"] <= trained.progress.step]
@@ -268,7 +268,7 @@ def _offline(
 
 def _finite(value: float | None) -> float | None:
     """The value as JSON can hold it."""
-    from efftrain_cli.trainer import finite_or_none
+    from efftrain_cli.training.trainer import finite_or_none
 
     return None if value is None else finite_or_none(value)
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.errors import DataError, RecipeError
-from efftrain_cli.schedule import summarize_plan
-from efftrain_cli.screen import human_bytes
+from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.errors import DataError, RecipeError
+from efftrain_cli.plan.preview import summarize_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from efftrain_cli.recipe import Recipe
+    from efftrain_cli.recipe.recipe import Recipe
 
 _SPLIT_WORDS = {
     "given": "text of its own",

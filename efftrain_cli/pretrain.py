@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from efftrain_cli.build import compute_dtype
-from efftrain_cli.checkpoints import (
+from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds, make_console
+from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError
+from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
+from efftrain_cli.model.flops import flops_per_token, parameter_count
+from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.preview import PlanSummary, summarize_plan
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
+from efftrain_cli.run.stability import describe, measure_run
+from efftrain_cli.run.wandb import followed
+from efftrain_cli.training.checkpoints import (
     check_data,
     check_disk,
     check_recipe,
@@ -19,24 +30,21 @@ from efftrain_cli.checkpoints import (
     newest_checkpoint,
     settle_data,
 )
-from efftrain_cli.divergence import rewind
-from efftrain_cli.errors import DivergedError, EfftrainError, StoppedError
-from efftrain_cli.growth import describe_stages
-from efftrain_cli.logbook import report_stop, train_and_log
-from efftrain_cli.manifest import write_whole
-from efftrain_cli.memory import memory_errors
-from efftrain_cli.metrics import flops_per_token, parameter_count
-from efftrain_cli.plan import padded_vocab_size
-from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run import Run, checkpoints_of, existing_run, run_path, taken
-from efftrain_cli.schedule import PlanSummary, summarize_plan
-from efftrain_cli.screen import TrainingScreen, human_bytes, human_count, human_seconds, make_console
-from efftrain_cli.session import Setting, choose_device, fresh_state, origin_of, prepare_setting, probe
-from efftrain_cli.stability import describe, measure_run
-from efftrain_cli.state import TrainState
-from efftrain_cli.step import Progress
-from efftrain_cli.stop import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
-from efftrain_cli.wandb_sync import followed
+from efftrain_cli.training.divergence import rewind
+from efftrain_cli.training.gradient import compute_dtype
+from efftrain_cli.training.logger import report_stop, train_and_log
+from efftrain_cli.training.memory import memory_errors
+from efftrain_cli.training.screen import TrainingScreen
+from efftrain_cli.training.session import (
+    Setting,
+    choose_device,
+    fresh_state,
+    origin_of,
+    prepare_setting,
+    probe,
+)
+from efftrain_cli.training.stages import describe_stages
+from efftrain_cli.training.state import TrainState
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from efftrain_cli.errors import EfftrainError, UsageError
-from efftrain_cli.run import existing_run, run_names, run_path, runs_root
+from efftrain_cli.foundation.errors import EfftrainError, UsageError
+from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def summarize(name: str) -> RunSummary:
     import numpy as np
 
     from efftrain_cli.compare.reading import recipe_name_of, status_of
-    from efftrain_cli.run_reader import read_rows, read_run
+    from efftrain_cli.run.rows import read_rows, read_run
 
     path = runs_root() / name
     metrics = path / "metrics.jsonl"
@@ -80,7 +80,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     Raises:
         UsageError: there is no such run, or a process is writing to it.
     """
-    from efftrain_cli.run_reader import is_locked
+    from efftrain_cli.run.rows import is_locked
 
     existing = run_names()
     paths: dict[Path, None] = {}

@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from efftrain_cli.errors import CheckpointError, EfftrainError
+from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.methods.staged_growth import Switch
 from efftrain_cli.pretrain import start
-from efftrain_cli.recipe import Checkpoint, Recipe
-from efftrain_cli.run import checkpoint_path, runs_root
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Checkpoint
+from efftrain_cli.run.directory import checkpoint_path, runs_root
 
 _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 """Endings of the columns that may differ between two equal runs."""

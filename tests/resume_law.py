@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import torch
 
-from efftrain_cli.build import build_model, build_optimizer
-from efftrain_cli.recipe import Recipe
-from efftrain_cli.state import (
+from efftrain_cli.plan.step import Batch, Progress, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
     model_tensors,
@@ -18,8 +19,7 @@ from efftrain_cli.state import (
     progress_from_json,
     progress_to_json,
 )
-from efftrain_cli.step import Batch, Progress, StepPlan
-from efftrain_cli.trainer import read_records, train
+from efftrain_cli.training.trainer import read_records, train
 
 VOCAB_SIZE = 64
 TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds"}

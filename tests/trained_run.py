@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from efftrain_cli.build import build_model, build_optimizer
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.model import GPT, GPTConfig
-from efftrain_cli.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run import Run, checkpoint_path
-from efftrain_cli.state import TrainState, write_checkpoint
-from efftrain_cli.step import Progress
+from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run.directory import Run, checkpoint_path
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.state import TrainState, write_checkpoint
 
 TEXT = "\n".join(
     f"{who} {did} the {thing} {where} and then walked home again, because the evening was already rather cold."

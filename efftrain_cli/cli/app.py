@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from efftrain_cli.errors import DiskError, EfftrainError, StoppedError
+from efftrain_cli.foundation.errors import DiskError, EfftrainError, StoppedError
 
 app = typer.Typer(
     name="efftrain",

@@ -34,14 +34,14 @@ def bench(
     format_: Annotated[BenchFormat, typer.Option("--format", help="A table, or JSON.")] = BenchFormat.table,
 ) -> None:
     """Measure tokens/s, MFU, memory and the time of each phase of a step on this device."""
-    from efftrain_cli.recipe import load_recipe
+    from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
     from dataclasses import asdict
 
     from efftrain_cli.bench import bench as measure
-    from efftrain_cli.screen import human_bytes, human_count
-    from efftrain_cli.session import choose_device
+    from efftrain_cli.foundation.console import human_bytes, human_count
+    from efftrain_cli.training.session import choose_device
 
     result = measure(loaded, choose_device(device), steps, profile=profile)
     if format_ is BenchFormat.json:

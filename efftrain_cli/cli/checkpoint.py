@@ -8,7 +8,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
-from efftrain_cli.errors import CheckpointError
+from efftrain_cli.foundation.errors import CheckpointError
 
 group = typer.Typer(help="List a run's checkpoints, or verify them bit by bit.", no_args_is_help=True)
 app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
@@ -17,7 +17,7 @@ app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 @group.command("list")
 def list_(run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)]) -> None:
     """What a run has saved: step, size, time. Reads no tensor."""
-    from efftrain_cli.checkpoint_list import describe_checkpoints
+    from efftrain_cli.checkpoint import describe_checkpoints
 
     for line in describe_checkpoints(run):
         print(line)
@@ -26,7 +26,7 @@ def list_(run: Annotated[str, typer.Argument(help="Name of a run.", autocompleti
 @group.command()
 def verify(run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)]) -> None:
     """Compare every file of every checkpoint with the sha256 written beside it; exit code 3 where one differs."""
-    from efftrain_cli.checkpoint_list import verify_checkpoints
+    from efftrain_cli.checkpoint import verify_checkpoints
 
     lines, damaged = verify_checkpoints(run)
     for line in lines:

@@ -10,8 +10,8 @@ def recipe_names(incomplete: str) -> list[tuple[str, str]]:
     """Recipe names with what they are; files where a path is being typed."""
     from textwrap import shorten
 
-    from efftrain_cli import recipe_file
-    from efftrain_cli.errors import RecipeError
+    from efftrain_cli.foundation.errors import RecipeError
+    from efftrain_cli.recipe import file as recipe_file
 
     if "/" in incomplete:
         return _toml_paths(incomplete)
@@ -42,7 +42,7 @@ def _toml_paths(incomplete: str) -> list[tuple[str, str]]:
 
 def run_names(incomplete: str) -> list[str]:
     """Names of the runs in EFFTRAIN_RUNS, or in ./runs."""
-    from efftrain_cli import run
+    from efftrain_cli.run import directory as run
 
     return [name for name in run.run_names() if name.startswith(incomplete)]
 
@@ -58,8 +58,8 @@ def override_keys(incomplete: str) -> list[tuple[str, str]]:
         return []
     from textwrap import shorten
 
-    from efftrain_cli.recipe import Recipe
-    from efftrain_cli.recipe_check import known_keys
+    from efftrain_cli.recipe.check import known_keys
+    from efftrain_cli.recipe.recipe import Recipe
 
     known = known_keys(Recipe)
     leaves = [key for key in known if key.startswith(incomplete) and not any(k.startswith(f"{key}.") for k in known)]

@@ -97,8 +97,8 @@ def eval_zeroshot(
     if format_ is ScoreFormat.json:
         print(json.dumps(entries, indent=1))
         return
-    from efftrain_cli.run import run_path
-    from efftrain_cli.screen import make_console
+    from efftrain_cli.foundation.console import make_console
+    from efftrain_cli.run.directory import run_path
 
     console = make_console()
     _print_scores(console, run, entries)

@@ -34,8 +34,8 @@ def export(
     """Write a trained model, with its tokenizer, in a form that other programs load."""
     import torch
 
-    from efftrain_cli.hf import write_hf
-    from efftrain_cli.trained import load_trained
+    from efftrain_cli.model.hf import write_hf
+    from efftrain_cli.training.trained import load_trained
 
     directory = out or Path(f"{run}-hf")
     trained = load_trained(run, checkpoint, torch.device("cpu"))

@@ -10,7 +10,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
-from efftrain_cli.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError
 
 PLAN = "With --plan"
 
@@ -117,8 +117,8 @@ def grow(
         return
     if run is None:
         raise UsageError("name the run to grow (`efftrain runs list` shows all), or give --plan")
-    from efftrain_cli.grow import GrowOptions, grow_run
-    from efftrain_cli.session import choose_device
+    from efftrain_cli.grow.grow import GrowOptions, grow_run
+    from efftrain_cli.training.session import choose_device
 
     options = GrowOptions(
         lr=lr,
@@ -175,9 +175,9 @@ def _plan(
     if small is None:
         if target is not None:
             raise UsageError("--target needs the curve of the small model too: --small")
-        from efftrain_cli.growth_report import schedule_lines
-        from efftrain_cli.scaling_law import KAPLAN, plan_schedule
-        from efftrain_cli.section import parse_count
+        from efftrain_cli.foundation.section import parse_count
+        from efftrain_cli.grow.report import schedule_lines
+        from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule
 
         try:
             size = None if target_size is None else float(parse_count(target_size))
@@ -189,7 +189,7 @@ def _plan(
         return
     if not parsed:
         raise UsageError("--small needs --operator: width, depth, or both")
-    from efftrain_cli.growth_report import csv_flops, curve_lines, curve_of, plot_curves, threshold_of
+    from efftrain_cli.grow.report import csv_flops, curve_lines, curve_of, plot_curves, threshold_of
 
     small_flops, target_flops = csv_flops(shape, vocab_size, parsed)
     target_curve = None if target is None else curve_of(target, target_flops)

@@ -24,7 +24,7 @@ def import_(
     ] = None,
 ) -> None:
     """Make a run of a GPT-2 that transformers saved: to evaluate, sample, grow or continue."""
-    from efftrain_cli.import_hf import import_hf
+    from efftrain_cli.convert import import_hf
 
     path = import_hf(directory, name or directory.resolve().name, recipe, tuple(set_ or ()))
     print(f"{path}: training settings are those of recipe {recipe}")

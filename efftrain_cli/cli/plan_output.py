@@ -6,8 +6,8 @@ import json
 import sys
 from itertools import islice
 
-from efftrain_cli.recipe import Recipe
-from efftrain_cli.schedule import assumptions, csv_lines, turning_points
+from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
+from efftrain_cli.recipe.recipe import Recipe
 
 
 def print_plan(recipe: Recipe, until: int | None, form: str) -> None:

@@ -46,10 +46,10 @@ def prepare(
     """Read a recipe's text, tokenize it and write token shards, once; training finds them in the cache."""
     from rich.console import Console
 
+    from efftrain_cli.data.progress import prepare_shown
+    from efftrain_cli.foundation.console import make_console
     from efftrain_cli.prepare import describe_corpus, print_corpus
-    from efftrain_cli.prepare_screen import prepare_shown
-    from efftrain_cli.recipe import load_recipe
-    from efftrain_cli.screen import make_console
+    from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, list(set_ or []))
     as_json = format_ is PrepareFormat.json

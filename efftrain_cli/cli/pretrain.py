@@ -10,7 +10,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
-from efftrain_cli.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError
 
 
 class OnDivergence(StrEnum):
@@ -80,7 +80,7 @@ def pretrain(
         overrides = list(set_ or [])
         if wandb is not None:
             overrides.append(f"wandb.mode={wandb}")
-        from efftrain_cli.run import check_free
+        from efftrain_cli.run.directory import check_free
 
         check_free(resume)  # before PyTorch is imported, which takes seconds
         from efftrain_cli.pretrain import resume as resume_run
@@ -99,8 +99,9 @@ def pretrain(
         raise UsageError("--override-resume only has a meaning with --resume RUN")
     if recipe is None:
         raise UsageError("give --recipe NAME (see `efftrain recipes list`) or --resume RUN")
-    from efftrain_cli.recipe import load_recipe, warnings_of
-    from efftrain_cli.recipe_file import recipe_name
+    from efftrain_cli.recipe.file import recipe_name
+    from efftrain_cli.recipe.recipe import load_recipe
+    from efftrain_cli.recipe.rules import warnings_of
 
     overrides = list(set_ or [])
     if seed is not None:

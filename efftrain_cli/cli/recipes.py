@@ -13,7 +13,7 @@ import typer
 
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import app
-from efftrain_cli.errors import RecipeError
+from efftrain_cli.foundation.errors import RecipeError
 
 recipes = typer.Typer(no_args_is_help=True)
 app.add_typer(
@@ -35,7 +35,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="text, or json fo
 @recipes.command("list")
 def list_recipes(format: FormatOption = Format.text) -> None:
     """Every recipe that --recipe finds by name: those in ./recipes, then those that ship with the program."""
-    from efftrain_cli.recipe_file import recipe_names
+    from efftrain_cli.recipe.file import recipe_names
 
     cards = [_card(name) for name in recipe_names()]
     if format is Format.json:
@@ -62,9 +62,10 @@ def show_recipe(
     describe: Annotated[bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")] = False,
 ) -> None:
     """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""
-    from efftrain_cli.recipe import Recipe, check_draft, dump_recipe, flat_values, warnings_of
-    from efftrain_cli.recipe_check import known_keys, unnumbered
-    from efftrain_cli.recipe_file import read_recipe_file, shown_path
+    from efftrain_cli.recipe.check import known_keys, unnumbered
+    from efftrain_cli.recipe.file import read_recipe_file, shown_path
+    from efftrain_cli.recipe.recipe import Recipe, check_draft, dump_recipe, flat_values
+    from efftrain_cli.recipe.rules import warnings_of
 
     draft = read_recipe_file(recipe, override)
     resolved = check_draft(draft)
@@ -83,8 +84,8 @@ def show_recipe(
 @recipes.command("diff")
 def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.text) -> None:
     """The keys in which two recipes differ, inherited ones and defaults included; nothing else."""
-    from efftrain_cli.recipe import load_recipe, recipe_differences
-    from efftrain_cli.recipe_file import recipe_name
+    from efftrain_cli.recipe.file import recipe_name
+    from efftrain_cli.recipe.recipe import load_recipe, recipe_differences
 
     differences = recipe_differences(load_recipe(a), load_recipe(b))
     if format is Format.json:
@@ -107,15 +108,15 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.tex
 
 
 def _value(value: Any) -> str:
-    from efftrain_cli.recipe_file import toml_value
+    from efftrain_cli.recipe.file import toml_value
 
     return "-" if value is None else toml_value(value)
 
 
 def _card(name: str) -> dict[str, Any]:
     """What `recipes list` says of one recipe: its settings as written, unchecked, so that the list is quick and whole."""
-    from efftrain_cli.recipe_file import find_recipe, first_comment, read_recipe_file, shown_path
-    from efftrain_cli.section import parse_count
+    from efftrain_cli.foundation.section import parse_count
+    from efftrain_cli.recipe.file import find_recipe, first_comment, read_recipe_file, shown_path
 
     path = find_recipe(name)
     card: dict[str, Any] = {"name": name, "path": shown_path(path), "summary": "", "mistake": None}

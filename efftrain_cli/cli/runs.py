@@ -10,7 +10,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
-from efftrain_cli.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, show and remove runs.")
 app.add_typer(runs_app, name="runs", rich_help_panel="Compare")
@@ -31,7 +31,7 @@ def list_(
     format_: Annotated[ListFormat, typer.Option("--format")] = ListFormat.table,
 ) -> None:
     """List runs, the one written to last first: status, recipe, seed, tokens, best validation loss, age."""
-    from efftrain_cli.run import runs_root
+    from efftrain_cli.run.directory import runs_root
     from efftrain_cli.runs import list_runs
 
     found = list_runs(names or [])
@@ -49,7 +49,7 @@ def list_(
     from efftrain_cli.compare.measures import human
     from efftrain_cli.compare.show import output_console
     from efftrain_cli.compare.tables import Table
-    from efftrain_cli.screen import human_seconds
+    from efftrain_cli.foundation.console import human_seconds
 
     rows = tuple(
         (
@@ -76,7 +76,7 @@ def show(name: Annotated[str, typer.Argument(help="The run.", autocompletion=run
     from efftrain_cli.compare.formats import print_tables
     from efftrain_cli.compare.show import output_console
     from efftrain_cli.compare.show_run import tables_of_run
-    from efftrain_cli.run import existing_run
+    from efftrain_cli.run.directory import existing_run
 
     print_tables(output_console(), tables_of_run(existing_run(name)))
 
@@ -87,8 +87,8 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all their checkpoints."""
+    from efftrain_cli.foundation.console import human_bytes
     from efftrain_cli.runs import remove, remove_runs, size_of
-    from efftrain_cli.screen import human_bytes
 
     paths = remove_runs(names)
     for path in paths:

@@ -31,9 +31,9 @@ def sample(
     """Write text with a trained model."""
     import sys
 
-    from efftrain_cli.generate import Sampling, generate_text
-    from efftrain_cli.session import choose_device
-    from efftrain_cli.trained import load_trained
+    from efftrain_cli.model.generate import Sampling, generate_text
+    from efftrain_cli.training.session import choose_device
+    from efftrain_cli.training.trained import load_trained
 
     trained = load_trained(run, checkpoint, choose_device(device))
     for number in range(count):

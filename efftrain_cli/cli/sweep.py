@@ -41,8 +41,8 @@ def sweep(
     """Train every recipe with every seed, one run after the other, then compare. A stopped sweep continues."""
     import sys
 
-    from efftrain_cli import sweep as sweep_runs
-    from efftrain_cli.compare.show import print_choices, print_trials
+    from efftrain_cli.sweep import trials as sweep_runs
+    from efftrain_cli.sweep.screen import print_choices, print_trials
 
     trials = sweep_runs.grid(recipe, sweep_runs.parse_seeds(seeds), sweep_runs.parse_settings(set_ or []), name)
     if not allow:
@@ -58,7 +58,7 @@ def sweep(
         print_choices(choices)
     from efftrain_cli.compare.comparison import compare, read_all
     from efftrain_cli.compare.show import show_comparison
-    from efftrain_cli.run import runs_root
+    from efftrain_cli.run.directory import runs_root
 
     names = [run for choice in choices if choice.best for run in choice.names]
     runs = read_all([runs_root() / run for run in names])

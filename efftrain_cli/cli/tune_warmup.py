@@ -45,8 +45,8 @@ def tune_warmup(
 
     A search that was stopped or killed goes on when the same command is given again.
     """
-    from efftrain_cli.recipe import load_recipe
-    from efftrain_cli.warmup_search import Search
+    from efftrain_cli.recipe.recipe import load_recipe
+    from efftrain_cli.tune_warmup.search import Search
 
     overrides = list(set_ or [])
     if seed is not None:
@@ -59,11 +59,11 @@ def tune_warmup(
         eval_every=eval_every,
     )
     if plan:
-        from efftrain_cli.screen import make_console
-        from efftrain_cli.warmup_screen import show_plan
+        from efftrain_cli.foundation.console import make_console
+        from efftrain_cli.tune_warmup.screen import show_plan
 
         show_plan(make_console(), search)
         return
-    from efftrain_cli.tune_warmup import tune
+    from efftrain_cli.tune_warmup.tune import tune
 
     tune(search, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device)

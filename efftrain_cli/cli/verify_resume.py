@@ -23,7 +23,7 @@ def verify_resume(
     steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
 ) -> None:
     """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
-    from efftrain_cli.recipe import load_recipe
+    from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.verify_resume import verify_resume as verify
 
     for line in verify(load_recipe(recipe, list(set_ or [])), device=device, half=steps):

@@ -30,8 +30,8 @@ def wandb_sync(
     ] = False,
 ) -> None:
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
-    from efftrain_cli import wandb_sync
-    from efftrain_cli.run import existing_run
+    from efftrain_cli.run import wandb as wandb_sync
+    from efftrain_cli.run.directory import existing_run
 
     path = Path(run) if (Path(run) / "recipe.toml").is_file() else existing_run(run)
     if follow:

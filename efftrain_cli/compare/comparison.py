@@ -26,7 +26,7 @@ from efftrain_cli.compare.measures import (
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.statistics import Estimate
 from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
-from efftrain_cli.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError
 
 
 @dataclass(frozen=True)

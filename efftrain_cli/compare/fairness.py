@@ -8,7 +8,7 @@ from typing import Any
 
 from efftrain_cli.compare.groups import Group, differing_keys, shown
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError
 
 STEADY = 1.2
 """Runs of one recipe on one device differ less than this in their throughput, unless something else used the machine."""

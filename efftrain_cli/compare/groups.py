@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.errors import UsageError
-from efftrain_cli.run import run_names, runs_root
-from efftrain_cli.run_reader import NOT_COMPUTED
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run.directory import run_names, runs_root
+from efftrain_cli.run.rows import NOT_COMPUTED
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from efftrain_cli.errors import DataError
-from efftrain_cli.run_reader import Rows, RunDirectory, flatten, read_rows, read_run
+from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.run.rows import Rows, RunDirectory, flatten, read_rows, read_run
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
 COLUMNS = (

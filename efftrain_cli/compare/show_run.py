@@ -11,8 +11,8 @@ from efftrain_cli.compare.groups import shown
 from efftrain_cli.compare.measures import Costs, duration, human, measure_run, measures
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, number_text
-from efftrain_cli.run import checkpoints_of
-from efftrain_cli.run_reader import read_events, read_run
+from efftrain_cli.run.directory import checkpoints_of
+from efftrain_cli.run.rows import read_events, read_run
 
 
 def tables_of_run(path: Path) -> list[Table]:
@@ -83,7 +83,7 @@ def _zero_shot(run: RunNumbers) -> list[Table]:
 
 
 def _small_files(path: Path, recipe: dict[str, Any], origin: dict[str, Any]) -> list[Table]:
-    from efftrain_cli.run_reader import flatten
+    from efftrain_cli.run.rows import flatten
 
     found = []
     events = [

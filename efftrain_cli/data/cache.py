@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from efftrain_cli.errors import DataError, DiskError
+from efftrain_cli.foundation.errors import DataError, DiskError
 
 _SETTLED_SECONDS = 2.0
 """A file changed so recently may change again within the resolution of its time stamp, so its hash is not remembered."""

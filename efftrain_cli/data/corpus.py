@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.shards import SCHEMA_VERSION, TokenShards, open_shard
-from efftrain_cli.errors import DataError
+from efftrain_cli.foundation.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from efftrain_cli.data.text import BadDocuments, Document, HubDataset, unusable
-from efftrain_cli.errors import DataError
+from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, unusable
+from efftrain_cli.foundation.errors import DataError
 
 PROBE_SECONDS = 1.0
 

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.data import cache
 from efftrain_cli.data.corpus import Corpus, digest_of, file_sha256, open_corpus
+from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
 from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, dtype_for, open_shard
 from efftrain_cli.data.split import Report, Split, Tally, check_findings, check_sides, split_documents, survey
-from efftrain_cli.data.text import BadDocuments, Document, Source, TextFile, find_sources
+from efftrain_cli.data.text import find_sources
 from efftrain_cli.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, tokenizer_files, train_tokenizer
-from efftrain_cli.errors import DataError
+from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
-    from efftrain_cli.recipe import Data
+    from efftrain_cli.recipe.sections import Data
 
 FEW_TEXT_FILES = 20
 """With fewer .txt files than this, each file gives its end to validation instead of some files being held out whole."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from efftrain_cli.errors import DataError
+from efftrain_cli.foundation.errors import DataError
 
 MAGIC = "efftrain tokens"
 SCHEMA_VERSION = 1

@@ -12,19 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.data.text import (
-    BadDocuments,
-    Document,
-    HubDataset,
-    Source,
-    TextFile,
-    cut_at_line,
-    read_documents,
-)
-from efftrain_cli.errors import DataError
+from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Source, TextFile
+from efftrain_cli.data.text import cut_at_line, read_documents
+from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
-    from efftrain_cli.recipe import Data
+    from efftrain_cli.recipe.sections import Data
 
 Report = Callable[[str, int, int | None], None]
 """Called with what is being done, how much is done, and how much there is where known: bytes of text, or documents."""

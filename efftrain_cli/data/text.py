@@ -14,13 +14,20 @@ import re
 import sysconfig
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, Literal
 
-from efftrain_cli.errors import DataError
-
-Kind = Literal["txt", "jsonl", "parquet", "stdlib"]
+from efftrain_cli.data.documents import (
+    BadDocuments,
+    Document,
+    HubDataset,
+    Kind,
+    Source,
+    TextFile,
+    unusable,
+)
+from efftrain_cli.data.hub import hub_documents
+from efftrain_cli.foundation.errors import DataError
 
 SUFFIXES: dict[str, Kind] = {
     ".txt": "txt",
@@ -29,77 +36,9 @@ SUFFIXES: dict[str, Kind] = {
     ".json.gz": "jsonl",
     ".parquet": "parquet",
 }
-SKIPPED_SHARE = 0.001
-"""Largest share of documents that on_bad_document = "skip" may pass over."""
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-
-
-class Document(NamedTuple):
-    """One document; `id` says where it was found: a file, or file:line."""
-
-    id: str
-    text: str
-
-
-class TextFile(NamedTuple):
-    """A local file of documents."""
-
-    path: Path
-    kind: Kind
-
-
-class HubDataset(NamedTuple):
-    """A dataset on the Hugging Face Hub, written "owner/name", "owner/name/config" or "owner/name@revision"."""
-
-    name: str
-    config: str | None
-    revision: str | None
-    purpose: Literal["train", "valid"]
-
-
-Source = TextFile | HubDataset
-
-
-@dataclass
-class BadDocuments:
-    """What becomes of documents that cannot be read: an error at once, or skipped and counted."""
-
-    policy: Literal["error", "skip"]
-    seen: int = 0
-    """Documents met, bad ones included."""
-    skipped: int = 0
-    examples: list[str] = field(default_factory=list)
-    """The first few skipped, with place and reason."""
-
-    def found(self, where: str, what: str) -> None:
-        """Counts a bad document.
-
-        Raises:
-            DataError: the policy is "error".
-        """
-        self.seen += 1
-        if self.policy == "error":
-            raise DataError(
-                f'{where}: {what}. Repair or remove it, or set data.on_bad_document = "skip" '
-                f"(at most {SKIPPED_SHARE:.1%} of the documents may be skipped)"
-            )
-        self.skipped += 1
-        if len(self.examples) < 5:
-            self.examples.append(f"{where}: {what}")
-
-    def check(self) -> None:
-        """To be called after the last document.
-
-        Raises:
-            DataError: more than `SKIPPED_SHARE` of the documents were skipped.
-        """
-        if self.skipped > SKIPPED_SHARE * self.seen:
-            raise DataError(
-                f"{self.skipped:,} of {self.seen:,} documents cannot be read ({self.skipped / self.seen:.2%}; "
-                f"at most {SKIPPED_SHARE:.1%} may be skipped). The first: " + "; ".join(self.examples)
-            )
 
 
 def find_sources(spec: str | tuple[str, ...], key: Literal["train", "valid"]) -> tuple[Source, ...]:
@@ -194,8 +133,6 @@ def read_documents(source: Source, text_field: str, bad: BadDocuments) -> Iterat
         DataError: the file cannot be read at all, or a document cannot and the policy is "error".
     """
     if isinstance(source, HubDataset):
-        from efftrain_cli.data.hub import hub_documents
-
         yield from hub_documents(source, text_field, bad)
         return
     try:
@@ -286,15 +223,6 @@ def _text_of(line: bytes, text_field: str) -> str:
     if (problem := unusable(text)) is not None:
         raise _BadLineError(problem)
     return text
-
-
-def unusable(text: str) -> str | None:
-    """Why a string cannot be written as UTF-8, or None: JSON can spell half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"half of a surrogate pair at character {error.start}: not text"
-    return None
 
 
 def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:

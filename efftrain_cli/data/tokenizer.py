@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.errors import DataError
+from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np

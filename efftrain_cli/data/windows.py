@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from efftrain_cli.data.shards import TokenShards
-from efftrain_cli.errors import DataError, RecipeError
-from efftrain_cli.step import Batch, StepPlan
+from efftrain_cli.foundation.errors import DataError, RecipeError
+from efftrain_cli.plan.step import Batch, StepPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from efftrain_cli.recipe import Data
+    from efftrain_cli.recipe.sections import Data
 
 _ROUNDS = 8
 _BLOCK = 4096  # stream positions whose places are computed at once

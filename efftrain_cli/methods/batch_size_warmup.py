@@ -18,7 +18,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.section import SECTION, Count
+from efftrain_cli.foundation.section import SECTION, Count
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -31,7 +31,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.section import SECTION
+from efftrain_cli.foundation.section import SECTION
 
 GAMMA_STEPS = 100
 """gamma = GAMMA_STEPS / T: after T / 100 updates theta has come 63 % of its way."""

@@ -29,7 +29,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.section import SECTION
+from efftrain_cli.foundation.section import SECTION
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

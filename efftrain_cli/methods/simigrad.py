@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.section import SECTION
+from efftrain_cli.foundation.section import SECTION
 
 if TYPE_CHECKING:
     from torch import Tensor

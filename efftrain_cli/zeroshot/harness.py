@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.hub import hub_unreachable
-from efftrain_cli.errors import DataError, UsageError
+from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.zeroshot import squad_metrics
 from efftrain_cli.zeroshot.local_data import FORMS, example, local_file, read_items
 from efftrain_cli.zeroshot.suites import TASKS, Task

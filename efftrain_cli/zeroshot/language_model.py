@@ -16,7 +16,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
 from efftrain_cli.data.tokenizer import Tokenizer
-from efftrain_cli.generate import GREEDY, generate
+from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.zeroshot.meter import Meter
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.errors import DataError
+from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.suites import TASKS
 
 FORMS: dict[str, dict[str, str]] = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.errors import DataError
+from efftrain_cli.foundation.errors import DataError
 
 SCHEMA_VERSION = 1
 RESULTS = "zeroshot.json"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from efftrain_cli.model import GPT, KeyValueCache
+from efftrain_cli.model.gpt import GPT, KeyValueCache
 from efftrain_cli.zeroshot.meter import Meter
 
 HEAD_POSITIONS = 1024

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from efftrain_cli.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,49 @@
+"""`efftrain checkpoint`: a run's checkpoints in words. No torch, so that it answers at once, also for a run that trains."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
+from efftrain_cli.run.manifest import verify_checkpoint
+
+
+def describe_checkpoints(name: str) -> list[str]:
+    """A line for each checkpoint of run `name`, oldest first, and for what else lies among them.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    run = existing_run(name)
+    checkpoints = checkpoints_of(run)
+    lines = []
+    for path in checkpoints:
+        try:
+            size = sum(file.stat().st_size for file in path.iterdir())
+            written = datetime.fromtimestamp(path.stat().st_mtime).isoformat(sep=" ", timespec="seconds")
+        except FileNotFoundError:  # the run is training, and has just removed it
+            continue
+        lines.append(f"step {checkpoint_step(path):>10,}  {human_bytes(size):>9}  {written}  {path}")
+    folder = run / "checkpoints"
+    others = sorted(set(folder.iterdir()) - set(checkpoints)) if folder.is_dir() else []
+    lines += [f"{'no checkpoint':<15}  {path}" for path in others]
+    return lines or [f"run {name!r} has no checkpoint yet"]
+
+
+def verify_checkpoints(name: str) -> tuple[list[str], int]:
+    """A line for each checkpoint of run `name`, and how many are damaged.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    lines, damaged = [], 0
+    for path in checkpoints_of(existing_run(name)):
+        try:
+            files = verify_checkpoint(path)
+            lines.append(f"ok       {path.name}  {len(files)} files")
+        except CheckpointError as error:
+            damaged += 1
+            lines.append(f"DAMAGED  {path.name}  {error}")
+    return lines, damaged

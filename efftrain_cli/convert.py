@@ -1,0 +1,116 @@
+"""`efftrain import`: a GPT-2 directory of transformers' form becomes a run, to evaluate, sample, grow or continue."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efftrain_cli import __version__
+from efftrain_cli.data.tokenizer import load_tokenizer
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.hf import read_hf
+from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run.directory import Run, run_path, taken
+from efftrain_cli.training.gradient import build_optimizer
+from efftrain_cli.training.state import TrainState, write_checkpoint
+
+
+def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides: Sequence[str] = ()) -> Path:
+    """Makes run `name`, whose checkpoint of step 0 holds the directory's weights, and returns its directory.
+
+    The model's shape and the tokenizer are the directory's; how it would be trained on (data, optimizer, budget) is the
+    recipe's. Adam's moments begin at 0: the format has none.
+
+    Raises:
+        UsageError: the run exists already, or an override would change the model's shape or tokenizer.
+        CheckpointError: the directory holds no GPT-2 that efftrain can compute.
+        DataError: its tokenizer is missing, or has no end-of-text token.
+    """
+    if run_path(name).exists():
+        raise taken(name)
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory; name one that transformers' save_pretrained wrote")
+    fixed = [override for override in overrides if override.startswith(("model.", "data.tokenizer", "stages"))]
+    if fixed:
+        raise UsageError(f"--set {fixed[0]}: model and tokenizer come from {directory}; leave it out")
+    tokenizer = load_tokenizer(directory)
+    model, hf_config = read_hf(directory)
+    rows = model.config.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise CheckpointError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
+        )
+    shape = {
+        "n_layer": model.config.n_layer,
+        "n_head": model.config.n_head,
+        "n_embd": model.config.n_embd,
+        "seq_len": model.config.seq_len,
+    }
+    if tokenizer.vocab_size < rows:
+        # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.
+        shape["vocab_multiple"] = rows
+        print(
+            f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are no token of the tokenizer; they are "
+            "kept as padding and take no probability",
+            file=sys.stderr,
+        )
+        model, _ = read_hf(directory, vocab_multiple=rows)
+    else:
+        shape["vocab_multiple"] = 64
+    target = (run_path(name) / "tokenizer.json").absolute()
+    recipe = load_recipe(
+        recipe_name,
+        [
+            *overrides,
+            *(f"model.{key}={value}" for key, value in shape.items()),
+            f"data.tokenizer={json.dumps(str(target))}",
+        ],
+    )
+    if recipe.stages:
+        raise UsageError(f"recipe {recipe_name} has stages, which say how large the model is; choose one without")
+    assert padded_vocab_size(recipe, tokenizer.vocab_size) == model.config.padded_vocab_size
+    with tempfile.TemporaryDirectory() as scratch:
+        tokenizer_path = Path(scratch) / "tokenizer.json"
+        tokenizer.save(tokenizer_path)
+        origin = _origin(directory, recipe_name, hf_config, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id)
+        with Run.create(name, dump_recipe(recipe), origin, tokenizer_path) as run:
+            write_checkpoint(run.path / "checkpoints" / "step-00000000", _state(model, recipe), dump_recipe(recipe))
+            run.event("import", {"directory": directory.name, "parameters": sum(p.numel() for p in model.parameters())})
+            return run.path
+
+
+def _state(model: GPT, recipe: Recipe) -> TrainState:
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+def _origin(
+    directory: Path, recipe_name: str, hf_config: dict[str, Any], tokenizer_sha256: str, vocab_size: int, eot_id: int
+) -> dict[str, object]:
+    """Where the run comes from. It has seen no data of ours yet, so their hashes are null."""
+    return {
+        "recipe": recipe_name,
+        "command": list(sys.argv),
+        "imported": {"directory": directory.name, "name": hf_config.get("_name_or_path")},
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "efftrain": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "data": {
+            "train_hash": None,
+            "valid_hash": None,
+            "tokenizer_hash": tokenizer_sha256,
+            "vocab_size": vocab_size,
+            "eot_id": eot_id,
+        },
+    }

@@ -1,0 +1,88 @@
+"""What text is read from and read as: sources, documents, and those that cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from efftrain_cli.foundation.errors import DataError
+
+Kind = Literal["txt", "jsonl", "parquet", "stdlib"]
+SKIPPED_SHARE = 0.001
+"""Largest share of documents that on_bad_document = "skip" may pass over."""
+
+
+class Document(NamedTuple):
+    """One document; `id` says where it was found: a file, or file:line."""
+
+    id: str
+    text: str
+
+
+class TextFile(NamedTuple):
+    """A local file of documents."""
+
+    path: Path
+    kind: Kind
+
+
+class HubDataset(NamedTuple):
+    """A dataset on the Hugging Face Hub, written "owner/name", "owner/name/config" or "owner/name@revision"."""
+
+    name: str
+    config: str | None
+    revision: str | None
+    purpose: Literal["train", "valid"]
+
+
+Source = TextFile | HubDataset
+
+
+@dataclass
+class BadDocuments:
+    """What becomes of documents that cannot be read: an error at once, or skipped and counted."""
+
+    policy: Literal["error", "skip"]
+    seen: int = 0
+    """Documents met, bad ones included."""
+    skipped: int = 0
+    examples: list[str] = field(default_factory=list)
+    """The first few skipped, with place and reason."""
+
+    def found(self, where: str, what: str) -> None:
+        """Counts a bad document.
+
+        Raises:
+            DataError: the policy is "error".
+        """
+        self.seen += 1
+        if self.policy == "error":
+            raise DataError(
+                f'{where}: {what}. Repair or remove it, or set data.on_bad_document = "skip" '
+                f"(at most {SKIPPED_SHARE:.1%} of the documents may be skipped)"
+            )
+        self.skipped += 1
+        if len(self.examples) < 5:
+            self.examples.append(f"{where}: {what}")
+
+    def check(self) -> None:
+        """To be called after the last document.
+
+        Raises:
+            DataError: more than `SKIPPED_SHARE` of the documents were skipped.
+        """
+        if self.skipped > SKIPPED_SHARE * self.seen:
+            raise DataError(
+                f"{self.skipped:,} of {self.seen:,} documents cannot be read ({self.skipped / self.seen:.2%}; "
+                f"at most {SKIPPED_SHARE:.1%} may be skipped). The first: " + "; ".join(self.examples)
+            )
+
+
+def unusable(text: str) -> str | None:
+    """Why a string cannot be written as UTF-8, or None: JSON can spell half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"half of a surrogate pair at character {error.start}: not text"
+    return None

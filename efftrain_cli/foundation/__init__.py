@@ -1,0 +1,1 @@
+"""What every room stands on: errors, signals, whole files, the console and the types of recipe values."""

@@ -1,0 +1,61 @@
+"""Standard output: the console, numbers as people read them, and a reader that has gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from efftrain_cli.foundation.signals import ask_to_stop
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def human_count(number: float) -> str:
+    """1234567 -> "1.23M"."""
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(number) >= limit:
+            return f"{number / limit:.3g}{suffix}"
+    return f"{number:.3g}"
+
+
+def human_bytes(number: float) -> str:
+    """1234567 -> "1.2 MB"."""
+    for limit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= limit:
+            return f"{number / limit:.1f} {suffix}"
+    return f"{number:.0f} B"
+
+
+def human_seconds(seconds: float) -> str:
+    """3725 -> "1 h 02 min"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    return f"{seconds / 86400:.1f} days"
+
+
+def make_console() -> Console:
+    """Standard output; lines are not folded where it is no terminal."""
+    from rich.console import Console
+
+    class QuietConsole(Console):
+        def on_broken_pipe(self) -> None:  # Rich's own would end the process here, in the middle of anything
+            self.quiet = True
+            stop_output()
+
+    return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def stop_output() -> None:
+    """The reader of our output has gone (`| head`): says nothing more, and asks training to stop after a save."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    ask_to_stop("a closed output")

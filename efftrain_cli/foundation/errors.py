@@ -1,0 +1,86 @@
+"""The ways a command can end, each with its exit code. A message names the thing, its value, the rule and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class EfftrainError(Exception):
+    """A mistake or fault that the user can act on: printed without a traceback, then the process exits with `exit_code`."""
+
+    exit_code = 1
+
+
+@dataclass
+class Problem:
+    """One breach of a recipe's rules."""
+
+    key: str
+    """Dotted key; "" where the file as a whole is meant."""
+    rule: str
+    """What is wrong and what would be right."""
+    value: str | None = None
+    """The value as TOML, None where there is none to show."""
+    source: str = ""
+    """Where it was written: "file:line" or "--set key=value"."""
+    suggestion: str | None = None
+    """Nearest valid key or value."""
+    doc: str = ""
+    """Description of the key, or of the suggested one."""
+
+
+class UsageError(EfftrainError):
+    """An option, name or combination that cannot work."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """A recipe that breaks its rules; the message lists every breach, `problems` holds them one by one."""
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+class DataError(EfftrainError):
+    """Text, tokens or tokenizer that are missing, damaged or do not fit; the message names file, line and byte."""
+
+    exit_code = 3
+
+
+class CheckpointError(EfftrainError):
+    """A checkpoint that is damaged or does not fit what is asked of it."""
+
+    exit_code = 3
+
+
+class DivergedError(EfftrainError):
+    """The loss or a gradient was not finite; the update was not applied."""
+
+    exit_code = 4
+
+
+class OutOfMemoryError(EfftrainError):
+    """The device or host has too little memory for the planned shapes."""
+
+    exit_code = 5
+
+
+class DiskError(EfftrainError):
+    """Too little disk space, with bytes needed and free."""
+
+    exit_code = 6
+
+
+class RunLockedError(EfftrainError):
+    """Another process owns the run directory."""
+
+    exit_code = 7
+
+
+class StoppedError(EfftrainError):
+    """Stopped by a signal after saving; the run can be resumed."""
+
+    exit_code = 75

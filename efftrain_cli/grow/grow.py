@@ -1,0 +1,331 @@
+"""`efftrain grow`: a new run that begins with a run's whole training state, mapped to a larger model.
+
+The new run's recipe is the staged recipe that leads here: the source's model up to this step, then the operators. So the
+new run continues with `efftrain pretrain --resume`, and its recipe alone trains the same from the start (unless an override
+changes what the steps before the growth read, such as the tokens at which the decay ends). The source is only read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
+from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch, parse_operator
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run.directory import (
+    Run,
+    checkpoint_path,
+    checkpoints_of,
+    existing_run,
+    read_lines,
+    run_path,
+    take_lock,
+    taken,
+)
+from efftrain_cli.run.manifest import MANIFEST
+from efftrain_cli.training.session import Setting, fresh_state, origin_of, prepare_setting
+from efftrain_cli.training.stages import grow_stage, parameters_of, set_stage
+from efftrain_cli.training.state import (
+    TrainState,
+    load_tensors,
+    optimizer_tensors,
+    progress_from_json,
+    read_checkpoint,
+    write_checkpoint,
+)
+from efftrain_cli.training.trained import find_checkpoint
+from efftrain_cli.training.trainer import evaluate
+
+LOSS_TOLERANCE = 1e-5
+"""Nats per token by which fp32 rounding may move the loss in a growth that keeps it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowOptions:
+    """What `efftrain grow` is asked for beside the operators; None takes the source recipe's, or the default."""
+
+    lr: float | None = None
+    rewarmup_steps: int | None = None
+    schedule_ratio: float | None = None
+    moments: str | None = None
+    symmetry: str | None = None
+    depth: str | None = None
+    weights_only: bool = False
+    checkpoint: str | None = None
+    """Step or name of the source's checkpoint; None is the newest."""
+    overrides: tuple[str, ...] = ()
+    """`key=value` changes of the new run's recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    """What a growth did."""
+
+    run: Path
+    checkpoint: Path
+    """The source's."""
+    step: int
+    parameters_before: int
+    parameters_after: int
+    loss_before: float
+    """Nats per token, fp32, on the same validation windows."""
+    loss_after: float
+    logits_before: tuple[float, ...]
+    """The first logits of the first window's last position."""
+    logits_after: tuple[float, ...]
+    largest_logit_difference: float
+    preserves_loss: bool
+    """Whether the operators claim to keep the loss."""
+    recipe: Recipe
+    budget_left: int
+    """Tokens."""
+
+
+def grow_run(source: str, operators: Sequence[str], name: str | None, options: GrowOptions, device: torch.device) -> Grown:
+    """Makes run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown by the operators.
+
+    Raises:
+        UsageError: an operator that cannot be, a taken name, other data than the source's.
+        RecipeError: the grown recipe breaks a rule.
+        CheckpointError: the source has no whole checkpoint, no optimizer state, or the growth would not keep the loss
+            that it claims to keep. Nothing is written in any of these cases.
+    """
+    if not operators:
+        raise UsageError("say how the model shall grow: --operator width, --operator depth, or both; --operator width:3 for x 3")
+    try:
+        parsed = [parse_operator(text) for text in operators]
+    except ValueError as error:
+        raise UsageError(f"--operator {error}") from None
+    source_path = existing_run(source)
+    name = name or f"{source}-grown"
+    if run_path(name).exists():
+        raise taken(name)
+    checkpoint = _checkpoint_of(source_path, options)
+    progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
+    recipe = grown_recipe(load_recipe(str(checkpoint / "recipe.toml")), progress.stage, progress.step, operators, options)
+    section = recipe.staged_growth or StagedGrowth()
+
+    setting = prepare_setting(recipe, device)
+    _check_data(source_path, setting, options)
+    state = _state_of(checkpoint, setting, options.weights_only)
+    windows = setting.val_windows[: min(16, len(setting.val_windows))].to(device)
+    before = _measure(state, setting, windows)
+    parameters = parameters_of(state)
+    try:
+        grow_stage(state, recipe)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint}: {error}") from None
+    after = _measure(state, setting, windows)
+    preserves = section.preserves_loss(parsed)
+    if preserves and not abs(after[0] - before[0]) <= LOSS_TOLERANCE * max(1.0, before[0]):
+        raise CheckpointError(
+            f"{checkpoint}: the loss should have stayed at {before[0]:.6f} and would be {after[0]:.6f}; nothing was written. "
+            "The checkpoint's tensors do not behave like this model's"
+        )
+    grown = Grown(
+        run=run_path(name),
+        checkpoint=checkpoint,
+        step=progress.step,
+        parameters_before=parameters,
+        parameters_after=parameters_of(state),
+        loss_before=before[0],
+        loss_after=after[0],
+        logits_before=tuple(before[1][0, -1, :4].tolist()),
+        logits_after=tuple(after[1][0, -1, :4].tolist()),
+        largest_logit_difference=float((after[1] - before[1]).abs().max()),
+        preserves_loss=preserves,
+        recipe=recipe,
+        budget_left=max(0, recipe.train.tokens - state.progress.tokens),
+    )
+    _write_run(name, source_path, state, setting, grown, operators)
+    return grown
+
+
+def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str], options: GrowOptions) -> Recipe:
+    """The staged recipe of the new run: the source's up to `step`, where it is in `stage`, then a stage of the operators.
+
+    Raises:
+        UsageError: the source was grown with other variants before; one recipe has one [staged_growth].
+        RecipeError: the grown recipe breaks a rule.
+    """
+    asked = {key: value for key, value in (("symmetry", options.symmetry), ("depth", options.depth)) if value is not None}
+    moments = "reset" if options.weights_only else options.moments
+    if moments is not None:
+        asked["moments"] = moments
+    section = dataclasses.replace(source.staged_growth or StagedGrowth(), **asked)
+    if stage > 0 and section != (source.staged_growth or StagedGrowth()):
+        raise UsageError(
+            "the source was grown before with other variants than " + ", ".join(f"{k} = {v}" for k, v in asked.items()) + "; "
+            "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
+        )
+    first = source.model_at(0)
+    shape = StageModel(n_layer=first.n_layer, n_head=first.n_head, n_embd=first.n_embd)
+    earlier = list(source.stages[: stage + 1]) or [Stage()]
+    earlier[0] = dataclasses.replace(earlier[0], model=shape)
+    earlier[-1] = dataclasses.replace(earlier[-1], switch=Switch(rule="steps", value=float(step)))
+    try:
+        last = Stage(operators=tuple(operators), lr=options.lr, schedule_ratio=options.schedule_ratio)
+        if options.rewarmup_steps is not None:
+            last = dataclasses.replace(last, rewarmup_steps=options.rewarmup_steps)
+    except ValidationError as error:
+        found = "; ".join(
+            f"--{str(entry['loc'][0]).replace('_', '-')} {entry['input']}: {entry['msg'][0].lower()}{entry['msg'][1:]}"
+            for entry in error.errors()
+        )
+        raise UsageError(found) from None
+    model = source.model_at(stage)
+    for kind, factor in map(parse_operator, operators):
+        if kind == "depth":
+            model = dataclasses.replace(model, n_layer=factor * model.n_layer)
+        else:
+            model = dataclasses.replace(model, n_head=factor * model.n_head, n_embd=factor * model.n_embd)
+    try:
+        recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=(*earlier, last))
+    except ValidationError as error:
+        raise RecipeError("; ".join(str(entry["msg"]) for entry in error.errors())) from None
+    return _with_overrides(recipe, options.overrides)
+
+
+def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    import tempfile
+
+    fixed = [override for override in overrides if override.startswith(("model.", "stages", "staged_growth", "data.tokenizer"))]
+    if fixed:
+        raise UsageError(f"--set {fixed[0]}: the model, its stages and its tokenizer follow from the source and the operators")
+    with tempfile.TemporaryDirectory() as folder:  # the reader of recipes reads files
+        path = Path(folder) / "grown.toml"
+        path.write_text(dump_recipe(recipe), encoding="utf-8")
+        try:
+            return load_recipe(str(path), overrides)
+        except RecipeError as error:
+            raise RecipeError(str(error).replace(f"{folder}/", "")) from None
+
+
+def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
+    """The checkpoint to grow. With weights only, the newest whose weights are whole."""
+    if not options.weights_only:
+        there = checkpoints_of(source)
+        if options.checkpoint is None and there and not (there[-1] / "optimizer.safetensors").exists():
+            raise CheckpointError(
+                f"{there[-1]} has no optimizer.safetensors. Growth maps Adam's moments and step counters with the weights. With "
+                "--weights-only the weights alone are grown: the moments of all parameters are lost, the loss rises for about "
+                "a hundred steps after the growth, and a longer --rewarmup-steps helps"
+            )
+        return find_checkpoint(source, options.checkpoint)
+    for path in reversed(checkpoints_of(source)):
+        if options.checkpoint not in (None, path.name, str(int(path.name.removeprefix("step-")))):
+            continue
+        entries = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
+        for file in ("model.safetensors", "progress.json", "recipe.toml"):
+            if not (path / file).exists() or sha256_of(path / file) != entries[file]["sha256"]:
+                raise CheckpointError(f"{path / file} is missing or damaged: its sha256 is not the one that was written")
+        return path
+    raise CheckpointError(f"run {source.name!r} has no such checkpoint" if options.checkpoint else f"run {source.name!r} has no checkpoint")
+
+
+def _state_of(checkpoint: Path, setting: Setting, weights_only: bool) -> TrainState:
+    """The source's state, in its own size, under the new recipe."""
+    from safetensors.torch import load_file
+
+    state = fresh_state(setting)
+    if weights_only:
+        progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
+        model, optimizer, method = load_file(checkpoint / "model.safetensors"), None, {}
+    else:
+        progress, model, optimizer, method = read_checkpoint(checkpoint)
+    if method:
+        raise CheckpointError(
+            f"{checkpoint} holds tensors of a method ({', '.join(sorted(method)[:3])}) that no growth operator knows"
+        )
+    if progress.stage:
+        set_stage(state, setting.recipe, progress.stage)
+    load_tensors(state, model, optimizer_tensors(state) if optimizer is None else optimizer)
+    state.progress = progress
+    return state
+
+
+def _check_data(source: Path, setting: Setting, options: GrowOptions) -> None:
+    """Refuses to continue a run on tokens that mean something else, or silently on another text."""
+    origin = json.loads((source / "origin.json").read_text(encoding="utf-8"))["data"]
+    if (origin["tokenizer_hash"], origin["vocab_size"]) != (setting.corpus.tokenizer_sha256, setting.corpus.vocab_size):
+        raise CheckpointError(
+            f"run {source.name!r} was trained with another tokenizer than data.train and data.tokenizer make now: its weights "
+            "mean other tokens. Bring the text back"
+        )
+    changed = origin["train_hash"] not in (None, setting.corpus.train.sha256)
+    if changed and not any(override.startswith("data.") for override in options.overrides):
+        raise UsageError(
+            f"run {source.name!r} was trained on another text than data.train names now. Bring the text back, or say that it "
+            "is meant by naming it: --set data.train=..."
+        )
+
+
+def _measure(state: TrainState, setting: Setting, windows: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """(loss, logits of the first window on the CPU), in fp32."""
+    loss = evaluate(state.model, windows, setting.recipe.train.micro_batch_tokens, "fp32")
+    return float(loss), _logits(state.model, windows)
+
+
+def _logits(model: GPT, windows: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(windows[:1, :-1]).cpu()
+
+
+def _write_run(
+    name: str, source: Path, state: TrainState, setting: Setting, grown: Grown, operators: Sequence[str]
+) -> None:
+    """Writes the new run beside its place and renames it, so that it exists with its checkpoint or not at all."""
+    target = run_path(name)
+    # Named like a run that is being made, and locked: if this process is killed, the next one clears it away.
+    root = target.parent / f".{name}.{os.getpid()}.tmp"
+    root.mkdir(parents=True)
+    lock = take_lock(root / "lock")
+    try:
+        recipe_toml = dump_recipe(setting.recipe)
+        origin = origin_of(setting, source.name, sys.argv) | {
+            "grown_from": {
+                "run": source.name,
+                "checkpoint": grown.checkpoint.name,
+                "model_sha256": sha256_of(grown.checkpoint / "model.safetensors"),
+            }
+        }
+        with Run.create(name, recipe_toml, origin, setting.corpus.tokenizer_path, root) as run:
+            run.log([row for row in read_lines(source / "metrics.jsonl") if int(row.get("step", 0)) <= grown.step])
+            run.event(
+                "growth",
+                {
+                    "step": grown.step,
+                    "stage": state.progress.stage,
+                    "operators": list(operators),
+                    "parameters_before": grown.parameters_before,
+                    "parameters_after": grown.parameters_after,
+                    "val_loss_before": grown.loss_before,
+                    "val_loss_after": grown.loss_after,
+                    "preserves_loss": grown.preserves_loss,
+                    "schedule_step": state.progress.schedule_step,
+                    "schedule_tokens": state.progress.schedule_tokens,
+                    "grown_from": source.name,
+                },
+            )
+            write_checkpoint(checkpoint_path(run.path, grown.step), state, recipe_toml)
+        try:
+            (root / name).rename(target)
+        except OSError:
+            if target.exists():
+                raise taken(name) from None
+            raise
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+        lock.close()

@@ -1,0 +1,273 @@
+"""When to grow, from measured curves: validation losses of a small run and of one of the target's size. Trains nothing.
+
+Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the validation loss and grows
+when it rises above a threshold. Released code takes the slope between neighbouring evaluations; here it is a regression
+over a window of them, because one noisy evaluation must not decide. With both curves at hand no threshold is needed: grow
+where the marginal costs dC/dL of the two sizes are equal.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from efftrain_cli.foundation.errors import UsageError
+
+PAPER_THRESHOLD = {"depth": -0.0575, "width": -0.0475, "both": -0.03}
+"""Slopes d log L / d log C at which the released code grows, per operator."""
+PAPER_OPTIMALITY = -0.052
+"""Slope at which it ends a run; -1 / (1/alpha_N + 1/alpha_S + 1/alpha_B) = -0.05199 with Kaplan's exponents."""
+FEWEST_POINTS = 5
+RELEASED = "released rule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Validation loss of one run from scratch."""
+
+    name: str
+    steps: np.ndarray
+    """(n,), ascending, positive; gaps are allowed."""
+    losses: np.ndarray
+    """(n,), nats per token."""
+    flops_per_step: float
+    """Logits included; only ratios between curves matter."""
+    flops_per_step_without_logits: float
+
+
+def read_curve(path: Path, flops_per_step: float, flops_per_step_without_logits: float) -> Curve:
+    """A curve from a CSV file with the columns step and val_loss.
+
+    Raises:
+        UsageError: the file has not these columns, a value is no number, or there are fewer than 5 points.
+    """
+    points = {}
+    try:
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                if "step" not in row or "val_loss" not in row:
+                    raise UsageError(f"{path}: needs the columns step and val_loss, has {', '.join(row)}")
+                try:
+                    points[float(row["step"])] = float(row["val_loss"])
+                except (TypeError, ValueError):
+                    raise UsageError(f"{path}:{number}: {row['step']!r}, {row['val_loss']!r} are not two numbers") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    return make_curve(path.stem, points, flops_per_step, flops_per_step_without_logits)
+
+
+def make_curve(
+    name: str, points: dict[float, float], flops_per_step: float, flops_per_step_without_logits: float
+) -> Curve:
+    """A curve from step -> loss; step 0 is left out, for it has no logarithm.
+
+    Raises:
+        UsageError: fewer than 5 points, or a loss that is not positive and finite.
+    """
+    steps = sorted(step for step in points if step > 0)
+    losses = [points[step] for step in steps]
+    if len(steps) < FEWEST_POINTS:
+        raise UsageError(
+            f"{name}: {len(steps)} validation losses are too few to fit a slope to; at least {FEWEST_POINTS} are needed: "
+            "train longer, or evaluate more often (eval.every)"
+        )
+    if not all(math.isfinite(loss) and loss > 0 for loss in losses):
+        raise UsageError(f"{name}: a validation loss is not a positive finite number")
+    return Curve(
+        name=name,
+        steps=np.array(steps),
+        losses=np.array(losses),
+        flops_per_step=flops_per_step,
+        flops_per_step_without_logits=flops_per_step_without_logits,
+    )
+
+
+def window_for(curve: Curve, window: int = 31) -> int:
+    """Evaluations that one regression takes: `window` (odd), or as many as leave a short curve three of them."""
+    fits = len(curve.steps) - 2
+    return min(window, fits - 1 + fits % 2)
+
+
+def fitted(curve: Curve, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(steps, slopes, losses) by regression of log loss on log step over `window` (odd) evaluations around each step.
+
+    Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log step is that on log C.
+    """
+    half = window // 2
+    inner = slice(half, len(curve.steps) - half)
+    # (points, window), x relative to the point in the middle
+    x = np.lib.stride_tricks.sliding_window_view(np.log(curve.steps), window) - np.log(curve.steps[inner])[:, None]
+    y = np.lib.stride_tricks.sliding_window_view(np.log(curve.losses), window)
+    mean_x, mean_y = x.mean(axis=1), y.mean(axis=1)
+    spread = x - mean_x[:, None]
+    slopes = np.sum(spread * (y - mean_y[:, None]), axis=1) / np.sum(spread**2, axis=1)
+    return curve.steps[inner], slopes, np.exp(mean_y - slopes * mean_x)
+
+
+def fitted_switch(curve: Curve, threshold: float, window: int = 31) -> float | None:
+    """The first step after the steepest one at which the fitted slope exceeds the threshold; None if it never does."""
+    steps, slopes, _ = fitted(curve, window_for(curve, window))
+    return _first_above(steps, slopes, threshold)
+
+
+def released_switch(curve: Curve, threshold: float) -> float | None:
+    """The released notebook's rule: losses averaged over 5 evaluations, slope between neighbours, the first step after the
+    steepest one at which it exceeds the threshold. One noisy evaluation is enough to set it off."""
+    means = np.convolve(curve.losses, np.full(5, 0.2), "valid")
+    steps = curve.steps[2 : len(curve.steps) - 2]
+    slopes = np.diff(np.log(means)) / np.diff(np.log(steps))
+    return _first_above(steps[:-1], slopes, threshold)
+
+
+def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> float | None:
+    for i in range(int(np.argmin(slopes)), len(slopes)):
+        if slopes[i] > threshold:
+            return float(steps[i])
+    return None
+
+
+def released_target_step(small: Curve, target: Curve, step: float) -> float:
+    """The target's evaluation whose loss is nearest to the small model's at `step`, as the released notebook pairs them."""
+    loss = small.losses[np.argmin(np.abs(small.steps - step))]
+    return float(target.steps[np.argmin(np.abs(target.losses - loss))])
+
+
+def target_step(small: Curve, target: Curve, step: float, window: int = 31) -> float | None:
+    """The step at which the target's fitted curve has the loss of the small model's at `step`; None if it never has."""
+    steps, _, losses = fitted(small, window_for(small, window))
+    loss = float(np.interp(math.log(step), np.log(steps), losses))
+    steps, _, losses = fitted(target, window_for(target, window))
+    falling = np.minimum.accumulate(losses)
+    if not falling[-1] <= loss <= falling[0]:
+        return None
+    return float(np.exp(np.interp(-loss, -falling, np.log(steps))))
+
+
+def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float | None:
+    """The first step of the small run at which the target, at the same loss, lowers the loss at no more FLOPs (logits left
+    out): the true optimum at a constant batch. None where the curves do not show it."""
+    steps, slopes, losses = fitted(small, window_for(small, window))
+    t_steps, t_slopes, t_losses = fitted(target, window_for(target, window))
+    falling = np.minimum.accumulate(t_losses)
+    # dL/dC = slope * L / C
+    small_gain = -slopes * losses / (steps * small.flops_per_step_without_logits)
+    start = int(np.argmin(slopes))
+    for i in range(start, len(steps)):
+        if not falling[-1] <= losses[i] <= falling[0]:
+            continue
+        at = float(np.interp(-losses[i], -falling, np.arange(len(falling))))
+        slope = float(np.interp(at, np.arange(len(falling)), t_slopes))
+        step = float(np.interp(at, np.arange(len(falling)), t_steps))
+        if small_gain[i] <= -slope * losses[i] / (step * target.flops_per_step_without_logits):
+            return float(steps[i])
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """What a grown run would save, projected from two runs from scratch. No grown run has been measured for it."""
+
+    rule: str
+    small_steps: float
+    """S_pre: steps of the small model before growth."""
+    target_steps: float
+    """S_target: steps the target model needs for the same loss."""
+    final_steps: float
+    """Steps of the target from scratch at which both runs end."""
+    saving: float
+    """(C_target(L) - C_small(L)) / C_scratch, without logits."""
+    saving_with_logits: float
+
+    @property
+    def ratio(self) -> float:
+        """S_pre / S_target."""
+        return self.small_steps / self.target_steps
+
+
+def project(rule: str, small: Curve, target: Curve, small_steps: float, target_steps: float, final: float) -> Projection:
+    """The saving of growing at `small_steps` into the target's `target_steps` and ending at its `final` step."""
+
+    def saving(small_cost: float, target_cost: float) -> float:
+        return (target_steps * target_cost - small_steps * small_cost) / (final * target_cost)
+
+    return Projection(
+        rule=rule,
+        small_steps=small_steps,
+        target_steps=target_steps,
+        final_steps=final,
+        saving=saving(small.flops_per_step_without_logits, target.flops_per_step_without_logits),
+        saving_with_logits=saving(small.flops_per_step, target.flops_per_step),
+    )
+
+
+def released_projection(small: Curve, target: Curve, threshold: float) -> Projection | None:
+    """The projection by the released notebook's rule."""
+    step, final = released_switch(small, threshold), released_switch(target, PAPER_OPTIMALITY)
+    if step is None or final is None:
+        return None
+    return project(RELEASED, small, target, step, released_target_step(small, target, step), final)
+
+
+def fitted_projection(small: Curve, target: Curve, threshold: float, window: int = 31) -> Projection | None:
+    """The projection with fitted slopes and losses. Ends where the target's slope passes the paper's optimality, or with its
+    curve."""
+    step = fitted_switch(small, threshold, window)
+    return None if step is None else _fitted_at("fitted slope", small, target, step, window)
+
+
+def marginal_projection(small: Curve, target: Curve, window: int = 31) -> Projection | None:
+    """The projection that grows where the marginal costs are equal."""
+    step = equal_marginal_cost(small, target, window)
+    return None if step is None else _fitted_at("equal marginal cost", small, target, step, window)
+
+
+def _fitted_at(rule: str, small: Curve, target: Curve, step: float, window: int) -> Projection | None:
+    at = target_step(small, target, step, window)
+    final = fitted_switch(target, PAPER_OPTIMALITY, window) or float(target.steps[-1])
+    return None if at is None else project(rule, small, target, step, at, final)
+
+
+def saving_interval(
+    small: Curve, target: Curve, projection: Projection, window: int = 31, draws: int = 400, block: int = 10
+) -> tuple[float, float]:
+    """95 % interval of a fitted projection's saving (without logits): 1.96 standard deviations of a block bootstrap of the
+    curves' noise to either side.
+
+    Log losses are redrawn around their fitted values in blocks of `block` evaluations, because noise of neighbours is
+    alike. It covers the noise of evaluation, not that of other seeds: one run of each size cannot tell that.
+    """
+    generator = np.random.Generator(np.random.Philox(0))
+    step, final = projection.small_steps, projection.final_steps
+    savings = []
+    for _ in range(draws):
+        at = target_step(_redrawn(small, window, block, generator), _redrawn(target, window, block, generator), step, window)
+        if at is not None:
+            savings.append(project("", small, target, step, at, final).saving)
+    if len(savings) < draws / 2:
+        return math.nan, math.nan
+    half = 1.96 * float(np.std(savings))
+    return projection.saving - half, projection.saving + half
+
+
+def _redrawn(curve: Curve, window: int, block: int, generator: np.random.Generator) -> Curve:
+    width = window_for(curve, window)
+    half = width // 2
+    _, _, losses = fitted(curve, width)
+    residuals = np.log(curve.losses[half : len(curve.losses) - half]) - np.log(losses)
+    count = -(-len(residuals) // block)
+    starts = generator.integers(0, max(1, len(residuals) - block + 1), count)
+    drawn = np.concatenate([residuals[s : s + block] for s in starts])[: len(residuals)]
+    drawn = np.pad(drawn, (0, len(residuals) - len(drawn)), mode="wrap")
+    values = curve.losses.copy()
+    values[half : len(values) - half] = losses * np.exp(drawn)
+    return Curve(
+        name=curve.name,
+        steps=curve.steps,
+        losses=values,
+        flops_per_step=curve.flops_per_step,
+        flops_per_step_without_logits=curve.flops_per_step_without_logits,
+    )

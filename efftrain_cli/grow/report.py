@@ -1,0 +1,218 @@
+"""What `efftrain grow --plan` prints: the planners' results as text, and a plot of measured curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.grow.planner import (
+    PAPER_OPTIMALITY,
+    PAPER_THRESHOLD,
+    RELEASED,
+    Curve,
+    Projection,
+    fitted,
+    fitted_projection,
+    fitted_switch,
+    make_curve,
+    marginal_projection,
+    read_curve,
+    released_projection,
+    released_switch,
+    saving_interval,
+    window_for,
+)
+from efftrain_cli.grow.scaling_law import PlannedStage, ScalingLaw, relative_cost
+from efftrain_cli.methods.staged_growth import Operator
+from efftrain_cli.model.flops import flops_per_token
+from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.recipe.recipe import load_recipe, method_names
+from efftrain_cli.run.directory import existing_run, read_lines, run_names
+
+
+def schedule_lines(law: ScalingLaw, planned: list[PlannedStage], batch: str) -> Iterator[str]:
+    """A schedule planned from the scaling law."""
+    yield (
+        f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n} + (2 x {law.s_c:.3g} / S)^{law.alpha_s} nats per token: Kaplan et al. 2020's "
+        "constants, fitted to their models and data, not to yours."
+    )
+    yield "N: parameters without embeddings. FLOPs: 6 N per token, without attention and logits."
+    yield ""
+    yield f"{'stage':>5}  {'parameters':>10}  {'until loss':>10}  {'steps':>9}  {'batch, tokens':>13}  {'tokens':>8}  {'FLOPs':>8}"
+    for index, stage in enumerate(planned):
+        yield (
+            f"{index:>5}  {human_count(stage.size):>10}  {stage.loss:>10.4f}  {stage.steps:>9,.0f}  "
+            f"{stage.batch_tokens:>13,.0f}  {human_count(stage.steps * stage.batch_tokens):>8}  {stage.flops:>8.3g}"
+        )
+    yield ""
+    target = planned[-1]
+    single = law.optimal_size(target.loss)
+    yield (
+        f"{relative_cost(law, planned):.3f} of the FLOPs of the best single stage to a loss of {target.loss:.4f} "
+        f"({human_count(single)} parameters), {'a batch of one size' if batch == 'fixed' else 'the critical batch of each stage'}."
+    )
+    for small, large in pairwise(planned):
+        factor = large.size / small.size
+        yield (
+            f"growth x {factor:.2f} in parameters: {law.same_loss_steps(factor):.3f} steps of the smaller model for one of the "
+            "larger at the same loss"
+        )
+    yield f"slope d log L / d log C at which a single size is the cheapest for its loss: {law.optimal_slope():.7f}"
+
+
+def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
+    """The validation curve of a run, or of a CSV file whose FLOPs per step (with, without logits) are given.
+
+    Raises:
+        UsageError: there is no such run or file, it has fewer than 5 evaluations, or a step of the run has no fixed cost.
+    """
+    path = Path(source)
+    if path.suffix == ".csv" or (path.is_file() and source not in run_names()):
+        with_logits, without = flops or (1.0, 1.0)
+        return read_curve(path, with_logits, without)
+    run = existing_run(source)
+    recipe = load_recipe(str(run / "recipe.toml"))
+    if found := method_names(recipe):
+        raise UsageError(
+            f"run {source!r} uses {', '.join(found)}: the planner needs runs from scratch whose steps all cost the same"
+        )
+    model = recipe.model
+    vocab_size = int(read_vocab_size(run))
+    per_token = flops_per_token(model.n_embd, model.seq_len, padded_vocab_size(recipe, vocab_size), model.n_layer)
+    tokens = recipe.train.batch_size * model.seq_len
+    rows = read_lines(run / "metrics.jsonl")
+    points = {float(row["step"]): float(row["val_loss"]) for row in rows if row.get("val_loss") is not None}
+    return make_curve(source, points, per_token.with_logits * tokens, per_token.without_logits * tokens)
+
+
+def read_vocab_size(run: Path) -> int:
+    """The vocabulary's size, from origin.json."""
+    import json
+
+    return int(json.loads((run / "origin.json").read_text(encoding="utf-8"))["data"]["vocab_size"])
+
+
+def csv_flops(
+    shape: str | None, vocab_size: int, operators: list[Operator]
+) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
+    """FLOPs per step (with, without logits; in arbitrary units) of the small and the target model of two CSV curves.
+
+    Without the target's shape only the ratio without logits is known: a doubled depth costs twice, a doubled width four
+    times as much. With it, N = 12 n_layer n_embd^2 and n_embd x vocabulary for the logits, as the paper counts.
+    """
+    depth = math.prod(factor for kind, factor in operators if kind == "depth")
+    width = math.prod(factor for kind, factor in operators if kind == "width")
+    if shape is None:
+        return (math.nan, 1 / (depth * width**2)), (math.nan, 1.0)
+    layers_text, cross, width_text = shape.partition("x")
+    if not cross or not layers_text.isdigit() or not width_text.isdigit():
+        raise UsageError(f"--shape {shape}: write the target's layers x width, as in 12x768")
+    layers, n_embd = int(layers_text), int(width_text)
+    if layers % depth or n_embd % width:
+        raise UsageError(f"--shape {shape} cannot have grown by these operators: it is no multiple of them")
+
+    def cost(layers: int, n_embd: int) -> tuple[float, float]:
+        blocks = 12.0 * layers * n_embd**2
+        return blocks + n_embd * vocab_size, blocks
+
+    return cost(layers // depth, n_embd // width), cost(layers, n_embd)
+
+
+def threshold_of(operators: list[Operator]) -> float:
+    """The released slope threshold of these operators."""
+    kinds = {kind for kind, _ in operators}
+    return PAPER_THRESHOLD["both" if len(kinds) == 2 else next(iter(kinds))]
+
+
+def curve_lines(small: Curve, target: Curve | None, threshold: float, window: int) -> Iterator[str]:
+    """When to grow, by every rule, and what it would save."""
+    width = window_for(small, window)
+    yield f"small: {small.name}, {len(small.steps)} evaluations of steps {small.steps[0]:.0f} to {small.steps[-1]:.0f}"
+    yield f"grow when the slope d log L / d log C rises above {threshold:g} (released threshold), after its steepest point:"
+    noisy, robust = released_switch(small, threshold), fitted_switch(small, threshold, window)
+    yield f"  released rule (mean of 5, neighbours):    {_step(noisy)}"
+    yield f"  regression over {width:>2} evaluations:           {_step(robust)}"
+    if target is None:
+        yield "give the curve of a run of the target's size too (--target) for the saving and for equal marginal cost"
+        return
+    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(_steps_of(marginal_projection(small, target, window)))
+    optimum, noisy_optimum = fitted_switch(target, PAPER_OPTIMALITY, window), released_switch(target, PAPER_OPTIMALITY)
+    yield (
+        f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above {PAPER_OPTIMALITY} at "
+        f"{_step(optimum)} (released rule: {_step(noisy_optimum)})"
+    )
+    yield ""
+    yield f"{'rule':<22}  {'S_pre':>7}  {'S_target':>8}  {'ratio':>5}  {'ends at':>7}  {'saving':>7}  {'95 % interval':>15}  {'with logits':>11}"
+    for projection in (
+        released_projection(small, target, threshold),
+        fitted_projection(small, target, threshold, window),
+        marginal_projection(small, target, window),
+    ):
+        if projection is None:
+            continue
+        low, high = math.nan, math.nan
+        if projection.rule != RELEASED:  # its pairing of single evaluations has no error to speak of
+            low, high = saving_interval(small, target, projection, window)
+        interval = "–" if math.isnan(low) else f"{100 * low:.1f} to {100 * high:.1f} %"
+        logits = "–" if math.isnan(projection.saving_with_logits) else f"{100 * projection.saving_with_logits:.1f} %"
+        yield (
+            f"{projection.rule:<22}  {projection.small_steps:>7,.0f}  {projection.target_steps:>8,.0f}  {projection.ratio:>5.2f}  "
+            f"{projection.final_steps:>7,.0f}  {100 * projection.saving:>5.1f} %  {interval:>15}  {logits:>11}"
+        )
+    yield ""
+    yield "Savings are projected from two runs from scratch: of the target's FLOPs until it ends. No grown run was measured, and"
+    yield "the interval holds the noise of the evaluations only, not that of other seeds."
+
+
+def _step(step: float | None) -> str:
+    return "never on this curve" if step is None else f"step {step:,.0f}"
+
+
+def _steps_of(projection: Projection | None) -> float | None:
+    return None if projection is None else projection.small_steps
+
+
+def plot_curves(small: Curve, target: Curve | None, threshold: float, window: int, path: Path) -> None:
+    """Losses and fitted slopes over FLOPs, with the step at which to grow; the format is that of the file's name.
+
+    Raises:
+        UsageError: no such format.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 6))
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    for curve, color in ((small, "tab:blue"), (target, "tab:orange")):
+        if curve is None:
+            continue
+        cost = curve.flops_per_step_without_logits
+        top.plot(curve.steps * cost, curve.losses, color=color, linewidth=0.5, alpha=0.5)
+        steps, slopes, losses = fitted(curve, window_for(curve, window))
+        top.plot(steps * cost, losses, color=color, label=curve.name)
+        bottom.plot(steps * cost, slopes, color=color)
+    switch = fitted_switch(small, threshold, window)
+    for axis in (top, bottom):
+        if switch is not None:
+            axis.axvline(switch * small.flops_per_step_without_logits, color="gray", linestyle=":")
+        axis.set_xscale("log")
+        axis.grid(alpha=0.3)
+    bottom.axhline(threshold, color="tab:blue", linestyle="--", linewidth=0.8)
+    bottom.axhline(PAPER_OPTIMALITY, color="tab:orange", linestyle="--", linewidth=0.8)
+    bottom.set_ylim(min(-0.2, 4 * threshold), 0.02)
+    late = [c.losses[len(c.losses) // 20 :] for c in (small, target) if c is not None]
+    top.set_ylim(top=float(np.max(np.concatenate(late))))
+    top.set_ylabel("validation loss, nats per token")
+    bottom.set_ylabel("slope d log L / d log C")
+    bottom.set_xlabel("FLOPs without logits (ratios count)")
+    top.legend()
+    figure.tight_layout()
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise UsageError(f"--plot {path}: {error}") from None

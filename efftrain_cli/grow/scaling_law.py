@@ -1,0 +1,175 @@
+"""The cheapest schedule of growing sizes, from the constants of a scaling law.
+
+The law is Kaplan et al. 2020 (arXiv 2001.08361), as the authors of staged training use it (Shen et al. 2022, arXiv
+2203.06211, released notebook and `compute_optimal_schedule.py`); its constants are Kaplan's, fitted to nobody's runs since.
+Sizes N are parameters without embeddings, 12 n_layer n_embd^2; steps S are optimizer steps at the critical batch.
+
+A stage should end where the next one's model lowers the loss as cheaply: where the marginal costs dC/dL are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from efftrain_cli.foundation.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingLaw:
+    """L(N, S) = (n_c / N)^alpha_n + (2 s_c / S)^alpha_s, nats per token, at the critical batch size."""
+
+    n_c: float = 8.8e13
+    alpha_n: float = 0.076
+    s_c: float = 2.1e3
+    alpha_s: float = 0.76
+    b_star: float = 2.1e8
+    """Critical batch of a loss of 1, tokens."""
+    alpha_b: float = 0.21
+
+    def floor(self, size: float) -> float:
+        """Loss of `size` parameters after infinitely many steps."""
+        return float((self.n_c / size) ** self.alpha_n)
+
+    def loss(self, size: float, steps: float) -> float:
+        """Loss of `size` parameters after `steps` steps."""
+        return float(self.floor(size) + (2 * self.s_c / steps) ** self.alpha_s)
+
+    def steps(self, size: float, loss: float) -> float:
+        """Steps that `size` parameters need for `loss`; infinite at and below their floor."""
+        above = loss - self.floor(size)
+        return float(2 * self.s_c / above ** (1 / self.alpha_s)) if above > 0 else math.inf
+
+    def critical_batch(self, loss: float) -> float:
+        """Tokens per step at which halving the steps begins to cost tokens."""
+        return float(self.b_star / loss ** (1 / self.alpha_b))
+
+    def optimal_slope(self) -> float:
+        """d log L / d log C where a model of any size is the cheapest for its loss (C = 6 N B_crit(L) S)."""
+        return -1 / (1 / self.alpha_n + 1 / self.alpha_s + 1 / self.alpha_b)
+
+    def optimal_loss(self, size: float) -> float:
+        """The loss for which `size` is the cheapest size: (1 + alpha_n / alpha_s) times its floor."""
+        return (1 + self.alpha_n / self.alpha_s) * self.floor(size)
+
+    def optimal_size(self, loss: float) -> float:
+        """The size that reaches `loss` cheapest in one stage."""
+        return float(self.n_c / (loss / (1 + self.alpha_n / self.alpha_s)) ** (1 / self.alpha_n))
+
+    def switch_loss(self, size: float, factor: float) -> float:
+        """Loss at which growing `size` by `factor` pays, where both sizes' marginal costs are equal (one batch size)."""
+        q = factor ** (self.alpha_s / (1 + self.alpha_s))
+        return self.floor(size) * (q - factor**-self.alpha_n) / (q - 1)
+
+    def same_loss_steps(self, factor: float) -> float:
+        """S_small / S_target at that loss: independent of the size."""
+        return float(factor ** (1 / (1 + self.alpha_s)))
+
+
+KAPLAN = ScalingLaw()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """One stage of a planned schedule."""
+
+    size: float
+    """Parameters without embeddings."""
+    loss: float
+    """Nats per token at its end."""
+    steps: float
+    """Steps of this stage."""
+    batch_tokens: float
+    """Tokens per step."""
+    flops: float
+    """6 N tokens, without attention and logits."""
+
+
+def cost(law: ScalingLaw, stages: Sequence[tuple[float, float]], batch: float | None) -> list[PlannedStage]:
+    """The stages of (size, loss at its end), costed. `batch` in tokens; None: the critical batch of each stage's end."""
+    planned = []
+    before = math.inf
+    for size, loss in stages:
+        start = law.steps(size, before) if before < math.inf else 0.0
+        steps = law.steps(size, loss) - start
+        tokens = law.critical_batch(loss) if batch is None else batch
+        planned.append(
+            PlannedStage(size=size, loss=loss, steps=steps, batch_tokens=tokens, flops=6 * size * tokens * steps)
+        )
+        before = loss
+    return planned
+
+
+def plan_schedule(
+    law: ScalingLaw,
+    stages: int,
+    *,
+    target_loss: float | None = None,
+    target_size: float | None = None,
+    batch: Literal["fixed", "varying"] = "fixed",
+) -> list[PlannedStage]:
+    """The cheapest schedule of that many stages to a loss, all sizes free, by SLSQP over log sizes and log losses.
+
+    With `target_size` the last stage has that size; without `target_loss` the loss is then the one for which that size
+    is the cheapest single stage. A "fixed" batch is the critical one of the target loss.
+
+    Raises:
+        UsageError: neither target is given, or the loss cannot be reached with that size.
+    """
+    from scipy.optimize import minimize
+
+    if target_loss is None:
+        if target_size is None:
+            raise UsageError("give a target: --target-loss (nats per token) or --target-size (parameters without embeddings)")
+        target_loss = law.optimal_loss(target_size)
+    largest = target_size or law.optimal_size(target_loss)
+    if target_loss <= law.floor(largest):
+        raise UsageError(
+            f"a loss of {target_loss:g} cannot be reached with {largest:.3g} parameters: their floor is {law.floor(largest):.4g}"
+        )
+    tokens = law.critical_batch(target_loss) if batch == "fixed" else None
+    free_sizes = stages - 1 if target_size else stages
+
+    def unpack(x: np.ndarray) -> list[tuple[float, float]]:
+        # growth factors and losses above the target, as logarithms of positive numbers
+        steps_up = np.exp(x[:free_sizes])
+        if target_size:
+            sizes = target_size / np.cumprod(np.append(1.0, 1 + steps_up[::-1]))[::-1]
+        else:
+            sizes = math.exp(20.0) * steps_up[0] * np.cumprod(np.append(1.0, 1 + steps_up[1:]))
+        losses = target_loss + np.append(np.cumsum(np.exp(x[free_sizes:])[::-1])[::-1], 0.0)
+        return list(zip(sizes.tolist(), losses.tolist(), strict=True))
+
+    def objective(x: np.ndarray) -> float:
+        planned = cost(law, unpack(x), tokens)
+        total = sum(stage.flops for stage in planned)
+        if not math.isfinite(total) or any(stage.steps <= 0 for stage in planned):
+            return 200.0
+        return math.log(total)
+
+    # start: sizes 4 apart below the best single one, each stage up to where growth pays
+    sizes = [largest / 3 ** (stages - 1 - k) * (1 if target_size else 2) for k in range(stages)]
+    losses = [max(law.switch_loss(size, 3), target_loss + 1e-3 * (stages - k)) for k, size in enumerate(sizes[:-1])]
+    drops = [max(a - b, 1e-4) for a, b in pairwise([*losses, target_loss])]
+    grow = [math.log(2.0)] * (stages - 1)
+    x0 = np.array([*([] if target_size else [math.log(sizes[0]) - 20.0]), *grow, *np.log(drops)])
+    best = None
+    for shift in (0.0, -0.7, 0.7):
+        found = minimize(objective, x0 + shift * (np.arange(len(x0)) >= free_sizes), method="SLSQP", options={"ftol": 1e-12, "maxiter": 2000})
+        if best is None or found.fun < best.fun:
+            best = found
+    assert best is not None
+    return cost(law, unpack(best.x), tokens)
+
+
+def relative_cost(law: ScalingLaw, planned: Sequence[PlannedStage]) -> float:
+    """FLOPs of a schedule over those of the best single stage to the same loss, at that loss's critical batch."""
+    loss = planned[-1].loss
+    size = law.optimal_size(loss)
+    single = cost(law, [(size, loss)], law.critical_batch(loss))
+    return sum(stage.flops for stage in planned) / single[0].flops

@@ -1,0 +1,297 @@
+"""The growth operators of staged training (Shen et al. 2022): maps over named tensors, from a model to a larger one.
+
+What they compute, and why, is in `staged_growth.py`, the method's section.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from efftrain_cli.model.gpt import GPTConfig
+    from efftrain_cli.optim.adamw import GroupScale
+
+OFFDIAG_SCALE = 0.5
+"""Standard deviation of the blocks of A, relative to W's."""
+NOISE_SCALE = 0.01
+"""Standard deviation of the noise of `symmetry = "noise"`, relative to that of the parameter."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GrowthState:
+    """What an operator maps: a model's shape, its parameters and AdamW's state, all by the model's parameter names.
+
+    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. The three dicts of the
+    optimizer are empty where its state is lost. Operators share tensors they leave alone with the state they were given.
+    """
+
+    config: GPTConfig
+    parameters: Mapping[str, Tensor]
+    exp_avg: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Adam's first moments, m."""
+    exp_avg_sq: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Adam's second moments, v."""
+    steps: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Adam's step counter of each parameter (0-d), which its bias correction reads."""
+
+
+_VECTORS = ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "mlp.c_fc.bias", "mlp.c_proj.bias")
+_MATRICES = ("attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+def _kind(name: str) -> str:
+    """Which rule of §width a parameter follows."""
+    if name in ("wte.weight", "wpe.weight"):
+        return "embedding"
+    if name in ("ln_f.weight", "ln_f.bias"):
+        return "last_norm"
+    _, _, rest = name.removeprefix("h.").partition(".")
+    if name.startswith("h."):
+        if rest in ("attn.c_attn.weight", "attn.c_attn.bias"):
+            return "fused_matrix" if rest.endswith("weight") else "fused_vector"
+        if rest in _VECTORS:
+            return "vector"
+        if rest in _MATRICES:
+            return "matrix"
+    raise ValueError(f"no growth operator knows the parameter {name!r}; they grow GPT-2's parameters")
+
+
+def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
+    """`tensor` in its k-fold shape, unscaled. Of a matrix the blocks beside the diagonal are copies too where `fill`."""
+    import torch
+
+    if kind.startswith("fused"):  # q, k and v grow one by one, not the fused matrix
+        return torch.cat([_widen(kind.removeprefix("fused_"), part, factor, fill) for part in tensor.chunk(3)])
+    if kind == "embedding":
+        return tensor.repeat(1, factor)
+    if kind != "matrix":
+        return tensor.repeat(factor)
+    return tensor.repeat(factor, factor) if fill else torch.block_diag(*[tensor] * factor)
+
+
+def _cancelling_blocks(kind: str, tensor: Tensor, factor: int, generator: object) -> Tensor:
+    """A: random blocks in the k-fold shape of a matrix that sum to 0 along every row of blocks."""
+    import torch
+
+    if kind == "fused_matrix":
+        return torch.cat([_cancelling_blocks("matrix", part, factor, generator) for part in tensor.chunk(3)])
+    rows, columns = tensor.shape
+    # (row block, column block, rows, columns); drawn on the CPU, so that every device grows the same model
+    blocks = torch.randn(factor, factor, rows, columns, generator=generator, dtype=torch.float64)  # type: ignore[call-overload]
+    blocks = (blocks * (OFFDIAG_SCALE * tensor.double().std(correction=0).cpu())).to(tensor.dtype)
+    diagonal = torch.arange(factor)
+    blocks[diagonal, diagonal] = 0
+    blocks[diagonal, diagonal] = -blocks.sum(dim=1)
+    return blocks.permute(0, 2, 1, 3).reshape(factor * rows, factor * columns).to(tensor.device)
+
+
+def _generator(seed: int, name: str) -> object:
+    """A generator that is a function of the seed, this purpose and the parameter's name."""
+    import hashlib
+
+    import torch
+
+    digest = hashlib.sha256(f"{seed}/staged_growth/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def grow_width(
+    state: GrowthState,
+    factor: int = 2,
+    *,
+    moments: Literal["paper", "ema", "reset"] = "ema",
+    symmetry: Literal["none", "offdiag", "noise"] = "offdiag",
+    seed: int = 0,
+) -> GrowthState:
+    """The state of a model `factor` times as wide, with `factor` times as many heads of the same size.
+
+    Loss and logits stay to rounding, except with `symmetry="noise"`. `seed` draws A or the noise.
+
+    Raises:
+        ValueError: a parameter that is not GPT-2's.
+    """
+    import torch
+
+    parameters: dict[str, Tensor] = {}
+    for name, old in state.parameters.items():
+        kind = _kind(name)
+        new = _widen(kind, old, factor, fill=False)
+        if kind == "last_norm":
+            new = new / factor
+        elif symmetry == "offdiag" and kind.endswith("matrix"):
+            new = new + _cancelling_blocks(kind, old, factor, _generator(seed, name))
+        elif symmetry == "noise" and new.dim() == 2:
+            noise = torch.randn(new.shape, generator=_generator(seed, name), dtype=torch.float64)  # type: ignore[call-overload]
+            if name == "wte.weight":
+                noise[state.config.vocab_size :] = 0  # padding rows stay 0
+            new = new + (noise * (NOISE_SCALE * old.double().std(correction=0).cpu())).to(new.dtype).to(new.device)
+        parameters[name] = new
+
+    exp_avg: dict[str, Tensor] = {}
+    exp_avg_sq: dict[str, Tensor] = {}
+    for name, old in state.exp_avg.items():
+        kind = _kind(name)
+        # the last layer norm is halved itself, so its gradient is not
+        scale = 1 if kind == "last_norm" else factor
+        exp_avg[name] = _widen(kind, old, factor, fill=moments == "ema") / scale
+        exp_avg_sq[name] = _widen(kind, state.exp_avg_sq[name], factor, fill=moments == "ema") / scale**2
+    config = dataclasses.replace(
+        state.config, n_embd=factor * state.config.n_embd, n_head=factor * state.config.n_head
+    )
+    grown = GrowthState(
+        config=config, parameters=parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, steps=dict(state.steps)
+    )
+    return reset_moments(grown) if moments == "reset" else grown
+
+
+def _identity_layer(part: str, like: Tensor) -> Tensor:
+    """The parameter `part` of a layer whose layer norms and biases are 0 and whose matrices are eye.
+
+    The layer computes x + proj(attn(0)) + proj(gelu(0)) = x. Eye rather than 0 lets the layer norms learn.
+    """
+    import torch
+
+    if like.dim() == 1:
+        return torch.zeros_like(like)
+    if part == "attn.c_attn.weight":
+        return torch.eye(like.shape[1], dtype=like.dtype, device=like.device).repeat(3, 1)
+    return torch.eye(*like.shape, dtype=like.dtype, device=like.device)
+
+
+def grow_depth(
+    state: GrowthState,
+    factor: int = 2,
+    *,
+    mode: Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"] = "zero_out_proj",
+    moments: Literal["paper", "ema", "reset"] = "ema",
+) -> GrowthState:
+    """The state of a model with `factor` times as many layers.
+
+    With `copy_append` layer j is a copy of layer j mod n_layer; else the layers made from layer i follow it directly.
+    `identity` and `zero_out_proj` leave loss and logits bit for bit. A copied layer copies its moments too. An inserted
+    `zero_out_proj` layer starts with moments and step counter 0: before growth its gradients were 0 except in the two
+    projections. An inserted `identity` layer does so with `moments="paper"`, and then 3/4 of its MLP units are dead for
+    ever (0 in and 0 out is a saddle); with "ema" it takes its source's moments, whose first steps wake them. (The
+    released code put eye matrices into the moments here; we do not.)
+
+    Raises:
+        ValueError: a parameter that is not GPT-2's.
+    """
+    import torch
+
+    layers = state.config.n_layer
+    if mode == "copy_append":
+        sources = [(j % layers, j >= layers) for j in range(factor * layers)]
+    else:
+        sources = [(j // factor, j % factor > 0) for j in range(factor * layers)]
+    for name in state.parameters:
+        _kind(name)
+    parts = [name.removeprefix("h.0.") for name in state.parameters if name.startswith("h.0.")]
+    parameters: dict[str, Tensor] = {}
+    exp_avg: dict[str, Tensor] = {}
+    exp_avg_sq: dict[str, Tensor] = {}
+    steps: dict[str, Tensor] = {}
+
+    def take(new: str, old: str, fresh: bool) -> None:
+        if old in state.exp_avg:
+            exp_avg[new] = torch.zeros_like(state.exp_avg[old]) if fresh else state.exp_avg[old].clone()
+            exp_avg_sq[new] = torch.zeros_like(state.exp_avg_sq[old]) if fresh else state.exp_avg_sq[old].clone()
+            steps[new] = torch.zeros_like(state.steps[old]) if fresh else state.steps[old].clone()
+
+    for name in state.parameters:  # the model's own order of names: wte, wpe, the layers, ln_f
+        if not name.startswith("h."):
+            parameters[name] = state.parameters[name]
+            take(name, name, fresh=False)
+        elif name == f"h.0.{parts[0]}":
+            for j, (source, inserted) in enumerate(sources):
+                for part in parts:
+                    new, old = f"h.{j}.{part}", f"h.{source}.{part}"
+                    value = state.parameters[old]
+                    if inserted and mode == "identity":
+                        value = _identity_layer(part, value)
+                    elif inserted and mode == "zero_out_proj" and ".c_proj." in part:
+                        value = torch.zeros_like(value)
+                    parameters[new] = value.clone()
+                    fresh = inserted and (mode == "zero_out_proj" or (mode == "identity" and moments == "paper"))
+                    take(new, old, fresh)
+    config = dataclasses.replace(state.config, n_layer=factor * layers)
+    grown = GrowthState(
+        config=config, parameters=parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, steps=steps
+    )
+    return reset_moments(grown) if moments == "reset" else grown
+
+
+def reset_moments(state: GrowthState) -> GrowthState:
+    """The same model with Adam as if it had never stepped: moments and step counters 0."""
+    import torch
+
+    return dataclasses.replace(
+        state,
+        exp_avg={name: torch.zeros_like(tensor) for name, tensor in state.exp_avg.items()},
+        exp_avg_sq={name: torch.zeros_like(tensor) for name, tensor in state.exp_avg_sq.items()},
+        steps={name: torch.zeros_like(tensor) for name, tensor in state.steps.items()},
+    )
+
+
+def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowth, seed: int) -> GrowthState:
+    """The operators one after the other, in the section's variants.
+
+    Raises:
+        ValueError: a parameter that is not GPT-2's.
+    """
+    for index, (kind, factor) in enumerate(operators):
+        if kind == "width":
+            state = grow_width(
+                state, factor, moments=section.moments, symmetry=section.symmetry, seed=seed + index
+            )
+        else:
+            state = grow_depth(state, factor, mode=section.depth, moments=section.moments)
+    return state
+
+
+# --- training after growth ---
+
+
+def small_model_scales(name: str, width_factor: int) -> GroupScale:
+    """The scales with which a parameter of a model widened k-fold takes the small model's own steps.
+
+    All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its size
+    at the same gradient. Gradients are g/k, so eps is too, but for the last layer norm. Weight decay is k times as large
+    where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then repeats the
+    small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
+    """
+    from efftrain_cli.optim.adamw import GroupScale
+
+    kind = _kind(name)
+    if kind == "last_norm":
+        return GroupScale(lr=1 / width_factor, weight_decay=width_factor)
+    if kind.endswith("matrix"):
+        return GroupScale(lr=1 / width_factor, eps=1 / width_factor, weight_decay=width_factor)
+    return GroupScale(eps=1 / width_factor)
+
+
+def width_asymmetry(parameters: Mapping[str, Tensor], factor: int) -> float:
+    """How much the copies of a model widened k-fold differ: |p - p'| / |p| over all matrices and embeddings together,
+    where p' is p with the copies cyclically exchanged. 0 while they are equal, of order 1 once they went their own ways.
+
+    Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps of it.
+    """
+    difference = total = 0.0
+    for name, tensor in parameters.items():
+        if tensor.dim() != 2:
+            continue
+        kind = _kind(name)
+        for part in tensor.chunk(3) if kind == "fused_matrix" else (tensor,):
+            exchanged = part.roll(part.shape[1] // factor, 1)
+            if kind != "embedding":
+                exchanged = exchanged.roll(part.shape[0] // factor, 0)
+            difference += float((part.double() - exchanged.double()).square().sum())
+            total += float(part.double().square().sum())
+    return math.sqrt(difference / total) if total else 0.0

@@ -1,0 +1,108 @@
+"""Text from a trained GPT, token by token, keeping keys and values of what it has read.
+
+`generate` is a generator of token columns, so its caller decides when to stop; `generate_text` stops at end-of-text and
+turns tokens into text. The padding of the vocabulary is never sampled: the head cuts it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.model.gpt import GPT, KeyValueCache
+
+if TYPE_CHECKING:
+    from efftrain_cli.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    temperature: float = 0.8
+    """Logits are divided by it; 0 takes the most probable token."""
+    top_k: int | None = None
+    """Draw among the k most probable tokens only; None draws among all."""
+    seed: int = 0
+    """Same seed, same text, on the same device type."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature {self.temperature} must be 0 or greater")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k {self.top_k} must be 1 or greater")
+
+
+GREEDY = Sampling(temperature=0)
+
+
+def generate(model: GPT, prompt: Tensor, sampling: Sampling, context_length: int | None = None) -> Iterator[Tensor]:
+    """Continues `prompt` (batch, n >= 1) without end: yields int64 (batch,), one token per row and step.
+
+    At most `context_length` (default: the model's) positions are used. When they are full, reading starts anew with the
+    later half of them, so the text goes on with less context behind it.
+    """
+    length = context_length or model.config.seq_len
+    # Drawn on the CPU, so that a device has no say in the random numbers.
+    generator = torch.Generator().manual_seed(sampling.seed)
+    unread = text = prompt[:, -length:]
+    caches = [KeyValueCache() for _ in model.h]
+    position = 0
+    while True:
+        # Entered for each step and left before `yield`: the caller's own torch code is not to run in this mode.
+        with torch.inference_mode():
+            if position + unread.shape[1] > length:
+                unread = text[:, -max(1, length // 2) :]
+                caches = [KeyValueCache() for _ in model.h]
+                position = 0
+            x = model.embed(unread, position)
+            position += unread.shape[1]
+            for block, cache in zip(model.h, caches, strict=True):
+                x = block(x, None, cache)
+            token = draw(model.head(x[:, -1]).float(), sampling, generator)
+            unread = token[:, None]
+            text = torch.cat([text, unread], dim=1)[:, -length:]
+        yield token
+
+
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """One token per row of `logits` (batch, vocab_size): int64 (batch,) on the logits' device."""
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, float("-inf"))
+    drawn = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator)[:, 0]
+    return drawn.to(logits.device)
+
+
+def generate_text(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    max_tokens: int,
+) -> Iterator[str]:
+    """Pieces of the text that follows `prompt`, as they become whole characters; ends at end-of-text or max_tokens.
+
+    An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain text, as in training data.
+    """
+    from tokenizers.decoders import DecodeStream
+
+    ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.eot_id]
+    # The stream reads the prompt too: a piece's leading space depends on what stands before it.
+    stream = DecodeStream(ids=ids, skip_special_tokens=True)
+    device = model.wte.weight.device
+    tokens = generate(model, torch.tensor([ids], device=device), sampling)
+    for _ in range(max_tokens):
+        token = int(next(tokens))
+        if token == tokenizer.eot_id:
+            return
+        piece = stream.step(tokenizer.backend, token)
+        if piece is not None:
+            yield piece

@@ -1,0 +1,200 @@
+"""GPT-2 (Radford et al. 2019): pre-LN transformer decoder, learned positions, tied head.
+
+Parameter names are GPT-2's (`wte wpe h.N.ln_1 attn.c_attn attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), so that weights
+and optimizer moments can be read beside the released ones. Embedding, blocks and head can be called apart: a block
+that is not called costs nothing. There is no dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from efftrain_cli.model.cross_entropy import summed_cross_entropy
+from efftrain_cli.model.gelu import gelu
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Shape of a GPT."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    seq_len: int
+    """Positions, in tokens."""
+    vocab_size: int
+    """Token ids that exist."""
+    padded_vocab_size: int
+    """Rows of the embedding matrix: vocab_size rounded up for the matmul. The rest never reaches a loss or a sample."""
+
+
+class KeyValueCache:
+    """Keys and values of the positions one block has seen, for generation: each (batch, n_head, positions, head size)."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends (batch, n_head, new, head size) and returns all keys and values so far."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat([self.keys, keys], dim=2)
+            values = torch.cat([self.values, values], dim=2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        batch, seq_len, n_embd = x.shape
+        # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
+        q, k, v = (
+            part.view(batch, seq_len, self.n_head, -1).transpose(1, 2) for part in self.c_attn(x).split(n_embd, dim=2)
+        )
+        past = 0
+        if cache is not None:
+            past = 0 if cache.keys is None else cache.keys.shape[2]
+            k, v = cache.extend(k, v)
+        if past == 0:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mask = torch.ones(seq_len, past + seq_len, dtype=torch.bool, device=x.device).tril(past)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.c_proj(y.transpose(1, 2).reshape(batch, seq_len, n_embd))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
+        """The block's output, (batch, seq_len, n_embd). `scale` (0-d) multiplies both residual branches; None is 1."""
+        attended = self.attn(self.ln_1(x), cache)
+        x = x + (attended if scale is None else attended * scale)
+        transformed = self.mlp(self.ln_2(x))
+        return x + (transformed if scale is None else transformed * scale)
+
+
+class GPT(nn.Module):
+    """GPT-2. `forward` gives logits; training uses `loss_sum`."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
+        self.config = config
+        self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.seq_len, config.n_embd)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.narrow_stream = False
+        """Keep the residual stream in autocast's type, where it is on: half the bytes between matmuls. Layer norms compute in
+        fp32 on CUDA all the same."""
+
+    def init_weights(self, seed: int) -> None:
+        """GPT-2's initialization, a function of `seed` alone.
+
+        Matrices and embeddings N(0, 0.02), projections into the residual stream N(0, 0.02 / sqrt(2 n_layer)), biases 0,
+        layer norms 1 and 0. Drawn on the CPU, so that every device starts from the same weights. Padding rows are 0.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.endswith("bias"):
+                    parameter.zero_()
+                elif parameter.dim() == 1:
+                    parameter.fill_(1.0)
+                else:
+                    std = 0.02 / math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 0.02
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            self.wte.weight[self.config.vocab_size :].zero_()
+
+    def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
+        """Token ids (batch, seq_len) -> residual stream (batch, seq_len, n_embd); the first one stands at `position`.
+
+        Raises:
+            ValueError: the sequence reaches beyond the model's positions.
+        """
+        end = position + tokens.shape[1]
+        if end > self.config.seq_len:
+            raise ValueError(f"{end} positions asked of a model that has {self.config.seq_len}")
+        x = self.wte(tokens) + self.wpe.weight[position:end]
+        if self.narrow_stream and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return x
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        gates: Sequence[bool] | None = None,
+        scales: Tensor | None = None,
+        recompute: bool = False,
+    ) -> Tensor:
+        """Residual stream through the blocks.
+
+        A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
+        block's activations are computed again in the backward pass instead of stored.
+        """
+        for i, block in enumerate(self.h):
+            if gates is not None and not gates[i]:
+                continue
+            scale = None if scales is None else scales[i]
+            x = checkpoint(block, x, scale, use_reentrant=False) if recompute else block(x, scale)
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """Residual stream (..., n_embd) -> logits (..., vocab_size), padding columns cut off."""
+        return F.linear(self.ln_f(x), self.wte.weight)[..., : self.config.vocab_size]
+
+    def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross-entropy, nats (0-d fp32), of the residual stream (batch, seq_len, n_embd) against targets."""
+        x = self.ln_f(x).flatten(0, -2)
+        return summed_cross_entropy(x, self.wte.weight, targets.flatten(), self.config.vocab_size)
+
+    def loss_sum(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        gates: Sequence[bool] | None = None,
+        scales: Tensor | None = None,
+        recompute: bool = False,
+    ) -> Tensor:
+        """Summed cross-entropy of (batch, seq_len) tokens against targets, nats, 0-d fp32."""
+        return self.head_loss_sum(self.run_blocks(self.embed(tokens), gates, scales, recompute), targets)
+
+    def forward(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+        """Logits (batch, seq_len, vocab_size). With `caches` (one per block) only new tokens are given."""
+        position = 0
+        if caches is not None and caches[0].keys is not None:
+            position = caches[0].keys.shape[2]
+        x = self.embed(tokens, position)
+        for i, block in enumerate(self.h):
+            x = block(x, None, None if caches is None else caches[i])
+        return self.head(x)

@@ -1,0 +1,262 @@
+"""GPT-2 as `transformers` stores it: weights, configuration and tokenizer, both ways and without loss.
+
+Parameter names are the same on both sides. What differs: transformers' linear layers are `Conv1D` with weights (in, out)
+where ours are (out, in); its embedding has no padding rows; its names begin with "transformer." in files that it writes
+itself and without it in the files OpenAI's weights were released in. Nothing here imports transformers: the formats are
+safetensors and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.model.gpt import GPT, GPTConfig
+
+CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+"""Ends of the names whose matrices transformers stores transposed."""
+
+NOT_WEIGHTS = ("attn.bias", "attn.masked_bias")
+"""Ends of the names of causal masks that older files carry beside the weights."""
+
+ARCHITECTURE: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+"""config.json's keys that must have one of these values, or be absent, for our GPT to compute the same function."""
+
+
+def to_hf(model: GPT) -> dict[str, Tensor]:
+    """The weights under transformers' names, fp32 on the CPU; the embedding is (vocab_size, n_embd), padding cut off."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach().to("cpu", torch.float32)
+        if name == "wte.weight":
+            tensor = tensor[: model.config.vocab_size]
+        elif name.endswith(CONV1D_WEIGHTS):
+            tensor = tensor.t()
+        tensors[f"transformer.{name}"] = tensor.contiguous()
+    return tensors
+
+
+def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """The weights under our names and in our shapes, fp32; padding rows of the embedding are 0.
+
+    Raises:
+        CheckpointError: tensors are missing, left over or of another shape (all are named), or the output matrix is not
+            the embedding.
+    """
+    given = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    head = given.pop("lm_head.weight", None)
+    if head is not None and "wte.weight" in given and not torch.equal(head, given["wte.weight"]):
+        raise CheckpointError(
+            "lm_head.weight differs from wte.weight: this GPT-2 ties them, so it cannot hold these weights"
+        )
+    with torch.device("meta"):
+        expected = dict(GPT(config).named_parameters())
+    problems = []
+    converted = {}
+    for name, parameter in expected.items():
+        tensor = given.pop(name, None)
+        if tensor is None:
+            problems.append(f"{name} is missing")
+            continue
+        tensor = tensor.to(torch.float32)
+        shape = tuple(parameter.shape)
+        if name == "wte.weight":
+            shape = (config.vocab_size, config.n_embd)
+        elif name.endswith(CONV1D_WEIGHTS):
+            shape = (shape[1], shape[0])
+        if tuple(tensor.shape) != shape:
+            problems.append(f"{name} is {tuple(tensor.shape)}, not {shape} as config.json says")
+            continue
+        if name == "wte.weight":
+            padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, config.n_embd)
+            tensor = torch.cat([tensor, padding])
+        elif name.endswith(CONV1D_WEIGHTS):
+            tensor = tensor.t()
+        converted[name] = tensor.contiguous()
+    problems += [f"{name} has no place in GPT-2" for name in sorted(given) if not name.endswith(NOT_WEIGHTS)]
+    if problems:
+        raise CheckpointError("the weights are no GPT-2 of this configuration: " + "; ".join(problems))
+    return converted
+
+
+def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
+    """config.json of a GPT2LMHeadModel that computes what this GPT computes. Dropout is 0: there is none in training."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.seq_len,
+        "n_ctx": config.seq_len,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "scale_attn_weights": True,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": eot_id,
+        "eos_token_id": eot_id,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
+    """The GPT's shape in a config.json, the vocabulary padded to a multiple of `vocab_multiple`.
+
+    Raises:
+        CheckpointError: it describes another function than this GPT computes; every such key is named.
+    """
+    problems = [
+        f"{key} = {json.dumps(hf_config[key])} (must be {' or '.join(json.dumps(value) for value in allowed)})"
+        for key, allowed in ARCHITECTURE.items()
+        if key in hf_config and hf_config[key] not in allowed
+    ]
+    sizes: dict[str, int] = {}
+    for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
+        value = hf_config.get(key)
+        if isinstance(value, int) and value > 0:
+            sizes[key] = value
+        else:
+            problems.append(f"{key} = {json.dumps(value)} (must be a positive whole number)")
+    if hf_config.get("n_inner") not in (None, 4 * sizes.get("n_embd", 0)):
+        problems.append(f"n_inner = {hf_config['n_inner']} (must be 4 x n_embd or null)")
+    if "n_embd" in sizes and "n_head" in sizes and sizes["n_embd"] % sizes["n_head"]:
+        problems.append(f"n_head = {sizes['n_head']} (must divide n_embd = {sizes['n_embd']})")
+    if problems:
+        raise CheckpointError(
+            "config.json describes no GPT-2 that efftrain can compute: " + "; ".join(problems)
+        )
+    return GPTConfig(
+        n_layer=sizes["n_layer"],
+        n_head=sizes["n_head"],
+        n_embd=sizes["n_embd"],
+        seq_len=sizes["n_positions"],
+        vocab_size=sizes["vocab_size"],
+        padded_vocab_size=-(-sizes["vocab_size"] // vocab_multiple) * vocab_multiple,
+    )
+
+
+def write_hf(model: GPT, tokenizer_json: str, eot_id: int, directory: Path) -> None:
+    """Writes a directory that `AutoModelForCausalLM` and `AutoTokenizer` load without network.
+
+    `tokenizer_json` is the text of a `tokenizers` file; it is stored as it is, so that both sides split text alike.
+
+    Raises:
+        UsageError: the directory holds files already.
+    """
+    from safetensors.torch import save_file
+
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} exists and is not an empty directory; name another one")
+    eot = next(
+        (
+            token["content"]
+            for token in json.loads(tokenizer_json).get("added_tokens", [])
+            if token["id"] == eot_id
+        ),
+        None,
+    )
+    tokenizer_config = {
+        # The plain class takes tokenizer.json as it is; GPT2Tokenizer would build its own from vocabulary and merges.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.config.seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    if eot is not None:
+        tokenizer_config |= {"bos_token": eot, "eos_token": eot, "unk_token": eot}
+    # Made beside its place and renamed, so that a kill leaves no half of a model that loads.
+    partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    save_file(to_hf(model), partial / "model.safetensors", metadata={"format": "pt"})
+    (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    for name, content in (
+        ("config.json", to_hf_config(model.config, eot_id)),
+        (
+            "generation_config.json",
+            {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True},
+        ),
+        ("tokenizer_config.json", tokenizer_config),
+    ):
+        (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.rename(directory)
+
+
+def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, Any]]:
+    """The GPT in a directory with config.json and model.safetensors (whole or in shards), and its config.json.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or holds another model than this GPT-2.
+    """
+    path = directory / "config.json"
+    try:
+        hf_config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing; name a directory as transformers' save_pretrained writes it"
+        ) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON: {error}") from None
+    config = from_hf_config(hf_config, vocab_multiple)
+    model = GPT(config)
+    model.load_state_dict(from_hf(read_hf_tensors(directory), config))
+    return model, hf_config
+
+
+def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
+    """Every tensor of model.safetensors, or of the shards that model.safetensors.index.json names.
+
+    Raises:
+        CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are never opened: loading
+            a pickle can run code.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    index = directory / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if not (directory / names[0]).exists() and index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index} is no index of weights: {error!r}") from None
+        if any(Path(name).name != name for name in names):
+            raise CheckpointError(f"{index} names files outside its directory")
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        path = directory / name
+        if not path.exists():
+            pickled = (directory / "pytorch_model.bin").exists()
+            way_out = (
+                "; pytorch_model.bin is a pickle, which is never opened here: convert it with transformers' "
+                "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+                if pickled
+                else ""
+            )
+            raise CheckpointError(f"{path} is missing{way_out}")
+        try:
+            tensors |= load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
+    return tensors

@@ -1,0 +1,1 @@
+"""What a step shall be: values, decisions and previews. No torch."""

@@ -1,0 +1,192 @@
+"""Where the methods meet: what each step shall be, and what a finished step makes of the run's progress.
+
+Both functions are pure. Everything that a method decides about a step is decided here and nowhere else, so a schedule
+can be printed before anything is spent (`efftrain pretrain --plan`), tested without a trainer, and resumed exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from efftrain_cli.methods.staged_growth import default_schedule_ratio, parse_operator, rewarmup_factor
+from efftrain_cli.model.flops import flops_per_token
+from efftrain_cli.plan.step import Progress, StepPlan, StepResult
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Optim
+
+
+@cache
+def _keep_all(n_layer: int) -> tuple[float, ...]:
+    return (1.0,) * n_layer
+
+
+@cache
+def _stage(recipe: Recipe, stage: int) -> tuple[int, Optim]:
+    return recipe.model_at(stage).n_layer, recipe.optim_at(stage)
+
+
+def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
+    """Rows of the embedding matrix: `vocab_size` rounded up to the recipe's multiple."""
+    multiple = recipe.model.vocab_multiple
+    return -(-vocab_size // multiple) * multiple
+
+
+def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
+    """Decides the step after `progress`."""
+    step = progress.step + 1
+    full = recipe.model.seq_len
+    train = recipe.train
+    n_layer, optim = _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
+
+    seq_len, pieces = full, 1
+    if recipe.seq_len_warmup is not None:
+        seq_len = recipe.seq_len_warmup.seq_len_at(step, full)
+        pieces = recipe.seq_len_warmup.pieces_at(seq_len, full)
+
+    batch_size = train.batch_size
+    if recipe.batch_size_warmup is not None:
+        batch_size = recipe.batch_size_warmup.batch_size_at(progress.sequences, train.batch_size)
+    if recipe.simigrad is not None and progress.batch_size:
+        batch_size = progress.batch_size
+
+    tokens = batch_size * seq_len
+    accumulation_steps = min(batch_size, -(-tokens // train.micro_batch_tokens))
+    lr = optim.lr_at(
+        progress.schedule_step + 1,
+        progress.schedule_tokens + tokens,
+        progress.lr_warmup_tokens,
+        optim.decay_tokens or train.tokens,
+    )
+    if recipe.simigrad is not None:
+        accumulation_steps = recipe.simigrad.accumulation_steps(accumulation_steps)
+        lr *= recipe.simigrad.lr_factor(batch_size, train.batch_size)
+    if progress.stage:
+        lr *= rewarmup_factor(step - progress.stage_step, recipe.stages[progress.stage].rewarmup_steps)
+
+    keep = _keep_all(n_layer)
+    if recipe.progressive_layer_drop is not None:
+        keep = recipe.progressive_layer_drop.keep_probabilities(step, n_layer)
+
+    evaluate = step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens
+    return StepPlan(step, lr, batch_size, seq_len, accumulation_steps, progress.windows, pieces, keep, evaluate)
+
+
+def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepResult) -> Progress:
+    """The run's progress once `plan` has been carried out with `result`. `best_loss` and `train_seconds`, which the
+    host learns later, are set by `trainer.read_records`."""
+    windows = -(-plan.batch_size // plan.pieces)
+    schedule_step = progress.schedule_step + 1
+    schedule_tokens = progress.schedule_tokens + result.tokens
+    lr_warmup_tokens = schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens
+    batch_size, simigrad_window = progress.batch_size, progress.simigrad_window
+    if recipe.simigrad is not None:
+        batch_size, simigrad_window = recipe.simigrad.decide(
+            plan.step, plan.batch_size, simigrad_window, result.simigrad_dots
+        )
+    return Progress(  # in the order of its fields: keywords would take as long as all the rest
+        plan.step,
+        progress.segment,
+        progress.stage,
+        progress.stage_step,
+        progress.stage_curve,
+        progress.windows + windows,
+        progress.sequences + plan.batch_size,
+        progress.tokens + result.tokens,
+        progress.tokens_discarded + windows * recipe.model.seq_len - result.tokens,
+        progress.flops + result.flops,
+        progress.train_seconds,
+        batch_size,
+        schedule_step,
+        schedule_tokens,
+        lr_warmup_tokens,
+        progress.best_loss,
+        progress.evaluation_due,
+        simigrad_window,
+    )
+
+
+def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+    """What the recipe's methods add to a step's row of metrics.jsonl: each column with its method's prefix."""
+    columns: dict[str, float | None] = {}
+    if recipe.progressive_layer_drop is not None:
+        columns["pld_theta"] = recipe.progressive_layer_drop.theta_at(plan.step)
+        columns["pld_blocks"] = result.blocks_executed
+    if recipe.simigrad is not None:
+        columns |= recipe.simigrad.columns(plan.batch_size, recipe.train.batch_size, result.simigrad_dots)
+    return columns
+
+
+def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Progress:
+    """The progress once the host knows a validation loss, where the stage's switch reads it. Losses of the learning
+    rate's warmup and of the re-warmup after growth say nothing about the model's own curve and are left out."""
+    stage = recipe.stages[progress.stage]
+    rewarming = progress.stage > 0 and progress.step - progress.stage_step <= stage.rewarmup_steps
+    if stage.switch is None or rewarming or progress.schedule_step <= recipe.optim.warmup_steps:
+        return progress
+    curve = stage.switch.with_evaluation(progress.stage_curve, progress.schedule_tokens, val_loss)
+    return progress._replace(stage_curve=curve)
+
+
+def reads_val_loss(recipe: Recipe, progress: Progress) -> bool:
+    """Whether `after_evaluation` has to be told the validation losses of this stage."""
+    switch = recipe.stages[progress.stage].switch if recipe.stages else None
+    return switch is not None and switch.reads_val_loss()
+
+
+def stage_ended(recipe: Recipe, progress: Progress) -> bool:
+    """Whether the model shall grow before the next step."""
+    if progress.stage + 1 >= len(recipe.stages):
+        return False
+    switch = recipe.stages[progress.stage].switch
+    return switch is not None and switch.reached(progress)
+
+
+def after_growth(recipe: Recipe, progress: Progress) -> Progress:
+    """The progress with which the next stage begins: the schedule stands where a model of the new size would have
+    reached this loss; steps, tokens and FLOPs stay what was spent."""
+    stage = recipe.stages[progress.stage + 1]
+    ratio = stage.schedule_ratio or default_schedule_ratio(map(parse_operator, stage.operators))
+    schedule_tokens = round(ratio * progress.schedule_tokens)
+    return progress._replace(
+        stage=progress.stage + 1,
+        stage_step=progress.step,
+        stage_curve=(),
+        simigrad_window=(),  # gradients of the smaller model say nothing about the larger one's
+        schedule_step=round(ratio * progress.schedule_step),
+        schedule_tokens=schedule_tokens,
+        lr_warmup_tokens=min(progress.lr_warmup_tokens, schedule_tokens),
+    )
+
+
+def plan_run(
+    recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None
+) -> Iterator[tuple[StepPlan, Progress]]:
+    """Every step from `progress` to the end of the budget, each with the progress after it.
+
+    Where a step's outcome decides later ones (adaptive batching, a growth trigger) the plan assumes what the method
+    states for it: SimiGrad's batch stays as it is. FLOPs are 0 unless `vocab_size` is given.
+    """
+    progress = Progress() if progress is None else progress
+    rows = None if vocab_size is None else padded_vocab_size(recipe, vocab_size)
+    while progress.tokens < recipe.train.tokens:
+        if stage_ended(recipe, progress):
+            progress = after_growth(recipe, progress)
+        plan = plan_step(recipe, progress)
+        progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, rows, progress.stage))
+        yield plan, progress
+
+
+def assumed_result(recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage: int = 0) -> StepResult:
+    """What a step is expected to be before it runs: every target trained on, blocks executed at their mean."""
+    tokens = plan.batch_size * plan.seq_len
+    if vocab_rows is None:
+        return StepResult(tokens, 0.0)
+    blocks = sum(plan.keep)
+    per_token = flops_per_token(recipe.model_at(stage).n_embd, plan.seq_len, vocab_rows, blocks)
+    return StepResult(
+        tokens=tokens,
+        flops=per_token.with_logits * tokens,
+        flops_without_logits=per_token.without_logits * tokens,
+        blocks_executed=blocks,
+    )

@@ -1,0 +1,138 @@
+"""The plan of a whole run, for reading before anything is spent: its totals, its turning points, or every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+
+from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.plan.step import Progress, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+
+CSV_COLUMNS = "step,tokens,lr,batch_size,seq_len,accumulation_steps,windows,tokens_discarded,evaluate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """What a plan adds up to."""
+
+    steps: int
+    tokens: int
+    windows: int
+    flops: float
+    """0 where the vocabulary is not known yet."""
+    evaluations: int
+    largest_micro_batch: tuple[int, int]
+    """(sequences, seq_len) of the micro-batch with the most tokens: what memory must hold."""
+    seq_lens: int
+    """Different sequence lengths."""
+
+
+def summarize_plan(
+    recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None, until: int | None = None
+) -> PlanSummary:
+    """Totals of the plan from `progress` to the end of the budget, or to step `until`."""
+    after = progress or Progress()
+    evaluations, largest, lengths = 0, (0, 0), set()
+    for plan, end in steps_until(recipe, progress, vocab_size, until):
+        after = end
+        evaluations += plan.evaluate
+        lengths.add(plan.seq_len)
+        sequences = -(-plan.batch_size // plan.accumulation_steps)
+        if recipe.simigrad is not None:
+            # The batch may yet grow until the micro-batches are full.
+            fits = max(1, recipe.train.micro_batch_tokens // plan.seq_len)
+            sequences = max(sequences, min(fits, -(-recipe.simigrad.max_batch_size // 2)))
+        if (sequences * plan.seq_len, plan.seq_len) > (largest[0] * largest[1], largest[1]):
+            largest = (sequences, plan.seq_len)
+    return PlanSummary(
+        steps=after.step,
+        tokens=after.tokens,
+        windows=after.windows,
+        flops=after.flops,
+        evaluations=evaluations,
+        largest_micro_batch=largest,
+        seq_lens=len(lengths),
+    )
+
+
+def steps_until(
+    recipe: Recipe, progress: Progress | None, vocab_size: int | None, until: int | None
+) -> Iterator[tuple[StepPlan, Progress]]:
+    """`plan_run`, cut after step `until`."""
+    steps = plan_run(recipe, progress, vocab_size)
+    return steps if until is None else takewhile(lambda step: step[0].step <= until, steps)
+
+
+def csv_lines(recipe: Recipe, until: int | None = None) -> Iterator[str]:
+    """Every step as a line of CSV under a header; `tokens` and `windows` are counted after the step."""
+    yield CSV_COLUMNS
+    for plan, after in steps_until(recipe, None, None, until):
+        yield (
+            f"{plan.step},{after.tokens},{plan.lr:.9g},{plan.batch_size},{plan.seq_len},"
+            f"{plan.accumulation_steps},{after.windows},{after.tokens_discarded},{int(plan.evaluate)}"
+        )
+
+
+def turning_points(
+    recipe: Recipe, until: int | None = None, most: int = 24
+) -> list[tuple[str, StepPlan, Progress]]:
+    """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup,
+    growth, changes of length, batch size or keep probability (thinned to the first, the last and a few between), and quarters of the budget."""
+    always: list[tuple[str, StepPlan, Progress]] = []
+    changes: list[tuple[str, StepPlan, Progress]] = []
+    quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]
+    before: StepPlan | None = None
+    stage = 0
+    last: tuple[str, StepPlan, Progress] | None = None
+    for plan, after in steps_until(recipe, None, None, until):
+        last = ("last step", plan, after)
+        if before is None:
+            always.append(("first step", plan, after))
+        else:
+            changed = [
+                name
+                for name, old, new in (
+                    ("length", before.seq_len, plan.seq_len),
+                    ("batch", before.batch_size, plan.batch_size),
+                )
+                if old != new
+            ]
+            if changed:
+                changes.append((f"{' and '.join(changed)} change{'s' if len(changed) == 1 else ''}", plan, after))
+            if after.stage != stage:
+                operators = ", ".join(recipe.stages[after.stage].operators)
+                always.append((f"grown: {operators}", plan, after))
+            if plan.step == recipe.optim.warmup_steps:
+                always.append(("LR warmup ends", plan, after))
+        while quarters and after.tokens >= quarters[0]:
+            quarters.pop(0)
+            always.append((f"{75 - 25 * len(quarters)}% done", plan, after))
+        before, stage = plan, after.stage
+    if len(changes) > most // 2:
+        keep = most // 2
+        changes = [changes[round(i * (len(changes) - 1) / (keep - 1))] for i in range(keep)]
+    points = {plan.step: (reason, plan, after) for reason, plan, after in changes}
+    for reason, plan, after in [*always, *([last] if last else [])]:
+        if plan.step in points and points[plan.step][0] != reason:
+            reason = f"{points[plan.step][0]}; {reason}"
+        points[plan.step] = (reason, plan, after)
+    return [points[step] for step in sorted(points)]
+
+
+def assumptions(recipe: Recipe) -> list[str]:
+    """What a plan cannot foretell, and what it assumes instead."""
+    lines = []
+    if recipe.simigrad is not None:
+        lines.append(
+            "SimiGrad decides the batch size from gradients as they come; the plan assumes that it stays as it is, at first "
+            f"train.batch_size = {recipe.train.batch_size}."
+        )
+    if recipe.progressive_layer_drop is not None:
+        lines.append("Layer dropping draws blocks at random; FLOPs are planned at their expectation.")
+    for index, stage in enumerate(recipe.stages):
+        if stage.switch is not None and stage.switch.reads_val_loss():
+            assumed = "the end of the budget" if stage.switch.latest is None else f"{stage.switch.latest:_} tokens, its latest"
+            lines.append(f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}.")
+    return lines

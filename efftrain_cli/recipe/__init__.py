@@ -1,0 +1,1 @@
+"""Recipes: their sections, the rules between them, and their files. No torch."""

@@ -1,0 +1,366 @@
+"""Checking a recipe's tables against its dataclasses, and saying what is wrong so that the reader learns the key.
+
+Works for any pydantic dataclass made of pydantic dataclasses; the rules themselves stand in `rules.py` and the methods.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from efftrain_cli.recipe.file import Draft, Problem, toml_value
+
+# What other programs and papers call our keys, in lower case and with _ for -.
+_ALSO_CALLED = {
+    "optim.lr": "learning_rate max_lr peak_lr",
+    "optim.min_lr": "minimum_lr lr_min min_learning_rate",
+    "optim.betas": "beta beta1 beta2 adam_betas adam_beta1 adam_beta2",
+    "optim.eps": "epsilon adam_eps adam_epsilon",
+    "optim.weight_decay": "wd",
+    "optim.grad_clip": "clip clip_grad clip_grad_norm gradient_clip gradient_clipping max_grad_norm",
+    "optim.warmup_steps": "warmup warmup_iters lr_warmup lr_warmup_steps lr_warmup_iters num_warmup_steps",
+    "optim.schedule": "lr_schedule lr_scheduler scheduler lr_decay_style",
+    "optim.decay_tokens": "lr_decay_tokens",
+    "optim.decay_steps": "lr_decay_iters lr_decay_steps",
+    "model.seq_len": (
+        "seqlen seq_length sequence_length max_seq_len max_seq_length block_size context "
+        "context_length n_ctx n_positions max_position_embeddings"
+    ),
+    "model.n_layer": "layers n_layers num_layers num_hidden_layers depth",
+    "model.n_head": "heads n_heads num_heads num_attention_heads",
+    "model.n_embd": "hidden_size hidden width d_model dim n_embed embed_dim embedding_size",
+    "model.vocab_multiple": "make_vocab_size_divisible_by",
+    "data.train": "dataset train_data train_files",
+    "data.valid": "valid_data val validation",
+    "data.valid_fraction": "val_fraction validation_fraction",
+    "data.tokenizer": "tokeniser tokenizer_name vocab_size",
+    "data.text_field": "text_column text_key",
+    "data.repeat": "epochs",
+    "train.tokens": (
+        "train_tokens max_tokens num_tokens token_budget budget steps max_steps max_iters "
+        "train_iters num_steps"
+    ),
+    "train.batch_size": "bs batch batchsize global_batch_size train_batch_size",
+    "train.micro_batch_tokens": (
+        "micro_batch micro_batch_size microbatch per_device_train_batch_size grad_accum "
+        "gradient_accumulation_steps"
+    ),
+    "train.dtype": "precision mixed_precision bf16 fp16",
+    "train.compile": "torch_compile",
+    "train.activation_checkpointing": "gradient_checkpointing recompute",
+    "eval.every": "eval_interval eval_every eval_steps",
+    "eval.windows": "eval_iters",
+    "checkpoint.every": "save_every save_steps save_interval checkpoint_every",
+    "checkpoint.keep": "save_total_limit keep_last",
+    "wandb.mode": "wandb_mode",
+    "wandb.project": "wandb_project",
+    "seed": "random_seed rng_seed",
+    "optim": "optimizer optimiser adam adamw",
+    "train": "training trainer",
+    "eval": "evaluation",
+    "checkpoint": "checkpoints checkpointing",
+    "data": "datasets",
+    "model": "gpt",
+    "seq_len_warmup": "slw curriculum curriculum_learning seqlen_warmup sequence_length_warmup",
+    "progressive_layer_drop": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping",
+    "batch_size_warmup": "rampup_batch_size batch_warmup batch_size_rampup",
+    "simigrad": "adaptive_batch",
+    "staged_growth": "growth",
+    "seq_len_warmup.start": "start_seq_len min_difficulty",
+    "seq_len_warmup.steps": "total_curriculum_step",
+    "seq_len_warmup.multiple": "difficulty_step",
+}
+ALIASES = {alias: key for key, aliases in _ALSO_CALLED.items() for alias in aliases.split()}
+
+
+def inner_class(annotation: Any) -> Any:
+    """The pydantic dataclass inside `X`, `X | None` or `tuple[X, ...]`; None for a plain value."""
+    if hasattr(annotation, "__pydantic_fields__"):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := inner_class(part)) is not None), None)
+
+
+def is_many(annotation: Any) -> bool:
+    """Whether the annotation is `tuple[...]`, or such a tuple or None."""
+    return getattr(annotation, "__origin__", None) is tuple or any(is_many(part) for part in get_args(annotation))
+
+
+def may_be_absent(annotation: Any) -> bool:
+    """Whether a recipe can do without: None is among the annotation's alternatives, or it is a list of sections."""
+    return type(None) in get_args(annotation) or (is_many(annotation) and inner_class(annotation) is not None)
+
+
+def summary(cls: Any) -> str:
+    """First paragraph of a class's docstring, on one line."""
+    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+
+
+def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
+    """Every dotted key and section of a recipe class -> its description. Keys of a [[section]] carry no number."""
+    keys: dict[str, str] = {}
+    for name, info in cls.__pydantic_fields__.items():
+        section = inner_class(info.annotation)
+        keys[f"{prefix}{name}"] = info.description or (summary(section) if section is not None else "")
+        if section is not None:
+            keys.update(known_keys(section, f"{prefix}{name}."))
+    return keys
+
+
+def unnumbered(key: str) -> str:
+    """`stages.0.lr` -> `stages.lr`."""
+    return re.sub(r"\.\d+(?=\.|$)", "", key)
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b` (optimal string alignment)."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        two_before, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                best = min(best, two_before[j - 2] + 1)
+            row.append(best)
+    return row[-1]
+
+
+def nearest_key(key: str, known: Mapping[str, str], sections: frozenset[str], is_table: bool) -> str | None:
+    """The valid dotted key that an unknown one most likely means: by alias, then by spelling, in its own section first."""
+    import difflib
+
+    key = unnumbered(key).lower().replace("-", "_")
+    section, _, name = key.rpartition(".")
+    same_kind = [k for k in known if (k in sections) == is_table] or list(known)
+
+    def near(candidate: str) -> tuple[float, float]:
+        home, _, leaf = candidate.rpartition(".")
+        # A right name in a wrong section is nearer than two wrong letters, and farther than one.
+        elsewhere = 0.0 if home == section else 1.5 if name == leaf else 1.5 + 0.1 * edit_distance(home, section)
+        return edit_distance(name, leaf) + elsewhere, -difflib.SequenceMatcher(None, key, candidate).ratio()
+
+    best = min(same_kind, key=near)
+    distance, likeness = near(best)
+    if distance <= 1:
+        return best
+    for spelling in (key, name):
+        if ALIASES.get(spelling) in known:
+            return ALIASES[spelling]
+    return best if distance <= max(2, len(name) / 3) or likeness <= -0.8 else None
+
+
+class UnknownValue(Exception):
+    """A rule asked for a value that is itself wrong or missing."""
+
+
+class Partial:
+    """What is known of a section that has mistakes, so that the rules between sections are checked in the same go."""
+
+    def __init__(self, **known: Any) -> None:
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownValue(name)
+
+
+class Check:
+    """Goes through a draft's tables and collects every problem; `result` gives what is valid and what is wrong."""
+
+    def __init__(self, draft: Draft, cls: Any) -> None:
+        self.draft = draft
+        self.cls = cls
+        self.problems = list(draft.problems)
+        self.partial: dict[str, Partial] = {}
+        """The valid keys of each section that has mistakes."""
+        self.known = known_keys(cls)
+        self.sections = frozenset(k for k in self.known if any(other.startswith(f"{k}.") for other in self.known))
+        self._missing: list[str] = []
+        self._meant: set[str] = set()  # valid keys that a misspelt one stands for: misspelt, not missing
+
+    def result(self) -> dict[str, Any]:
+        """Checks the whole draft. Returns the valid fields of the class, sections built; the rest is in `problems`."""
+        valid = self._section(self.cls, self.draft.values, "")
+        for key in self._missing:
+            present = {"", key} & self.draft.unread or {key, key.rpartition(".")[0]} & self._meant
+            if not present:
+                self.add(key, "is required")
+        return valid
+
+    def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
+        """Records a problem with the key's value, place and description."""
+        described = suggestion if suggestion in self.known else unnumbered(key)
+        doc = f"{described}: {' '.join(self.known[described].split())}" if self.known.get(described or "") else ""
+        shown = _shown(value) if value is not None else None
+        self.problems.append(Problem(key, rule, shown, self.draft.origin(key), suggestion, doc))
+
+    def _section(self, cls: Any, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        """Checks one table against one dataclass. Returns its valid fields."""
+        fields = cls.__pydantic_fields__
+        arguments: dict[str, Any] = {}
+        wrong: set[str] = set()
+        for name, value in table.items():
+            if name not in fields:
+                self._unknown(f"{prefix}{name}", value)
+        for name, info in fields.items():
+            inner = inner_class(info.annotation)
+            if name not in table:
+                if inner is None or not info.is_required():
+                    continue
+                value = {}  # a required section that is not there: each of its required keys is missing
+            else:
+                value = table[name]
+            if value is False and may_be_absent(info.annotation):
+                continue  # taken away
+            if inner is None:
+                if _beyond_64_bits(value):
+                    self.add(f"{prefix}{name}", "has a number beyond 64 bits, which no run can use", value)
+                    wrong.add(name)
+                    continue
+                arguments[name] = _tuples(value)
+            elif is_many(info.annotation):
+                arguments[name] = self._many(inner, value, f"{prefix}{name}")
+            else:
+                arguments[name] = self._one(inner, value, f"{prefix}{name}")
+            if arguments[name] is None:
+                del arguments[name]
+                wrong.add(name)
+        for name, rule in self._breaches(cls, arguments):
+            if name in wrong:
+                continue  # reported inside
+            wrong.add(name)
+            if rule is None:
+                self._missing.append(f"{prefix}{name}")
+            else:
+                value = arguments.get(name)
+                self.add(f"{prefix}{name}".rstrip("."), rule, value, _near_choice(value, rule))
+        return {name: value for name, value in arguments.items() if name not in wrong}
+
+    def _one(self, cls: Any, value: Any, key: str) -> Any:
+        """The section built from one table, or None where anything in it is wrong."""
+        if not isinstance(value, Mapping):
+            rule = f"is a section: write [{key}] with its keys below"
+            self.add(key, f"{rule}, or {key} = false to do without" if value is True else rule, value)
+            return None
+        count = len(self.problems) + len(self._missing)
+        arguments = self._section(cls, value, f"{key}.")
+        if len(self.problems) + len(self._missing) == count:
+            return cls(**arguments)
+        defaults = {n: i.default for n, i in cls.__pydantic_fields__.items() if n not in value and not i.is_required()}
+        self.partial[key] = Partial(**defaults, **arguments)
+        return None
+
+    def _many(self, cls: Any, value: Any, key: str) -> tuple[Any, ...] | None:
+        if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+            self.add(key, f"is a list of sections: write [[{key}]] before the keys of each", value)
+            return None
+        built = [self._one(cls, item, f"{key}.{index}") for index, item in enumerate(value)]
+        return None if any(item is None for item in built) else tuple(built)
+
+    def _unknown(self, key: str, value: Any) -> None:
+        is_table = isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+        suggestion = nearest_key(key, self.known, self.sections, is_table)
+        rule = "unknown section" if is_table else "unknown key"
+        if suggestion is None:
+            section = key.rpartition(".")[0]
+            names = [k.rpartition(".")[2] for k in self.known if k.rpartition(".")[0] == unnumbered(section)]
+            rule += f"; {f'[{section}]' if section else 'a recipe'} has {', '.join(names)}"
+        else:
+            self._meant.add(suggestion)
+        self.add(key, rule, None if is_table else value, suggestion)
+
+    def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+        """(field, rule) of everything that pydantic finds wrong; rule None: missing; field "": the section as a whole."""
+        try:
+            cls(**arguments)
+            return
+        except ValidationError as error:
+            breaches = error.errors(include_url=False)
+        rules: dict[str, list[str]] = {}
+        for breach in breaches:
+            path = [str(part) for part in breach["loc"]]
+            if not path and cls is self.cls:
+                continue  # rules between sections are load_recipe's to report, with their keys
+            if path and breach["type"] == "missing" and len(path) == 1:
+                yield path[0], None
+                continue
+            # A validator of the whole section has no field; its message names the one to look at first.
+            words = path[:1] or [w for w in re.findall(r"\w+", str(breach["msg"])) if w in cls.__pydantic_fields__][:1]
+            rules.setdefault("".join(words), []).append(_rule(breach, path))  # a union has one breach per alternative
+        for name, alternatives in rules.items():
+            yield name, " or ".join(dict.fromkeys(alternatives))
+
+
+def _beyond_64_bits(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_beyond_64_bits, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = toml_value(value)
+    except TypeError:
+        text = str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _near_choice(value: Any, rule: str) -> str | None:
+    """The nearest of the quoted choices that a rule lists."""
+    if not isinstance(value, str) or not rule.startswith("must be one of"):
+        return None
+    import difflib
+
+    near = difflib.get_close_matches(value.lower(), re.findall(r"'([^']*)'", rule), n=1, cutoff=0.5)
+    return near[0] if near else None
+
+
+_TYPES = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text in quotes",
+    "tuple_type": "must be a list in brackets, as [1, 2]",
+    "missing": "is required",
+    "finite_number": "must be a finite number",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "literal_error": "must be one of {expected}",
+    "string_too_short": "must not be empty",
+    "too_long": "must have {max_length} items, not {actual_length}",
+    "too_short": "must have at least {min_length} items, not {actual_length}",
+}
+
+
+def _rule(breach: Any, path: list[str]) -> str:
+    """A pydantic error in the words of a recipe."""
+    kind, context = breach["type"], breach.get("ctx", {})
+    item = next((part for part in path[1:] if part.isdigit()), None)
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "missing" and item is not None:
+        return f"needs {int(item) + 1} items or more"
+    numbers = {name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()}
+    rule = _TYPES[kind].format(**numbers) if kind in _TYPES else str(breach["msg"])
+    return f"item {int(item) + 1} {rule}" if item is not None else rule
+
+
+def report(name: str, problems: list[Problem]) -> str:
+    """Every problem of a recipe, as the text of one error message."""
+    lines = [f"recipe {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"]
+    for problem in problems:
+        what = " = ".join(part for part in (problem.key, problem.value) if part)
+        lines += ["", f"  {what}   ({problem.source})"]
+        lines.append(f"    {problem.rule}" + (f"; did you mean {problem.suggestion}?" if problem.suggestion else ""))
+        if problem.doc:
+            lines.append(f"    {problem.doc}")
+    return "\n".join(lines)

@@ -1,0 +1,414 @@
+"""Recipes as files: finding them, reading TOML with inheritance and overrides, and writing TOML exactly.
+
+Knows nothing of what a recipe means (`recipe.py` does); it keeps for every key where its value was written, so that
+a message can point there.
+
+A file may name another with `base = "name"`; its own keys win. `key = false` takes an inherited optional key or
+section away, in a file (`seq_len_warmup = false`) and on the command line (`--set seq_len_warmup=false`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.foundation.errors import Problem, RecipeError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Draft:
+    """A recipe as written, merged but not yet checked."""
+
+    name: str
+    path: Path
+    bases: list[Path] = field(default_factory=list)
+    """Files that it inherits from, nearest first."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """Nested tables as TOML gives them."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Dotted key -> where its value was written."""
+    unread: set[str] = field(default_factory=set)
+    """Dotted keys on lines that are not TOML: present, but without a value."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def origin(self, key: str) -> str:
+        """Where `key` was written, or the table around it, or the file."""
+        while key and key not in self.origins:
+            key = key.rpartition(".")[0]
+        return self.origins.get(key) or shown_path(self.path)
+
+
+def shown_path(path: Path) -> str:
+    """The path as a user would type it: relative to the working directory where it lies below it."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+def recipe_folders() -> list[Path]:
+    """Folders that a recipe's name is looked up in: ./recipes, then the recipes that ship with the program."""
+    shipped = _PACKAGE / "recipes"  # in a wheel
+    if not shipped.is_dir():
+        shipped = _PACKAGE.parent / "recipes"  # in a checkout
+    here = Path("recipes")
+    return [here] if here.resolve() == shipped.resolve() else [here, shipped]
+
+
+def recipe_names() -> list[str]:
+    """Names of every recipe that --recipe finds, sorted."""
+    return sorted({path.stem for folder in recipe_folders() for path in folder.glob("*.toml")})
+
+
+def is_path(name_or_path: str) -> bool:
+    """Whether --recipe's value is meant as a path rather than a name: it has a folder or a suffix of a file format."""
+    return "/" in name_or_path or "\\" in name_or_path or Path(name_or_path).suffix in (".toml", ".yaml", ".yml", ".json")
+
+
+def recipe_name(name_or_path: str) -> str:
+    """What runs of the recipe are called after: its name, its file's, or for a run's recipe.toml the run's."""
+    if not is_path(name_or_path):
+        return name_or_path
+    path = Path(name_or_path)
+    return path.absolute().parent.name if path.name == "recipe.toml" else path.stem
+
+
+def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
+    """The file of a recipe: a path, or a name in ./recipes, then among the recipes that ship with the program.
+
+    Args:
+        beside: the file whose `base` this is; its own folder is searched first, the file itself is never found, so
+            that ./recipes/small.toml may build on the shipped `small`.
+
+    Raises:
+        RecipeError: there is none; the message names the nearest one.
+    """
+    if is_path(name_or_path):
+        path = Path(name_or_path).expanduser()
+        if beside is not None and not path.is_absolute():
+            path = beside.parent / path
+        if path.suffix in (".yaml", ".yml", ".json"):
+            raise RecipeError(
+                f"{name_or_path}: recipes are TOML, not {path.suffix[1:].upper()}: write `key = value` under a "
+                "`[section]` line, in a file that ends in .toml; `efftrain recipes show quickstart` prints one"
+            )
+        if path.is_file():
+            return path
+        if path.is_dir():
+            inside = path / "recipe.toml"
+            hint = f"; did you mean {inside}?" if inside.is_file() else ""
+            raise RecipeError(f"{name_or_path} is a folder, not a recipe{hint}")
+        raise RecipeError(f"there is no recipe file {shown_path(path)}")
+    for folder in ([beside.parent] if beside is not None else []) + recipe_folders():
+        path = folder / f"{name_or_path}.toml"
+        if path.is_file() and not (beside is not None and path.samefile(beside)):
+            return path
+    import difflib
+
+    names = recipe_names()
+    near = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise RecipeError(
+        f"there is no recipe {name_or_path!r}{hint}\n"
+        f"  looked for: {' and '.join(shown_path(folder / (name_or_path + '.toml')) for folder in recipe_folders())}\n"
+        f"  recipes here: {', '.join(names) or 'none'}"
+    )
+
+
+def first_comment(path: Path) -> str:
+    """First sentence of the comment that a recipe's file opens with: what it is."""
+    lines = _text(path).split("\n")
+    opening = " ".join(line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r"(?<=[.?!])\s", opening, maxsplit=1)[0]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
+    """Reads a recipe with everything it inherits, then the overrides. Mistakes of writing are collected in the draft.
+
+    Raises:
+        RecipeError: there is no such recipe, or its bases form a loop.
+    """
+    path = find_recipe(name_or_path)
+    draft = Draft(recipe_name(name_or_path), path)
+    layers = []
+    chain: list[Path] = []
+    while True:
+        chain.append(path.resolve())
+        layer = _read_layer(path, draft)
+        layers.append((layer, path))
+        if "base" not in layer:
+            break
+        base = layer.pop("base")
+        source = _place("base", shown_path(path), _line_numbers(_text(path)))
+        if not isinstance(base, str) or not base:
+            rule = "must be the name or path of one recipe, in quotes"
+            draft.problems.append(Problem("base", rule, toml_value(base), source))
+            break
+        try:
+            following = find_recipe(base, beside=path)
+        except RecipeError as error:
+            draft.problems.append(Problem("base", str(error), toml_value(base), source))
+            break
+        if following.resolve() in chain:
+            names = [p.stem for p in chain[chain.index(following.resolve()) :]]
+            raise RecipeError(f"{shown_path(path)}: bases form a loop: {' -> '.join([*names, following.stem])}")
+        path = following
+        draft.bases.append(path)
+    for layer, path in reversed(layers):
+        _merge(draft, draft.values, layer, "", shown_path(path), _line_numbers(_text(path)))
+    for override in overrides:
+        _override(draft, override)
+    return draft
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{shown_path(path)} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise RecipeError(f"{shown_path(path)}: {error.strerror}") from None
+
+
+def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
+    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked in the same go."""
+    lines = _text(path).split("\n")
+    file = shown_path(path)
+    section = ""
+    for _ in range(len(lines) + 1):
+        try:
+            return tomllib.loads("\n".join(lines))
+        except tomllib.TOMLDecodeError as error:
+            message = str(error)
+            where = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
+            written = [number for number, line in enumerate(lines, 1) if line.strip()]
+            number = int(where[1]) if where and where[1] else (written[-1] if written else 1)
+            line = lines[number - 1].strip()
+            rule = message[: where.start()] if where else message
+            draft.problems.append(
+                Problem("", f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}", line or None, f"{file}:{number}")
+            )
+            if not line or line.startswith("["):
+                break  # without its header, what follows would be taken for another section's keys
+            for before in lines[: number - 1]:
+                if header := _HEADER.match(before):
+                    section = _dotted(header["key"])
+            if key := re.match(r"[A-Za-z0-9_.-]+", line):
+                draft.unread.add(f"{section}.{key[0]}".lstrip("."))
+            lines[number - 1] = ""
+    draft.unread.add("")  # too damaged to say what is missing
+    return {}
+
+
+def _hint(line: str) -> str:
+    """What the writer of a line that is not TOML probably meant."""
+    if re.match(r"[A-Za-z_][\w.-]*\s*:(\s|$)", line):
+        return "; this looks like YAML, TOML writes `key = value` under a `[section]` line"
+    assignment = re.match(r"([\w.-]+)\s*=\s*([^#]*)", line)
+    if assignment is None:
+        return ""
+    key, value = assignment[1], assignment[2].strip()
+    if value in ("True", "False"):
+        return f"; write {key} = {value.lower()}"
+    if value in ("None", "null", "nil", ""):
+        return "; TOML has no null: leave the key out, or write `= false` to take an inherited key away"
+    if re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE):
+        return "; a number has digits on both sides of its dot, as 0.5 or 1.0"
+    if re.fullmatch(r"[\w./:*~-]+", value):
+        return f'; text takes quotes: {key} = "{value}"'
+    return ""
+
+
+_HEADER = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<key>[^\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*(?P<key>(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
+
+
+def _dotted(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))
+
+
+@cache  # a file is read again by every recipe that builds on it
+def _line_numbers(text: str) -> Mapping[str, int]:
+    """Dotted key -> 1-based line, for keys and headers that begin a line; the n-th [[table]] is `table.n`, from 0."""
+    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    section, fence = "", None
+    for number, line in enumerate(text.split("\n"), 1):
+        if fence is not None:
+            fence = None if fence in line else fence
+            continue
+        if header := _HEADER.match(line):
+            section = _dotted(header["key"])
+            if header["open"] == "[[":
+                found.setdefault(section, number)
+                counts[section] = counts.get(section, -1) + 1
+                section = f"{section}.{counts[section]}"
+            found[section] = number
+        elif key := _KEY.match(line):
+            found[f"{section}.{_dotted(key['key'])}".lstrip(".")] = number
+            rest = line[key.end() :]
+            fence = next((quotes for quotes in ('"""', "'''") if rest.count(quotes) == 1), None)
+    return found
+
+
+def _merge(
+    draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str, file: str, lines: Mapping[str, int]
+) -> None:
+    """Lays `table` over `into`: tables are merged, everything else, arrays of tables included, is replaced."""
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            if key in lines or key not in draft.origins:
+                draft.origins[key] = _place(key, file, lines)
+            if not isinstance(into.get(name), dict):
+                into[name] = {}
+            _merge(draft, into[name], value, f"{key}.", file, lines)
+        else:
+            _forget(draft, key)
+            into[name] = value
+            draft.origins[key] = _place(key, file, lines)
+            draft.origins.update({k: f"{file}:{line}" for k, line in lines.items() if k.startswith(f"{key}.")})
+
+
+def _place(key: str, file: str, lines: Mapping[str, int]) -> str:
+    """Where a key was written; one without a line of its own (an inline table's) stands where its table does."""
+    while key and key not in lines:
+        key = key.rpartition(".")[0]
+    return f"{file}:{lines[key]}" if key else file
+
+
+def _forget(draft: Draft, key: str) -> None:
+    for inner in [known for known in draft.origins if known.startswith(f"{key}.")]:
+        del draft.origins[inner]
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Splits `key=value`: the value is TOML, and what is no TOML is a string.
+
+    Raises:
+        ValueError: there is no key, or no `=`.
+    """
+    key, equals, written = override.partition("=")
+    key, written = key.strip(), written.strip()
+    if not equals or not key or not all(key.split(".")):
+        raise ValueError("an override is written key=value, for example optim.lr=3e-4")
+    try:
+        parsed = tomllib.loads(f"value = {written}")
+    except tomllib.TOMLDecodeError:
+        return key, written
+    return key, parsed["value"] if parsed.keys() == {"value"} else written
+
+
+def _override(draft: Draft, override: str) -> None:
+    source = f"--set {override}"
+    try:
+        key, value = parse_override(override)
+    except ValueError as error:
+        draft.problems.append(Problem("", str(error), override, "--set"))
+        return
+    if key == "base":
+        draft.problems.append(Problem(key, "only a file has a base; choose the recipe by --recipe", None, source))
+        return
+    *sections, name = key.split(".")
+    into: Any = draft.values
+    path = ""
+    for section in sections:
+        path = f"{path}.{section}".lstrip(".")
+        if isinstance(into, list):
+            if not section.isdecimal() or int(section) >= len(into):
+                rule = f"there are {len(into)} of them, numbered from 0" if into else "there are none of them"
+                draft.problems.append(Problem(path, rule, None, source))
+                return
+            into = into[int(section)]
+        elif isinstance(into, dict):
+            if not isinstance(into.get(section), dict | list):
+                into[section] = {}
+                _forget(draft, path)
+                draft.origins[path] = source
+            into = into[section]
+    if not isinstance(into, dict):
+        rule = "is one list: set it whole, as in optim.betas=[0.9, 0.95]; of a list of sections, name one, as in stages.0.lr"
+        draft.problems.append(Problem(path, rule, None, source))
+        return
+    if isinstance(value, dict):
+        if not isinstance(into.get(name), dict):
+            into[name] = {}
+        into[name].update(value)
+        for inner in value:
+            draft.origins[f"{key}.{inner}"] = source
+    else:
+        _forget(draft, key)
+        into[name] = value
+    draft.origins[key] = source
+    draft.unread.discard(key)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML. Reading it back gives an equal value of the same type.
+
+    Raises:
+        TypeError: TOML has no form for it (None among them).
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:_}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return repr(value)  # Python's shortest exact form; 1e-05, 1e+16, inf and nan are TOML too
+    if isinstance(value, str):
+        import json
+
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_toml_key(name)} = {toml_value(inner)}" for name, inner in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    raise TypeError(f"TOML has no form for {value!r}")
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The lines of a TOML document: plain keys first, then a [section] per table and a [[section]] per array of tables.
+
+    Args:
+        comments: dotted key -> a comment to stand after its value.
+    """
+    comments = comments or {}
+
+    def body(table: Mapping[str, Any], prefix: str) -> list[str]:
+        written = [(f"{_toml_key(name)} = {toml_value(value)}", f"{prefix}{name}") for name, value in table.items()]
+        width = max((len(line) for line, key in written if key in comments), default=0)
+        return [f"{line:<{width}}  # {comments[key]}" if key in comments else line for line, key in written]
+
+    def is_tables(value: Any) -> bool:
+        return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+    plain = {n: v for n, v in values.items() if not isinstance(v, Mapping) and not is_tables(v)}
+    yield from body(plain, "")
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ("", f"[{_toml_key(name)}]", *body(value, f"{name}."))
+        elif is_tables(value):
+            for index, item in enumerate(value):
+                yield from ("", f"[[{_toml_key(name)}]]", *body(item, f"{name}.{index}."))

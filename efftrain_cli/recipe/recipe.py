@@ -1,0 +1,150 @@
+"""A recipe: everything that decides what a run computes, as one frozen value; reading, writing and comparing whole recipes.
+
+The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present is on. The other sections
+are in `sections.py`, the rules between them in `rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
+from efftrain_cli.recipe.check import Check, report
+from efftrain_cli.recipe.file import Draft, read_recipe_file, toml_lines
+from efftrain_cli.recipe.rules import breaches_between, shape_of
+from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Train, Wandb
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Recipe:
+    """A whole recipe, resolved."""
+
+    model: Model
+    data: Data = Field(default_factory=Data)
+    optim: Optim
+    train: Train
+    eval: Eval = Field(default_factory=Eval)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    wandb: Wandb = Field(default_factory=Wandb)
+    seed: int = Field(default=1234, ge=0)
+    """Seed of initialization, data order and every other random draw."""
+    seq_len_warmup: SeqLenWarmup | None = None
+    batch_size_warmup: BatchSizeWarmup | None = None
+    progressive_layer_drop: ProgressiveLayerDrop | None = None
+    simigrad: SimiGrad | None = None
+    staged_growth: StagedGrowth | None = None
+    stages: tuple[Stage, ...] = ()
+    """Stages of staged training, in order; without any, [model] is trained from start to end."""
+
+    def model_at(self, stage: int) -> Model:
+        """The model that a stage (from 0) trains: [model] where there are no stages, and in the last."""
+        if not self.stages:
+            return self.model
+        return replace(self.model, **shapes_of_stages(shape_of(self.model), self.stages)[stage]._asdict())
+
+    def optim_at(self, stage: int) -> Optim:
+        """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
+        if not self.stages or self.stages[stage].lr is None:
+            return self.optim
+        return replace(self.optim, lr=self.stages[stage].lr)
+
+    @model_validator(mode="after")
+    def _rules_between_sections(self) -> Recipe:
+        found = [f"{key}: {rule}" for key, rule in breaches_between(vars(self))]
+        if found:
+            raise ValueError("\n".join(found))
+        return self
+
+
+METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "simigrad", "staged_growth")
+"""Sections that are methods: a recipe without any of them is a baseline."""
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of that name or path, with what it inherits and with `key=value` overrides.
+
+    Raises:
+        RecipeError: it is not found or breaks any rule; the message lists every breach at once.
+    """
+    return check_draft(read_recipe_file(name_or_path, overrides))
+
+
+def check_draft(draft: Draft) -> Recipe:
+    """The recipe that a draft describes.
+
+    Raises:
+        RecipeError: it breaks any rule; the message lists every breach at once.
+    """
+    check = Check(draft, Recipe)
+    sections = check.result()
+    known = {**check.partial, **sections}
+    for key, rule in breaches_between(known):
+        section, _, name = key.partition(".")
+        check.add(key, rule, getattr(known[section], name) if name else None)
+    if check.problems:
+        raise RecipeError(report(draft.name, check.problems), check.problems)
+    return Recipe(**sections)
+
+
+def method_names(recipe: Recipe) -> list[str]:
+    """Names of the method sections that are present."""
+    # [[stages]] alone are staged training too, with the operators' defaults
+    return [
+        name for name in METHODS if getattr(recipe, name) is not None or (name == "staged_growth" and recipe.stages)
+    ]
+
+
+def recipe_values(section: Any) -> dict[str, Any]:
+    """A recipe (or section) as nested dicts in the order of its fields, without what is absent."""
+
+    def plain(value: Any) -> Any:
+        if is_dataclass(value):
+            return recipe_values(value)
+        return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+    values = {field.name: plain(getattr(section, field.name)) for field in fields(section)}
+    if not values.get("stages", True):
+        del values["stages"]  # `stages = []` would only puzzle the readers of every other recipe
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def flat_values(recipe: Recipe) -> dict[str, Any]:
+    """Dotted key -> value of every key that is present; keys of the n-th [[section]] are numbered, from 0."""
+    return dict(_flat(recipe_values(recipe), ""))
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:
+    """The recipe as TOML, every default written out; `load_recipe` reads it back to an equal Recipe.
+
+    Args:
+        comments: dotted key -> a comment to stand after its value.
+    """
+    return "\n".join(toml_lines(recipe_values(recipe), comments)) + "\n"
+
+
+def recipe_differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
+    """(dotted key, value in a, value in b) of exactly the keys that differ; None where a key is absent."""
+    in_a, in_b = flat_values(a), flat_values(b)
+    keys = [*in_a, *(key for key in in_b if key not in in_a)]
+    return [(key, in_a.get(key), in_b.get(key)) for key in keys if in_a.get(key) != in_b.get(key)]

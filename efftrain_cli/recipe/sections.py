@@ -1,0 +1,147 @@
+"""The sections of a recipe that are not methods: model, data, optimizer, budget, evaluation, checkpoints, wandb."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from efftrain_cli.foundation.section import SECTION, Count, Every, Text
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Model:
+    """Shape of the GPT."""
+
+    n_layer: int = Field(ge=1)
+    """Transformer blocks."""
+    n_head: int = Field(ge=1)
+    """Attention heads per block; divides n_embd."""
+    n_embd: int = Field(ge=1)
+    """Width of the residual stream."""
+    seq_len: int = Field(ge=1, le=2**20)
+    """Full context length, in tokens; validation is always measured at it."""
+    vocab_multiple: int = Field(default=64, ge=1)
+    """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or a sample."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Data:
+    """Where the text comes from and how it becomes tokens."""
+
+    train: Text | Annotated[tuple[Text, ...], Field(min_length=1)] = "stdlib"
+    """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs of .txt .jsonl .json.gz
+    .parquet, or a Hugging Face dataset "owner/name"."""
+    valid: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+    """Text to validate on; without it, valid_fraction of train's documents is held out."""
+    valid_fraction: float = Field(default=0.01, gt=0, lt=0.5)
+    """Share of the documents held out for validation where `valid` is not given."""
+    tokenizer: Text = "bpe:512"
+    """"gpt2" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and merges, or "bpe:N": a byte-level BPE of N
+    tokens trained on the corpus."""
+    text_field: Text = "text"
+    """Field or column that holds a document's text in .jsonl, .parquet and Hub datasets."""
+    repeat: bool = False
+    """Allow more than one epoch."""
+    on_bad_document: Literal["error", "skip"] = "error"
+    """A document that cannot be read: stop, or skip and count it; more than 0.1 % skipped is an error."""
+    allow_overlap: bool = False
+    """Allow documents that are in both the training and the validation text."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Optim:
+    """AdamW, gradient clipping and the learning-rate schedule."""
+
+    lr: float = Field(gt=0)
+    """Peak learning rate."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """Learning rate at the end of the decay."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Adam's decay rates of the first and second moment."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Adam's epsilon."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Decoupled weight decay, on matrices except the position embeddings."""
+    grad_clip: float = Field(default=1.0, ge=0)
+    """Largest global l2 norm of the gradient; 0 clips nothing."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warmup."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Decay after the warmup."""
+    decay_tokens: Annotated[Count, Field(ge=1)] | None = None
+    """Tokens at which min_lr is reached; default: train.tokens."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Decay by steps instead: the step at which min_lr is reached."""
+
+    def lr_at(self, step: int, tokens: int, warmup_tokens: int, decay_tokens: int) -> float:
+        """Learning rate of 1-based `step`, whose own tokens are included in `tokens`.
+
+        Linear warmup by steps, then cosine or linear decay by tokens between `warmup_tokens` (tokens trained when the
+        warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set. Megatron-LM, optimizer_param_scheduler.py.
+        """
+        if step <= self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        if self.schedule == "constant":
+            return self.lr
+        if self.decay_steps is not None:
+            done, start, end = step, self.warmup_steps, self.decay_steps
+        else:
+            done, start, end = tokens, warmup_tokens, decay_tokens
+        if done >= end:
+            return self.min_lr
+        ratio = (done - start) / (end - start)
+        share = 0.5 * (1 + math.cos(math.pi * ratio)) if self.schedule == "cosine" else 1 - ratio
+        return self.min_lr + (self.lr - self.min_lr) * share
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Train:
+    """Budget, batch and numerics."""
+
+    tokens: Count = Field(ge=1)
+    """Budget: training ends with the first step at which this many tokens have been trained on."""
+    batch_size: int = Field(ge=1)
+    """Sequences per optimizer step."""
+    micro_batch_tokens: Count = Field(default=16384, ge=1)
+    """Tokens that one forward pass may hold; a step is cut into as many micro-batches as that needs."""
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """Compute type; master weights are fp32. "auto": bf16 where the device has bf16 matmuls, else fp32."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; "auto": on CUDA only."""
+    deterministic: bool = False
+    """Only deterministic kernels, so that runs on CUDA repeat bit for bit."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of storing its activations."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Eval:
+    """Validation at full length, all blocks, on a fixed set of windows."""
+
+    every: int = Field(default=100, ge=1)
+    """Steps between two evaluations; step 0 and the last step are evaluated too."""
+    windows: int = Field(default=64, ge=1)
+    """Validation windows, of seq_len tokens each."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Checkpoint:
+    """When checkpoints are written and how many are kept."""
+
+    every: Every = "10min"
+    """Steps, or a duration such as "10min"; the last step is always saved."""
+    keep: int = Field(default=3, ge=1)
+    """Newest checkpoints kept."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Wandb:
+    """Weights & Biases: a second reader of metrics.jsonl."""
+
+    mode: Literal["off", "offline", "online"] = "off"
+    """"off", "offline" or "online"."""
+    project: str = "efftrain"
+    """Project that the run is logged to."""

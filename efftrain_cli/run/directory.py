@@ -1,0 +1,402 @@
+"""The run directory: the only place a run writes to, and the one thing that every other command reads.
+
+    runs/<name>/
+      recipe.toml       the resolved recipe: everything needed to run it again
+      origin.json       command line, versions, device, data hashes, start time
+      tokenizer.json    the tokenizer, so that the run can be sampled and evaluated anywhere
+      metrics.jsonl     one row per step; after a resume the highest segment of a step counts
+      events.jsonl      what is not a step: start, resume, signal, divergence, fallback
+      checkpoints/      step-00000100/ and so on
+      lock              held by the process that owns the run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from efftrain_cli.foundation.errors import CheckpointError, RunLockedError, UsageError
+from efftrain_cli.foundation.files import fsync
+
+SCHEMA_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10))}
+_CHECKPOINT = re.compile(r"step-(\d{8,})")
+
+
+def runs_root() -> Path:
+    """The folder of all runs: EFFTRAIN_RUNS, or ./runs."""
+    return Path(os.environ.get("EFFTRAIN_RUNS") or "runs")
+
+
+def run_path(name: str, root: Path | None = None) -> Path:
+    """The directory of run `name` in `root` (default: the folder of all runs), whether or not it exists.
+
+    Raises:
+        UsageError: the name could leave the folder of runs, or is no portable file name.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"run name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    if name.split(".")[0].lower() in _WINDOWS_DEVICES:
+        raise UsageError(f"run name {name!r} is a device name on Windows; choose another")
+    path = (root or runs_root()) / name
+    if path.is_symlink():
+        raise UsageError(f"{path} is a symbolic link; a run must be a directory of its own")
+    return path
+
+
+def run_names() -> list[str]:
+    """Names of the runs that exist, sorted."""
+    root = runs_root()
+    if not root.is_dir():
+        return []
+    return sorted(path.name for path in root.iterdir() if (path / "recipe.toml").is_file())
+
+
+def existing_run(name: str) -> Path:
+    """The directory of a run that exists.
+
+    Raises:
+        UsageError: it does not; the message names the nearest ones.
+    """
+    path = run_path(name)
+    if not (path / "recipe.toml").is_file():
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, run_names(), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; `efftrain runs list` shows all"
+        raise UsageError(f"there is no run {name!r} in {runs_root()}{hint}")
+    return path
+
+
+def check_free(name: str) -> None:
+    """Looks whether a run exists and nobody owns it.
+
+    Raises:
+        UsageError: there is no such run.
+        RunLockedError: another process owns it.
+    """
+    take_lock(existing_run(name) / "lock").close()
+
+
+def unused_name(name: str) -> str:
+    """`name`-2, `name`-3, ...: the first that is free."""
+    number = 2
+    while run_path(f"{name}-{number}").exists():
+        number += 1
+    return f"{name}-{number}"
+
+
+class Run:
+    """A run directory that this process owns. Use as a context manager: leaving it flushes and unlocks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self._lock = take_lock(path / "lock")
+        self._metrics = _Lines(path / "metrics.jsonl")
+        self._events = _Lines(path / "events.jsonl")
+        self._last_fsync = time.monotonic()
+        self.verified: set[Path] = set()
+        """Checkpoints that this process wrote, or checked against their manifests."""
+        self.damaged: set[Path] = set()
+        """Checkpoints that this process found damaged."""
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        recipe_toml: str,
+        origin: Mapping[str, object],
+        tokenizer: Path | None = None,
+        root: Path | None = None,
+    ) -> Run:
+        """Makes a new run directory in `root` (default: the folder of all runs), whole or not at all.
+
+        Raises:
+            UsageError: the name is taken or not allowed. Nothing is ever overwritten.
+        """
+        path = run_path(name, root)
+        if path.exists():
+            raise taken(name)
+        root = path.parent
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(root)
+        # Made beside its place and renamed, so that a kill leaves no half of a run that would block the name.
+        temporary = root / f".{name}.{os.getpid()}.tmp"
+        temporary.mkdir()
+        run = cls(temporary)
+        try:
+            (temporary / "origin.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1))
+            if tokenizer is not None:
+                shutil.copyfile(tokenizer, temporary / "tokenizer.json")
+            (temporary / "recipe.toml").write_text(recipe_toml)
+            for file in (*temporary.iterdir(), temporary):
+                fsync(file)
+            temporary.rename(path)  # fails where a directory with files stands
+            fsync(root)
+        except BaseException as error:
+            run.close()
+            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError) and path.exists():
+                raise taken(name) from None
+            raise
+        run.path, run.name = path, name
+        run._metrics.path, run._events.path = path / "metrics.jsonl", path / "events.jsonl"
+        return run
+
+    @classmethod
+    def open(cls, name: str, root: Path | None = None) -> Run:
+        """Takes ownership of an existing run in `root` (default: the folder of all runs), and removes what an interrupted save
+        left behind.
+
+        Raises:
+            UsageError: there is no such run.
+            RunLockedError: another process owns it.
+        """
+        run = cls(existing_run(name) if root is None else run_path(name, root))
+        for path in (run.path / "checkpoints").glob("*.tmp"):
+            shutil.rmtree(path)
+            run.event("removed", {"path": path.name, "reason": "left by an interrupted save"})
+        return run
+
+    def log(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory and written when there is room."""
+        if rows:
+            self._metrics.write(rows)
+            if time.monotonic() - self._last_fsync > 10:
+                self.sync()
+
+    def event(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Appends to events.jsonl what is not a step, with the time of day."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._events.write([{"event": kind, "time": now, **fields}])
+
+    def events(self) -> list[dict[str, Any]]:
+        """What events.jsonl holds, oldest first; lines that are no JSON are passed over."""
+        return read_lines(self.path / "events.jsonl")
+
+    def rows(self, until: int | None = None) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl that count, in order of steps, up to step `until`: a later segment replaces all rows from
+        its first step on."""
+        found: dict[int, dict[str, Any]] = {}
+        last_segment = None
+        for row in sorted(read_lines(self.path / "metrics.jsonl"), key=lambda row: row["segment"]):
+            step = row["step"]
+            if row["segment"] != last_segment:
+                found = {earlier: kept for earlier, kept in found.items() if earlier < step}
+                last_segment = row["segment"]
+            if until is None or step <= until:
+                found[step] = row
+        return [found[step] for step in sorted(found)]
+
+    def last_row(self, step: int) -> dict[str, Any] | None:
+        """The row of `step` that counts: that of the highest segment."""
+        rows = [row for row in read_lines(self.path / "metrics.jsonl") if row.get("step") == step]
+        return max(rows, key=lambda row: row["segment"], default=None)
+
+    def report_gaps(self, step: int) -> None:
+        """Records and warns of rows up to `step` that are in no segment: a full disk refused them, and then a kill came."""
+        there = {row.get("step") for row in read_lines(self.path / "metrics.jsonl")}
+        missing = [number for number in range(1, step + 1) if number not in there]
+        while missing:
+            length = next((i for i, number in enumerate(missing) if number != missing[0] + i), len(missing))
+            first, last = missing[0], missing[length - 1]
+            missing = missing[length:]
+            self.event("gap", {"first": first, "last": last})
+            print(f"warning: {self.path / 'metrics.jsonl'}: rows of steps {first} to {last} are missing", file=sys.stderr)
+
+    def next_segment(self) -> int:
+        """The number of this start: one more than all starts, resumes and rewinds that events.jsonl holds, counted from 0."""
+        return sum(event.get("event") in ("start", "resume", "rewind") for event in self.events())
+
+    def sync(self) -> None:
+        """Makes the rows so far survive a power failure."""
+        delayed = self._metrics.delayed
+        for file in (self._metrics, self._events):
+            file.sync()
+        if delayed and not self._metrics.delayed:
+            self.event("rows_delayed", {"rows": delayed, "reason": "the disk was full; they are written now"})
+        self._last_fsync = time.monotonic()
+
+    def close(self) -> None:
+        """Flushes and gives up ownership."""
+        self.sync()
+        self._metrics.close()
+        self._events.close()
+        self._lock.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def purge_checkpoints(self, keep: int) -> None:
+        """Removes all but the newest `keep` checkpoints. Damaged ones neither count nor go; the newest verified one stays."""
+        sound = [path for path in checkpoints_of(self.path) if path not in self.damaged]
+        newest_verified = max(self.verified & set(sound), key=checkpoint_step, default=None)
+        for path in sound[:-keep]:
+            if path != newest_verified:
+                # Renamed first: a kill between two files must not leave half a checkpoint under its name.
+                gone = path.with_name(f"{path.name}.old.tmp")
+                path.rename(gone)
+                shutil.rmtree(gone)
+
+    def set_aside(self, checkpoint: Path) -> Path:
+        """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt, one of a
+        past that a rewind left to step-N.left (or step-N.left-2, ...)."""
+        kind = "corrupt" if checkpoint in self.damaged else "left"
+        number, target = 1, checkpoint.with_name(f"{checkpoint.name}.{kind}")
+        while target.exists():
+            number += 1
+            target = checkpoint.with_name(f"{checkpoint.name}.{kind}-{number}")
+        checkpoint.rename(target)
+        self.damaged.discard(checkpoint)
+        self.event("set_aside", {"checkpoint": checkpoint.name, "to": target.name})
+        return target
+
+
+def taken(name: str) -> UsageError:
+    """The error of a name that a run has already."""
+    return UsageError(
+        f"run {name!r} exists already in {runs_root()}; continue it with `efftrain pretrain --resume {name}`, "
+        f"or give another --name, for example {unused_name(name)}"
+    )
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Removes run directories whose maker was killed before they were whole."""
+    for path in root.glob(".*.tmp"):
+        with contextlib.suppress(RunLockedError, OSError):
+            young = time.time() - path.stat().st_mtime < 60
+            if (path / "lock").exists() or not young:  # a process that has just begun has no lock yet
+                take_lock(path / "lock").close()
+                shutil.rmtree(path)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; lines that are none (a torn last one) are passed over."""
+    if not path.exists():
+        return []
+    values = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(line))
+    return [value for value in values if isinstance(value, dict)]
+
+
+def checkpoint_path(run: Path, step: int) -> Path:
+    """Where the checkpoint after `step` finished steps lies."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _CHECKPOINT.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path} is not named step-00000000")
+    return int(match[1])
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """The run's checkpoints by step, oldest first, whether or not they are valid."""
+    folder = run / "checkpoints"
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step)
+
+
+class _Lines:
+    """A file of JSON lines to append to. A torn last line (a killed writer's) is cut off first. What a full disk refuses
+    waits in memory, so that training goes on and no line is ever torn by us."""
+
+    WARN_EVERY = 60.0
+    """Seconds between two warnings."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        end = os.fstat(self._file).st_size
+        back = min(end, 1 << 20)
+        tail = os.pread(self._file, back, end - back)
+        if tail and not tail.endswith(b"\n"):
+            os.ftruncate(self._file, end - (len(tail) - tail.rfind(b"\n") - 1))
+        self._waiting = b""
+        self._warned = -self.WARN_EVERY
+        self.delayed = 0
+        """Lines that had to wait since the file was last written to the end."""
+
+    def write(self, values: Sequence[Mapping[str, object]]) -> None:
+        self._waiting += "".join(json.dumps(value, allow_nan=False) + "\n" for value in values).encode()
+        if not self._flush():
+            self.delayed += len(values)
+
+    def sync(self) -> None:
+        if self._flush():
+            self.delayed = 0
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                self._warn(error)
+
+    def close(self) -> None:
+        if self._waiting:
+            lines = self._waiting.count(b"\n")
+            print(f"warning: {self.path}: the last {lines} lines could not be written and are lost", file=sys.stderr)
+        os.close(self._file)
+
+    def _flush(self) -> bool:
+        """Writes what waits, as far as there is room; True where nothing waits any more."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+        except OSError as error:
+            self._warn(error)
+            return False
+        return True
+
+    def _warn(self, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._warned >= self.WARN_EVERY:
+            self._warned = now
+            disk = os.fstatvfs(self._file)
+            free, lines = disk.f_bavail * disk.f_frsize, self._waiting.count(b"\n")
+            print(
+                f"warning: {self.path}: {error.strerror} ({free:,} bytes free); training goes on, "
+                f"{lines} lines wait in memory until there is room",
+                file=sys.stderr,
+            )
+
+
+def take_lock(path: Path) -> IO[str]:
+    """An exclusive lock that dies with its process, so that a killed owner never blocks a run."""
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise RunLockedError(
+            f"run {path.parent.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
+        ) from None
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
+        os.ftruncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+    return file

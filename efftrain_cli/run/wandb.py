@@ -1,0 +1,293 @@
+"""Weights & Biases as a second reader of metrics.jsonl.
+
+wandb never runs inside training: a child process follows the file while it grows, so that a slow network, a missing key or a
+crash of wandb costs the run nothing. `efftrain wandb-sync` is the same code on a file that is already there.
+
+wandb keeps the first value that it is given for a step and drops later ones. While a run is followed, rows that a resume
+writes anew are therefore not sent again; after a rewind the history at wandb holds steps that were given up. `sync` makes a
+clean run from the rows that count: each step once, the last write wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.run.rows import RunDirectory, flatten, read_metrics, read_run
+
+if TYPE_CHECKING:
+    import wandb
+
+INIT_SECONDS = 15.0
+"""Longest wait for wandb's server before the metrics are kept offline instead."""
+STOP_SECONDS = 10.0
+"""Longest wait for the child at the end of a run: with a stop's own work well below the 30 s that schedulers allow."""
+LOG = "follow.log"
+"""File in <run>/wandb that holds what the child had to say."""
+STATE = "followed.json"
+"""File in <run>/wandb that says up to which step the run has been sent."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What was handed to wandb."""
+
+    rows: int
+    id: str
+    mode: str
+    """"online" or "offline"."""
+    folder: Path
+    """Where wandb keeps its files."""
+    warning: str = ""
+
+
+def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced:
+    """Makes a clean wandb run from the rows of metrics.jsonl that count.
+
+    Its id follows from the rows: the same rows give the same id, and a run that went on gives a new one, since wandb
+    cannot take back what it was sent.
+
+    Args:
+        mode: "offline" or "online".
+        project: default: the recipe's wandb.project.
+
+    Raises:
+        UsageError: wandb is not installed, or "online" cannot be reached.
+        DataError: the run is damaged.
+    """
+    directory = read_run(run)
+    frame = read_metrics(run)
+    rows = [{key: value for key, value in row.items() if value == value} for row in frame.to_dict("records")]
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:8]
+    run_id = f"{directory.name}-{digest}"
+    session = _init(directory, mode, project, run_id, resume="allow" if mode == "offline" else "never")
+    for row in rows:
+        session.log(_plain(row), step=int(row["step"]))
+    _finish(session)
+    return Synced(len(rows), run_id, mode, run / "wandb")
+
+
+def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float = 1.0) -> Synced:
+    """Sends rows to wandb as they are written, until standard input closes; then what is left, and ends.
+
+    One wandb run per run directory: a resumed run continues it. Where "online" cannot be reached within INIT_SECONDS, the
+    metrics are kept offline, with one warning.
+
+    Raises:
+        UsageError: wandb is not installed.
+        DataError: the run is damaged.
+    """
+    directory = read_run(run)
+    created = f"{directory.name} {directory.origin.get('started')}"
+    run_id = f"{directory.name}-{hashlib.sha256(created.encode()).hexdigest()[:8]}"
+    warning = ""
+    try:
+        session = _init(directory, mode, project, run_id, resume="allow")
+    except UsageError as error:
+        if mode == "offline":
+            raise
+        warning, mode = f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them later", "offline"
+        session = _init(directory, mode, project, run_id, resume="allow")
+    state = run / "wandb" / STATE
+    sent = _last_sent(state)
+    count = replaced = 0
+    for row in _rows_as_written(run / "metrics.jsonl", poll_seconds):
+        step = int(row["step"])
+        if step <= sent:
+            replaced += row.get("segment", 0) > 0
+            continue
+        session.log(_plain(row), step=step)
+        sent, count = step, count + 1
+    _finish(session)
+    _write_sent(state, sent)
+    if replaced:
+        warning += f"{replaced} rows were written anew after a resume; `efftrain wandb-sync {directory.name}` makes a clean copy"
+    return Synced(count, run_id, mode, run / "wandb", warning)
+
+
+@contextlib.contextmanager
+def followed(run: Path, mode: str, project: str) -> Iterator[None]:
+    """While the block runs, a child process sends the rows of `run` to wandb. "off": nothing happens.
+
+    Whatever befalls the child, the block is not disturbed; what the child had to say is printed as one warning at the end.
+    """
+    if mode == "off":
+        yield
+        return
+    try:
+        follower = start_follower(run, mode, project)
+    except OSError as error:
+        print(f"warning: wandb could not be started: {error}", file=sys.stderr)
+        yield
+        return
+    try:
+        yield
+    finally:
+        done = stop_follower(follower)
+        said = _said(run)
+        if said:
+            print(f"warning: wandb: {said}", file=sys.stderr)
+        elif not done:
+            print(
+                f"warning: wandb is still busy in process {follower.pid}; if it does not finish, "
+                f"`efftrain wandb-sync {run.name}` sends the metrics again",
+                file=sys.stderr,
+            )
+
+
+def start_follower(run: Path, mode: str, project: str) -> subprocess.Popen[bytes]:
+    """Starts the child process that follows `run`. It ends by itself when this process ends, however that happens."""
+    folder = run / "wandb"
+    folder.mkdir(exist_ok=True)
+    # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(run), "--follow", "--mode", mode, "--project", project],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            # Ctrl-C is for the training; the child ends when its input closes.
+            start_new_session=True,
+        )
+
+
+def stop_follower(follower: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> bool:
+    """Tells the child that there will be no more rows, and waits for at most `seconds`; False where it is still busy.
+
+    It is not killed then: it goes on sending, and what it cannot send stays offline.
+    """
+    if follower.stdin is not None:
+        with contextlib.suppress(OSError):
+            follower.stdin.close()
+    try:
+        follower.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _said(run: Path) -> str:
+    """The last line that the child wrote, its warning or error; not what wandb itself prints, greetings for the most part."""
+    try:
+        lines = (run / "wandb" / LOG).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    lines = [line for line in lines if not line.startswith("wandb: ")]
+    return lines[-1].removeprefix("warning: ").removeprefix("error: ") if lines else ""
+
+
+def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, resume: str) -> wandb.Run:
+    if mode not in ("offline", "online"):
+        raise UsageError(f"--mode {mode!r}: use offline or online")
+    # wandb writes its crash reports and statistics about the machine without being asked.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    try:
+        import wandb
+    except ImportError as error:
+        raise UsageError(f"wandb cannot be imported ({error}); install it with: pip install wandb") from None
+    folder = directory.path
+    (folder / "wandb").mkdir(exist_ok=True)
+    recipe = directory.recipe
+    try:
+        session = wandb.init(
+            project=project or recipe.get("wandb", {}).get("project", "efftrain"),
+            name=directory.name,
+            id=run_id,
+            resume=resume,
+            group=str(directory.origin.get("recipe") or directory.name),
+            dir=str(folder),
+            config={**flatten(recipe), **{f"origin.{k}": v for k, v in flatten(directory.origin).items()}},
+            mode=mode,
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                disable_job_creation=True,
+                save_code=False,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                init_timeout=INIT_SECONDS,
+            ),
+        )
+    except Exception as error:  # wandb raises errors of many kinds, among them its own and the network's
+        # Its own process still holds the id, and would refuse it to the offline run that takes this one's place.
+        with contextlib.suppress(Exception):
+            wandb.teardown()
+        raise UsageError(f"wandb ({mode}): {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}") from None
+    session.define_metric("tokens")
+    session.define_metric("*", step_metric="tokens")
+    return session
+
+
+def _finish(session: wandb.Run) -> None:
+    import wandb
+
+    session.finish()
+    # finish() returns before wandb's own process has written the last rows of an offline run; its end is waited for here.
+    wandb.teardown()
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What wandb is given of a row: no null, no step (wandb has its own)."""
+    return {key: value for key, value in row.items() if value is not None and key != "step"}
+
+
+def _rows_as_written(path: Path, poll_seconds: float) -> Iterator[dict[str, Any]]:
+    """Rows in file order as they appear, until standard input closes and none is left. Half-written lines wait."""
+    position, rest, open_ = 0, b"", True
+    while True:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            # A resume cuts a torn last line off; what was read of it is dropped with it.
+            size = file.seek(0, os.SEEK_END)
+            if size < position:
+                position, rest = position - len(rest), b""
+            file.seek(position)
+            data = file.read()
+            position += len(data)
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and "step" in row:
+                        yield row
+        if not open_:
+            return
+        open_ = not _input_closed(poll_seconds)
+
+
+def _input_closed(seconds: float) -> bool:
+    """Waits for at most `seconds`; True as soon as standard input has ended."""
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
+    except (OSError, ValueError):
+        time.sleep(seconds)
+        return True
+
+
+def _last_sent(path: Path) -> int:
+    try:
+        return int(json.loads(path.read_text())["last_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def _write_sent(path: Path, step: int) -> None:
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(json.dumps({"last_step": step}))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"{path}: {error}") from None

@@ -1,0 +1,1 @@
+"""`efftrain sweep`: every recipe with every seed and setting, then the comparison."""

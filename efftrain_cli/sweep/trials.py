@@ -1,0 +1,350 @@
+"""`efftrain sweep`: every recipe with every seed and setting, one run after the other, then the comparison.
+
+Seeds are the outer loop, so that pairs of runs that can be compared are complete as early as possible. A sweep that was
+stopped or killed goes on where it was: finished runs are not trained again, unfinished ones are resumed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
+from efftrain_cli.run.directory import run_path
+from efftrain_cli.run.rows import NOT_COMPUTED
+
+if TYPE_CHECKING:
+    from efftrain_cli.compare.reading import RunNumbers
+    from efftrain_cli.recipe.recipe import Recipe
+
+DIVERGED = 4
+STOPPED = 75
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    recipe: str
+    """As --recipe names it."""
+    settings: tuple[str, ...]
+    """`key=value` overrides besides the seed."""
+    seed: int
+    name: str
+    """Of its run directory."""
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds written "0..4" (both ends included), "1,3,5", "7" or a mixture.
+
+    Raises:
+        UsageError: it is none of these, or names a seed twice.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise UsageError(f"--seeds {text!r}: write 0..4 (both included), 1,3,5 or 7")
+        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {text!r} names a seed twice")
+    return tuple(seeds)
+
+
+def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """`key=value,value` as a key and its values; commas inside brackets and quotes belong to a value.
+
+    Raises:
+        UsageError: one is not of that form, or a key comes twice.
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        key, sign, values = text.partition("=")
+        parts = _split(values)
+        if not sign or not key.strip() or not all(parts):
+            raise UsageError(f"--set {text!r}: write key=value or key=value,value, for example optim.lr=1e-3,2e-3")
+        if key.strip() in ("seed", "base"):
+            raise UsageError(f"--set {text!r}: " + ("use --seeds" if key.strip() == "seed" else "use --recipe"))
+        if key.strip().startswith(NOT_COMPUTED) and len(parts) > 1:
+            raise UsageError(f"--set {text!r}: {key.strip()} changes nothing of the result; give it one value")
+        if key.strip() in found:
+            raise UsageError(f"--set {key.strip()} is given twice; write {key.strip()}=value,value")
+        found[key.strip()] = parts
+    return list(found.items())
+
+
+def _split(values: str) -> list[str]:
+    parts, depth, quote = [""], 0, ""
+    for character in values:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        if character == "," and not quote and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def grid(
+    recipes: Sequence[str], seeds: Sequence[int], settings: Sequence[tuple[str, list[str]]], prefix: str | None = None
+) -> list[Trial]:
+    """The runs of a sweep, in order.
+
+    Raises:
+        UsageError: a recipe comes twice, or two recipes share a name.
+    """
+    if not recipes:
+        raise UsageError("give at least one --recipe")
+    names = [Path(recipe).name.removesuffix(".toml") for recipe in recipes]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UsageError(f"--recipe {', '.join(sorted(twice))} is given twice; runs are named after their recipe")
+    keys = [key for key, _ in settings]
+    trials = []
+    for seed in seeds:
+        for recipe, name in zip(recipes, names, strict=True):
+            for values in itertools.product(*(values for _, values in settings)):
+                overrides = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
+                # What changes nothing of the result is not part of the name either.
+                told = [(key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)]
+                words = [name, *(_word(key, value) for key, value in told), f"seed{seed}"]
+                trials.append(Trial(recipe, overrides, seed, _name([prefix, *words] if prefix else words, overrides)))
+    return trials
+
+
+def _word(key: str, value: str) -> str:
+    """A setting inside a run's name: optim.lr=1e-3 -> lr1e-3."""
+    return key.rsplit(".", 1)[-1].replace("_", "-") + re.sub(r"[^A-Za-z0-9.-]", "", value)
+
+
+def _name(words: Sequence[str], overrides: Sequence[str]) -> str:
+    name = "-".join(words)
+    if len(name) > 64:
+        import hashlib
+
+        digest = hashlib.sha256(json.dumps(overrides).encode()).hexdigest()[:8]
+        name = f"{words[0][: 60 - len(digest) - len(words[-1])]}-{digest}-{words[-1]}"
+    run_path(name)  # raises where it is no name for a run
+    return name
+
+
+def recipe_of(trial: Trial) -> Recipe:
+    """The resolved recipe of a trial.
+
+    Raises:
+        RecipeError: it breaks a rule.
+    """
+    from efftrain_cli.recipe.recipe import load_recipe
+
+    return load_recipe(trial.recipe, [*trial.settings, f"seed={trial.seed}"])
+
+
+def check_comparable(trials: Sequence[Trial]) -> None:
+    """Refuses a sweep whose runs could not be compared, before any is trained.
+
+    Raises:
+        UsageError: the recipes would be validated on different text, windows or tokens.
+    """
+    firsts = {(trial.recipe, trial.settings): trial for trial in reversed(trials)}
+    decided: dict[str, dict[str, list[str]]] = {}
+    for trial in reversed(firsts.values()):
+        recipe = recipe_of(trial)
+        data = recipe.data
+        # Without a validation text of its own, validation is cut from the training text.
+        source = data.valid if data.valid is not None else (data.train, data.valid_fraction)
+        for key, value in (
+            ("model.seq_len", recipe.model.seq_len),
+            ("eval.windows", recipe.eval.windows),
+            ("data.tokenizer", data.tokenizer),
+            ("data.text_field", data.text_field),
+            ("the validation text", source),
+        ):
+            decided.setdefault(key, {}).setdefault(str(value), []).append(" ".join((trial.recipe, *trial.settings)))
+    problems = [
+        f"  - {key}: " + "; ".join(f"{value} in {', '.join(arms)}" for value, arms in values.items())
+        for key, values in decided.items()
+        if len(values) > 1
+    ]
+    if problems:
+        raise UsageError(
+            "these recipes would be validated on different text, so their losses could not be compared:\n"
+            + "\n".join(problems)
+            + "\nMake them equal, for example with --set for all of them, or use --allow to train and label them"
+        )
+
+
+def state_of(trial: Trial) -> str:
+    """"new", "finished", "diverged" or "unfinished".
+
+    Raises:
+        UsageError: its run directory exists and holds another recipe.
+    """
+    from efftrain_cli.compare.groups import differing_keys
+    from efftrain_cli.compare.reading import status_of
+    from efftrain_cli.recipe.recipe import dump_recipe
+    from efftrain_cli.run.rows import flatten, read_rows, read_run
+
+    path = run_path(trial.name)
+    if not (path / "recipe.toml").is_file():
+        return "new"
+    import tomllib
+
+    run = read_run(path)
+    wanted = flatten(tomllib.loads(dump_recipe(recipe_of(trial))))
+    differing = differing_keys([wanted, flatten(run.recipe)], but=())
+    if differing:
+        raise UsageError(
+            f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ); give the sweep a --name of its own, "
+            f"or remove the run: efftrain runs rm {trial.name}"
+        )
+    if not (path / "metrics.jsonl").exists():
+        return "unfinished"
+    status = status_of(run, read_rows(path, ("step", "tokens", "nonfinite")))
+    return status if status in ("finished", "diverged") else "unfinished"
+
+
+def pretrain_arguments(trial: Trial, state: str, device: str) -> list[str]:
+    """The command line that trains a trial."""
+    command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--device", device]
+    if state == "unfinished":
+        return [*command, "--resume", trial.name]
+    sets = [word for setting in trial.settings for word in ("--set", setting)]
+    return [*command, "--recipe", trial.recipe, "--seed", str(trial.seed), "--name", trial.name, *sets]
+
+
+def train_in_child(arguments: Sequence[str]) -> int:
+    """Trains in a process of its own, and returns its exit code.
+
+    SIGTERM is passed on. Ctrl-C reaches the child by itself, as it shares the terminal; here it is only waited for, until
+    the child has saved.
+    """
+    # What training shows goes beside the comparison, not into it.
+    child = subprocess.Popen(arguments, stdout=sys.stderr.fileno())
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number)),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    }
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    device: str = "auto",
+    train: Callable[[Sequence[str]], int] = train_in_child,
+    say: Callable[[str], None] = print,
+) -> Iterator[tuple[Trial, str]]:
+    """Trains what is not trained yet, and yields each trial with how it ended: "finished" or "diverged".
+
+    A run that diverges is a result; the sweep goes on.
+
+    Raises:
+        StoppedError: a run was stopped and saved; the same sweep continues.
+        EfftrainError: a run failed; the exit code is its own.
+    """
+    # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
+    states = [state_of(trial) for trial in trials]
+    open_ = [i for i, state in enumerate(states) if state in ("new", "unfinished")]
+    started, trained = time.monotonic(), 0
+    for i, (trial, state) in enumerate(zip(trials, states, strict=True)):
+        head = f"[{i + 1}/{len(trials)}] {trial.name}"
+        if i not in open_:
+            say(f"{head}: {state} already")
+            yield trial, state
+            continue
+        left = len(open_) - trained
+        # Runs of one sweep are alike, so the mean so far is the best guess.
+        eta = f"; about {_minutes((time.monotonic() - started) / trained * left)} left for {left} runs" if trained else ""
+        say(f"{head}: {'continuing' if state == 'unfinished' else 'training'}{eta}")
+        if state == "new":
+            _clear_leftover(run_path(trial.name))
+        code = train(pretrain_arguments(trial, state, device))
+        if code == STOPPED or code == -signal.SIGINT:
+            raise StoppedError(f"{trial.name} was stopped and saved; the same command continues the sweep")
+        if code not in (0, DIVERGED):
+            error = EfftrainError(f"{trial.name} failed with exit code {code}; the same command continues the sweep")
+            error.exit_code = code if 0 < code < 256 else 1
+            raise error
+        trained += 1
+        ended = state_of(trial)
+        if ended not in ("finished", "diverged"):
+            raise EfftrainError(f"{trial.name} ended before its budget was used up; the same command continues the sweep")
+        yield trial, ended
+
+
+def _clear_leftover(path: Path) -> None:
+    """Removes a directory whose run was killed before it began: it has no recipe, no row and no checkpoint."""
+    metrics = path / "metrics.jsonl"
+    if path.is_dir() and not (metrics.exists() and metrics.stat().st_size) and not (path / "checkpoints").exists():
+        shutil.rmtree(path)
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One recipe with one setting, over its seeds."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    names: tuple[str, ...]
+    """Its runs."""
+    losses: tuple[float | None, ...]
+    """Final validation loss by seed, nats per token; None where a run did not finish."""
+    best: bool
+    """The recipe's best setting: the lowest mean final loss among those that finished with every seed."""
+
+
+def choose(trials: Sequence[Trial], read: Callable[[Path], RunNumbers] | None = None) -> list[Choice]:
+    """Every recipe with every setting, and which setting is each recipe's best.
+
+    Where no setting of a recipe finished with every seed, the one that finished most often is taken, then the lowest loss.
+    """
+    from efftrain_cli.compare.reading import read_numbers
+
+    read = read or read_numbers
+    arms: dict[tuple[str, tuple[str, ...]], list[Trial]] = {}
+    for trial in trials:
+        arms.setdefault((trial.recipe, trial.settings), []).append(trial)
+    losses: dict[tuple[str, tuple[str, ...]], list[float | None]] = {}
+    for key, members in arms.items():
+        runs = [read(run_path(trial.name)) for trial in members]
+        losses[key] = [
+            float(run.evaluated["val_loss"][-1]) if run.status == "finished" and len(run.evaluated["val_loss"]) else None
+            for run in runs
+        ]
+
+    def rank(key: tuple[str, tuple[str, ...]]) -> tuple[int, float]:
+        there = [loss for loss in losses[key] if loss is not None]
+        return len(losses[key]) - len(there), sum(there) / len(there) if there else float("inf")
+
+    best = {
+        recipe: min((key for key in arms if key[0] == recipe), key=rank) for recipe in dict.fromkeys(key[0] for key in arms)
+    }
+    return [
+        Choice(key[0], key[1], tuple(trial.name for trial in members), tuple(losses[key]), best[key[0]] == key)
+        for key, members in arms.items()
+    ]

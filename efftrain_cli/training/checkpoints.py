@@ -1,0 +1,246 @@
+"""A run's checkpoints: written when due, found again after a stop, and checked against the recipe that continues them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.foundation.errors import CheckpointError, DiskError, RecipeError, UsageError
+from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
+from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
+from efftrain_cli.run.manifest import verify_checkpoint
+from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.training.stages import set_stage
+from efftrain_cli.training.state import (
+    TrainState,
+    load_tensors,
+    model_tensors,
+    optimizer_tensors,
+    progress_to_json,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+_SHAPE_KEYS = ("model.", "data.tokenizer")
+"""Recipe keys that decide the shapes of tensors."""
+
+
+def save(run: Run, state: TrainState, recipe: Recipe) -> float:
+    """Writes a checkpoint of `state` unless this step has a verified one, removes old ones, and returns the seconds it took.
+
+    Raises:
+        DiskError: there is too little room; the checkpoints that exist are untouched and nothing partial is left.
+    """
+    start = time.monotonic()
+    path = checkpoint_path(run.path, state.progress.step)
+    if path in run.verified:
+        return 0.0
+    if path.exists():  # damaged, or of a past that was left: it must not stand for this state
+        run.set_aside(path)
+    run.sync()
+    try:
+        write_checkpoint(path, state, dump_recipe(recipe))
+    except Exception as error:
+        if not _is_disk_full(error):
+            raise
+        raise DiskError(
+            f"{path}: the disk is full: {checkpoint_bytes(state, recipe):,} bytes needed, "
+            f"{shutil.disk_usage(run.path).free:,} bytes free. Earlier checkpoints are untouched. Make room, or lower "
+            f"checkpoint.keep (now {recipe.checkpoint.keep})"
+        ) from None
+    run.verified.add(path)
+    run.purge_checkpoints(recipe.checkpoint.keep)
+    seconds = time.monotonic() - start
+    run.event("checkpoint", {"step": state.progress.step, "seconds": seconds})
+    return seconds
+
+
+def newest_checkpoint(run: Run) -> Path | None:
+    """The newest checkpoint that passes verification, None where there is none at all; each one passed over becomes an event
+    and a warning.
+
+    Raises:
+        CheckpointError: there are checkpoints but none is valid.
+    """
+    paths = checkpoints_of(run.path)
+    folder = run.path / "checkpoints"
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path not in paths and not _is_set_aside(path):
+            run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
+            print(f"warning: {path} is not named like a checkpoint (step-00000000); ignored", file=sys.stderr)
+    problems = []
+    for path in reversed(paths):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError as error:
+            problems.append(str(error))
+            run.damaged.add(path)
+            run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
+            print(f"warning: {error}; trying the one before", file=sys.stderr)
+            continue
+        run.verified.add(path)
+        return path
+    if problems:
+        raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(problems))
+    return None
+
+
+def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
+    """Brings a checkpoint into `state`, which takes the size of the checkpoint's stage.
+
+    Raises:
+        CheckpointError: it is damaged, or its tensors do not fit; `state` is untouched then.
+    """
+    progress, model, optimizer, method = read_checkpoint(path)
+    if progress.stage:
+        set_stage(state, recipe, progress.stage)
+    load_tensors(state, model, optimizer)
+    state.method_tensors = method
+    state.progress = progress
+
+
+def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bool) -> None:
+    """Compares the recipe that shall continue a run with the one that wrote `checkpoint`, or, where the run has none, with
+    the one it was started with. Differences that `override` lets
+    pass become an event, and pass from then on.
+
+    Raises:
+        CheckpointError: the model or its vocabulary would have another shape.
+        UsageError: anything else that a step depends on differs, and `override` is not given.
+    """
+    written = read_recipe(checkpoint or run.path)
+    differences = [
+        (key, old, new)
+        for key, old, new in recipe_differences(written, recipe)
+        if not key.startswith(NOT_COMPUTED)
+    ]
+    shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
+    if shapes and checkpoint is not None:
+        raise CheckpointError(
+            f"{checkpoint} was written with another model: {_described(shapes)}. A checkpoint only continues with the shapes "
+            "it has; give the values back, or start a new run"
+        )
+    accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe in a run's or a checkpoint's folder.
+
+    Raises:
+        CheckpointError: it is no recipe that this version reads.
+    """
+    try:
+        return load_recipe(str(folder / "recipe.toml"))
+    except (RecipeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{folder / 'recipe.toml'} cannot be read: {error}") from None
+
+
+def check_data(run: Run, corpus: Corpus, override: bool) -> None:
+    """Compares the data that shall continue a run with those that it was started on, token for token.
+
+    Raises:
+        CheckpointError: the vocabulary is another.
+        UsageError: other tokens, and `override` is not given.
+    """
+    origin = json.loads((run.path / "origin.json").read_text(encoding="utf-8"))["data"]
+    if (origin["tokenizer_hash"], origin["vocab_size"]) != (corpus.tokenizer_sha256, corpus.vocab_size):
+        raise CheckpointError(
+            f"run {run.name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, "
+            f"{origin['tokenizer_hash'][:12]}...) than data.train and data.tokenizer make now ({corpus.vocab_size} tokens, "
+            f"{corpus.tokenizer_sha256[:12]}...): its weights mean other tokens. Bring the text back, or start a new run"
+        )
+    now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
+    differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] not in (None, now[key])]
+    accept_differences(run, differences, override, "the text has changed")
+
+
+def settle_data(run: Run, data: object) -> None:
+    """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and stays
+    on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes it."""
+    path = run.path / "origin.json"
+    origin = json.loads(path.read_text(encoding="utf-8"))
+    if origin["data"]["train_hash"] is None:
+        write_whole(path, json.dumps({**origin, "data": data}, indent=1))
+
+
+def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:
+    """Lets pass differences that an earlier `--override-resume` accepted; records those that this one does.
+
+    Raises:
+        UsageError: there are others.
+    """
+    accepted = [entry for event in run.events() if event.get("event") == "override" for entry in event["differences"]]
+    fresh = [entry for entry in differences if entry not in accepted]
+    if not fresh:
+        return
+    if not override:
+        raise UsageError(
+            f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}. The run would no longer be what its recipe "
+            "says; give --override-resume to continue all the same (the difference is recorded), or start a new run"
+        )
+    run.event("override", {"differences": fresh})
+    print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)
+
+
+def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
+    """Bytes that a checkpoint of `state` takes on disk, within 2 %."""
+    total = 0
+    for tensors in (model_tensors(state), optimizer_tensors(state), state.method_tensors):
+        data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        # safetensors' header: {"NAME":{"dtype":"F32","shape":[..],"data_offsets":[..,..]},...}
+        header = sum(
+            len(f'"{name}":{{"dtype":"F32","shape":{list(tensor.shape)},"data_offsets":[{data},{data}]}},')
+            for name, tensor in tensors.items()
+        )
+        total += data + header
+    progress = len(str(progress_to_json(state.progress))) + 60
+    return total + progress + len(dump_recipe(recipe).encode()) + 700  # manifest.json
+
+
+def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) -> None:
+    """Refuses to start where the checkpoints that are kept, and the one being written beside them, would not fit.
+
+    Args:
+        folder: on the disk of the run; need not exist.
+        there: checkpoints that the run has already.
+
+    Raises:
+        DiskError: with bytes needed and free.
+    """
+    keep = recipe.checkpoint.keep
+    size = checkpoint_bytes(state, recipe)
+    if recipe.stages:  # the largest checkpoints are the last stage's
+        last, rows = recipe.model_at(len(recipe.stages) - 1), state.model.config.padded_vocab_size
+        now = sum(parameter.numel() for parameter in state.model.parameters())
+        size = int(size * parameter_count(last.n_layer, last.n_embd, last.seq_len, rows) / now)
+    missing = keep + 1 - min(there, keep)
+    needed = missing * size * 11 // 10
+    free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
+    if free < needed:
+        raise DiskError(
+            f"{folder}: too little disk space: {missing} more checkpoints of {size:,} bytes, and 10 % for rows and logs: "
+            f"{needed:,} bytes needed, {free:,} bytes free. Make room, lower checkpoint.keep (now {keep}), or set "
+            "EFFTRAIN_RUNS to a folder on another disk"
+        )
+
+
+def _described(differences: list[Any]) -> str:
+    return ", ".join(f"{key}: {old!r} -> {new!r}" for key, old, new in differences)
+
+
+def _is_set_aside(path: Path) -> bool:
+    return ".corrupt" in path.name or ".left" in path.name or path.name.endswith(".tmp")
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "No space left" in str(error)  # safetensors' own error

@@ -1,0 +1,164 @@
+"""What a divergence leaves behind: the end of a run whose loss or gradient was not finite, and the way back from it."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
+from efftrain_cli.plan.step import Progress, StepPlan
+from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
+from efftrain_cli.run.rows import read_rows
+from efftrain_cli.run.stability import SLIGHT
+from efftrain_cli.training.checkpoints import load_checkpoint, save
+from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.session import Setting, fresh_state
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import StepRecord, finite_or_none
+
+
+def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRecord, before: Progress) -> NoReturn:
+    """Records the first step that was not finite, saves the state before it, and ends the run.
+
+    The update of that step and of all later ones was not applied, so weights and moments are still those of `before`.
+    The step's gradient is computed again for the report: nothing was measured for it during training.
+
+    Raises:
+        DivergedError: always.
+    """
+    assert record.plan is not None
+    plan = record.plan
+    state.progress = before
+    state.nonfinite.zero_()
+    loss, norms = gradient_norms_by_layer(state, setting, plan)
+    bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
+    windows = -(-plan.batch_size // plan.pieces)
+    run.event(
+        "diverged",
+        {
+            "step": plan.step,
+            "loss": finite_or_none(loss),
+            "lr": plan.lr,
+            "seq_len": plan.seq_len,
+            "batch_size": plan.batch_size,
+            "window_start": plan.window_start,
+            "window_tokens": setting.train_data.starts(plan.window_start, windows).tolist(),
+            "next_window": plan.window_start + windows,
+            "grad_norm_by_layer": {layer: finite_or_none(norm) for layer, norm in norms.items()},
+            "nonfinite_layers": bad,
+        },
+    )
+    try:
+        save(run, state, setting.recipe)
+    except EfftrainError as error:
+        run.event("save_failed", {"step": before.step, "reason": str(error)})
+    if bad:
+        where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
+    elif finite_or_none(loss) is None:
+        where = "the loss"
+    else:
+        where = "computed once more, the same step is finite: memory or hardware may be faulty"
+    raise DivergedError(
+        f"step {plan.step}: the loss or a gradient is not finite ({where}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
+        f"The update was not applied; weights are those after step {before.step}, and saved. events.jsonl has the step's "
+        "windows and the gradient norm of every layer. Lower optim.lr, lengthen optim.warmup_steps, or add a "
+        f"sequence length warmup; `efftrain pretrain --resume {run.name} --set optim.lr=... --override-resume` goes on "
+        "from here"
+    )
+
+
+def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan) -> tuple[float, dict[str, float]]:
+    """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes nothing."""
+    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device)
+    state.optimizer.zero_grad(set_to_none=True)
+    gradient = forward_backward(setting.train_data.batch(plan).to(setting.device), plan)
+    layers: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in state.model.named_parameters():
+        layer = ".".join(name.split(".")[:2]) if name.startswith("h.") else name.split(".")[0]
+        if parameter.grad is not None:
+            layers.setdefault(layer, []).append(parameter.grad)
+    norms = {layer: float(torch.nn.utils.get_total_norm(grads)) for layer, grads in layers.items()}
+    state.optimizer.zero_grad(set_to_none=True)
+    return float(gradient.loss), norms
+
+
+# --- the way back ----------------------------------------------------------------------------------------------------
+
+MOST_REWINDS = 3
+"""Rewinds of one run; after them a divergence ends it."""
+LASTING = 10
+"""Steps that a spike must last to count as a divergence, where rewinding was asked for."""
+
+
+def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
+    """Ends a session whose loss has stayed above its usual value for `LASTING` steps.
+
+    Raises:
+        DivergedError: always.
+    """
+    run.event(
+        "diverged", {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows}
+    )
+    raise DivergedError(
+        f"step {progress.step}: the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps. Lower optim.lr, "
+        "lengthen optim.warmup_steps, or add a sequence length warmup"
+    )
+
+
+def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | None:
+    """The state to go on from after a divergence: the newest stable checkpoint's, with the batches up to the divergence
+    skipped. None where `MOST_REWINDS` are used up.
+
+    A checkpoint is stable where its step's loss ratio is at most 1.2. A run that diverges again before it has passed the step
+    of its last divergence goes back further than that time. FLOPs and seconds of the abandoned steps stay spent; its tokens
+    are no longer trained on.
+    """
+    events = run.events()
+    rewinds = [event for event in events if event.get("event") == "rewind"]
+    if len(rewinds) >= MOST_REWINDS:
+        return None
+    divergence = next(event for event in reversed(events) if event.get("event") == "diverged")
+    columns = read_rows(run.path, ("step", "loss_ratio")).columns
+    unstable = set(columns["step"][columns["loss_ratio"] > SLIGHT].astype(int).tolist())
+    before = divergence["step"]
+    if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:
+        before = rewinds[-1]["to_step"]
+    state = fresh_state(setting)
+    for path in reversed(checkpoints_of(run.path)):
+        if checkpoint_step(path) >= before or checkpoint_step(path) in unstable or path in run.damaged:
+            continue
+        try:
+            load_checkpoint(path, state, setting.recipe)
+        except CheckpointError as error:
+            run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
+            continue
+        break
+    here, spent = state.progress, diverged.progress
+    segment = run.next_segment()
+    skipped = divergence["next_window"] - here.windows
+    run.event(
+        "rewind",
+        {
+            "from_step": divergence["step"],
+            "to_step": here.step,
+            "skipped_windows": [here.windows, divergence["next_window"]],
+            "tokens_abandoned": spent.tokens - here.tokens,
+            "flops_abandoned": spent.flops - here.flops,
+            "seconds_abandoned": spent.train_seconds - here.train_seconds,
+        },
+    )
+    state.progress = here._replace(
+        segment=segment,
+        windows=divergence["next_window"],
+        tokens_discarded=here.tokens_discarded + skipped * setting.recipe.model.seq_len,
+        flops=spent.flops,
+        train_seconds=spent.train_seconds,
+    )
+    # A resume must find this state, not the past that was left: nor a checkpoint of it, nor the one without the skip.
+    for path in checkpoints_of(run.path):
+        if checkpoint_step(path) >= here.step:
+            run.verified.discard(path)
+            run.set_aside(path)
+    save(run, state, setting.recipe)
+    return state

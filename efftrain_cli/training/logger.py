@@ -1,0 +1,194 @@
+"""What a running session keeps: rows as steps finish, checkpoints as they come due, and where the seconds went."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+
+from efftrain_cli.foundation.errors import DiskError
+from efftrain_cli.foundation.section import parse_duration
+from efftrain_cli.foundation.signals import Stop, rescued_by, stop_reason
+from efftrain_cli.run.directory import Run
+from efftrain_cli.run.stability import Spike, Watch, message
+from efftrain_cli.training.checkpoints import save
+from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked
+from efftrain_cli.training.screen import TrainingScreen
+from efftrain_cli.training.session import Setting
+from efftrain_cli.training.stages import GrowthRecord, growth_message, symmetry_warning, train_stages
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import StepRecord, read_records
+
+MOST_SAVING = 0.05
+"""Share of the time that saving may block training before the user is told."""
+
+
+class Logbook:
+    """Writes a session's records to its run directory and shows them. One per session."""
+
+    def __init__(
+        self, run: Run, state: TrainState, setting: Setting, screen: TrainingScreen, rewinding: bool = False
+    ) -> None:
+        self._rewinding = rewinding
+        self._run, self._state, self._setting, self._screen = run, state, setting, screen
+        every = setting.recipe.checkpoint.every
+        self._every_seconds = parse_duration(every) if isinstance(every, str) else None
+        self._every_steps = None if isinstance(every, str) else every
+        self._on_cpu = setting.device.type == "cpu"
+        self._pending: list[StepRecord] = []
+        self._good = state.progress
+        self._started = self._last_save = self._last_read = time.monotonic()
+        self._checkpoint_seconds = 0.0
+        self._named_seconds = 0.0
+        self._warned = False
+        self._watch = Watch()
+        self.val_loss: float | None = None
+        """Newest validation loss, nats per token."""
+
+    def add(self, record: StepRecord) -> None:
+        """Takes one record; reads, writes and saves what is due.
+
+        Raises:
+            DivergedError: a loss or gradient was not finite.
+        """
+        self._pending.append(record)
+        save_due = self._save_due(record.progress.step)
+        # Reading waits for the device, so on CUDA records are read about once a second.
+        read_due = self._on_cpu or time.monotonic() - self._last_read >= 1.0
+        # The last record has a validation loss, so nothing stays unread.
+        if save_due or read_due or record.val_loss is not None:
+            self.flush()
+        if save_due:
+            self._save()
+
+    def add_growth(self, record: GrowthRecord) -> None:
+        """Takes the record of a growth between two steps."""
+        self._run.event("growth", dataclasses.asdict(record))
+        self._screen.say(growth_message(record))
+        if record.val_loss_after is not None:
+            self.val_loss = record.val_loss_after
+        self._good = self._state.progress
+
+    def flush(self) -> None:
+        """Reads what is pending, writes it as rows and shows it.
+
+        Raises:
+            DivergedError: a loss or gradient was not finite. The state is then that before the step.
+        """
+        records, self._pending = self._pending, []
+        rows = read_records(self._state, self._setting.recipe, records)
+        self._last_read = time.monotonic()
+        for record, row in zip(records, rows, strict=True):
+            self._complete(record, row)
+        self._run.log(rows)
+        bad = next((i for i, row in enumerate(rows) if row.get("nonfinite")), None)
+        for record, row in zip(records[:bad], rows[:bad], strict=True):
+            self._screen.show(row)
+            if row["val_loss"] is not None:
+                self.val_loss = row["val_loss"]  # type: ignore
+            for notice in self._watch.read(row):
+                self._run.event("spike" if isinstance(notice, Spike) else "warning", notice._asdict())
+                self._screen.say(message(notice))
+            if self._rewinding and self._watch.spikes.lasting >= LASTING:
+                raise_spiked(self._run, record.progress, row["loss"], self._watch.spikes.usual)
+        if bad is not None:
+            if bad:
+                best = [row["loss"] for row in rows[:bad] if row.get("loss") is not None]
+                self._good = records[bad - 1].progress._replace(
+                    train_seconds=rows[bad - 1]["train_seconds"],  # type: ignore
+                    best_loss=min([*best, *([] if self._good.best_loss is None else [self._good.best_loss])]),  # type: ignore
+                )
+            raise_diverged(self._run, self._state, self._setting, records[bad], self._good)
+        self._good = self._state.progress
+
+    def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
+        """Adds to a row what the session knows: seconds that were no training, and the rest of a row whose evaluation had
+        been abandoned by a stop."""
+        if record.plan is None and record.progress.step > 0:
+            written = self._run.last_row(record.progress.step) or {}
+            row |= {key: value for key, value in written.items() if row.get(key) is None or key not in row}
+        wall = self._last_read - self._started
+        row["checkpoint_seconds"], self._checkpoint_seconds = self._checkpoint_seconds, 0.0
+        row["wall_seconds"] = wall
+        trained = record.training.seconds() if record.training is not None else 0.0
+        self._named_seconds += trained + row["eval_seconds"] + row["checkpoint_seconds"]  # type: ignore
+        row["other_seconds"] = max(0.0, wall - self._named_seconds)
+        self._named_seconds += row["other_seconds"]  # type: ignore
+
+    def _save_due(self, step: int) -> bool:
+        if step == 0:
+            return False
+        if self._every_steps is not None:
+            return step % self._every_steps == 0
+        return time.monotonic() - self._last_save >= self._every_seconds  # type: ignore
+
+    def _save(self) -> None:
+        try:
+            seconds = save(self._run, self._state, self._setting.recipe)
+        except DiskError as error:
+            # Stopping would lose the steps since the last checkpoint; going on may find room at the next one.
+            self._run.event("save_failed", {"step": self._state.progress.step, "reason": str(error)})
+            print(f"warning: not saved, training goes on. {error}", file=sys.stderr)
+            seconds = 0.0
+        now = time.monotonic()
+        between = now - self._last_save
+        self._checkpoint_seconds += seconds
+        self._last_save = now
+        # The first interval holds the start, and a save of some milliseconds says nothing.
+        if seconds > MOST_SAVING * between and seconds > 0.5 and not self._warned:
+            self._warned = True
+            self._screen.say(
+                f"warning: saving took {seconds:.1f} s of the last {between:.0f} s ({seconds / between:.0%}): raise "
+                f"checkpoint.every (now {self._setting.recipe.checkpoint.every})"
+            )
+
+
+def train_and_log(
+    run: Run, state: TrainState, setting: Setting, until: int | None, screen: TrainingScreen, rewinding: bool = False
+) -> float | None:
+    """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the end;
+    returns the last validation loss, nats per token.
+
+    Raises:
+        Stop: a signal came; the last finished step is saved.
+        DivergedError: a loss or gradient was not finite, and the state before that step is saved; or, with `rewinding`, a spike
+            lasted.
+        DiskError: the last checkpoint could not be written.
+    """
+    book = Logbook(run, state, setting, screen, rewinding)
+
+    def stop() -> None:
+        state.optimizer.zero_grad(set_to_none=True)
+        book.flush()
+        save(run, state, setting.recipe)
+        run.sync()
+
+    def stop_from_another_thread() -> None:
+        stop()
+        print(report_stop(run, state), file=sys.stderr)
+
+    try:
+        with rescued_by(stop_from_another_thread):
+            for record in train_stages(state, setting.recipe, setting.train_data, setting.val_windows, until):
+                if isinstance(record, GrowthRecord):
+                    book.add_growth(record)
+                    continue
+                book.add(record)
+                if (warning := symmetry_warning(setting.recipe, state)) is not None:
+                    run.event("symmetry", {"step": state.progress.step, "warning": warning})
+                    screen.say(f"warning: {warning}")
+    except Stop:
+        stop()
+        raise
+    save(run, state, setting.recipe)
+    return book.val_loss
+
+
+def report_stop(run: Run, state: TrainState) -> str:
+    """Records a stop as the run's end; returns what to tell the user."""
+    reason = stop_reason()
+    run.event("signal", {"signal": reason, "step": state.progress.step})
+    run.event("end", {"status": "stopped", "step": state.progress.step})
+    step = state.progress.step
+    where = f"after step {step}, which is saved" if step else "before the first step"
+    return f"stopped by {reason} {where}; continue with `efftrain pretrain --resume {run.name}`"

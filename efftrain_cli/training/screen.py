@@ -1,0 +1,118 @@
+"""What a training run shows: a bar on a terminal or plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from efftrain_cli.foundation.console import human_count, human_seconds, stop_output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+
+class TrainingScreen:
+    """Shows a run as its rows come in: a bar on a terminal, a line every half minute at most elsewhere.
+
+    Where no row comes for long (one step can take minutes), a line says that the run is alive.
+    """
+
+    FIRST_INTERVAL = 10.0
+    """Seconds between plain lines in the first two minutes."""
+    INTERVAL = 28.0
+    """Seconds between plain lines after that."""
+    SILENCE = 29.5
+    """Seconds without a finished step after which a line says that the run is alive."""
+
+    def __init__(self, console: Console, total_tokens: int, tokens: int, steps: int | None) -> None:
+        self._console = console
+        self._total_tokens = total_tokens
+        self._steps = steps
+        self._first_tokens = tokens
+        self._started = self._printed = time.monotonic()
+        self._val_loss: float | None = None
+        self._row: Mapping[str, object] = {}
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> TrainingScreen:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._bar = Progress(
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[text]}"),
+                console=self._console,
+                transient=True,
+                refresh_per_second=4,
+            )
+            self._task = self._bar.add_task("training", total=self._total_tokens, text="starting")
+            self._bar.start()
+        else:
+            threading.Thread(target=self._keep_alive, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._row.get("step"):
+            self._print_line(f"{self._text()}")
+
+    def show(self, row: Mapping[str, object]) -> None:
+        """One finished step, as a row of metrics.jsonl."""
+        with self._lock:
+            self._row = row
+            if row["val_loss"] is not None:
+                self._val_loss = row["val_loss"]  # type: ignore
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=row["tokens"], text=self._text())  # type: ignore
+            return
+        now = time.monotonic()
+        interval = self.FIRST_INTERVAL if now - self._started < 120 else self.INTERVAL
+        if now - self._printed >= interval or row["step"] == 1:
+            self._print_line(self._text())
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, markup=False)
+
+    def _text(self) -> str:
+        row = self._row
+        planned = "" if self._steps is None else f"/{self._steps}"
+        parts = [f"step {row['step']}{planned}"]
+        if row.get("loss") is not None:
+            parts.append(f"loss {row['loss']:.3f}")
+        if self._val_loss is not None:
+            parts.append(f"val {self._val_loss:.3f}")
+        narrow = self._bar is not None and self._console.width < 70
+        if row.get("tokens_per_second") is not None and not narrow:
+            parts.append(f"{human_count(row['tokens_per_second'])} tok/s")  # type: ignore
+        elapsed = time.monotonic() - self._started
+        done = int(row["tokens"]) - self._first_tokens  # type: ignore
+        left = self._total_tokens - int(row["tokens"])  # type: ignore
+        if done > 0:
+            parts.append(f"ETA {human_seconds(max(0.0, elapsed * left / done))}")
+        return "  ".join(parts)
+
+    def _print_line(self, text: str) -> None:
+        self._printed = time.monotonic()
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            stop_output()
+
+    def _keep_alive(self) -> None:
+        while not self._ended.wait(0.25):
+            if time.monotonic() - self._printed >= self.SILENCE:
+                with self._lock:
+                    text = self._text() if self._row else "preparing the first step"
+                self._print_line(f"{text}  (still running)")

@@ -1,0 +1,158 @@
+"""A training session: a recipe brought together with its data, its device and its run directory.
+
+Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with these functions.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from efftrain_cli import __version__
+from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.data.progress import prepare_shown
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.signals import interruptible
+from efftrain_cli.plan.preview import PlanSummary
+from efftrain_cli.plan.step import Batch, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer, compute_dtype
+from efftrain_cli.training.state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A recipe brought together with its data and device: what training needs beside the state."""
+
+    recipe: Recipe
+    corpus: Corpus
+    train_data: Windows
+    val_windows: Tensor
+    """(n, seq_len + 1) token ids."""
+    device: torch.device
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        UsageError: there is no such device, or several are asked for.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "," in name or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("several GPUs: not yet; efftrain trains on one device, for example --device cuda:0")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device; use --device cpu")
+    return device
+
+
+def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
+    """Reads or prepares the recipe's data and lays it out for training.
+
+    Raises:
+        DataError: the data is missing, damaged, or smaller than the budget needs.
+    """
+    corpus = prepare_shown(recipe.data)
+    train_data = Windows(corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda")
+    val_windows = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
+    return Setting(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)
+
+
+def fresh_state(setting: Setting, stage: int = 0) -> TrainState:
+    """The state before step 1, in the size of a stage where the recipe has stages."""
+    model = build_model(setting.recipe, setting.corpus.vocab_size, setting.device, stage)
+    return TrainState(
+        model=model,
+        optimizer=build_optimizer(setting.recipe, model),
+        nonfinite=torch.zeros((), device=setting.device),
+    )
+
+
+def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
+    """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
+    per token of a second, warm run. Leaves the state as it was."""
+    sequences, seq_len = summary.largest_micro_batch
+    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device)
+    step, micro_batches = 1, 1
+    if setting.recipe.simigrad is not None:
+        # A step that measures needs memory for the gradient of one half while it computes the other's.
+        step, micro_batches = next(filter(setting.recipe.simigrad.measures_at, count(1))), 2
+        sequences *= 2
+    tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=setting.device)
+    every_block = (1.0,) * state.model.config.n_layer
+    plan = StepPlan(step, 0.0, sequences, seq_len, micro_batches, 0, 1, every_block, False)
+    seconds = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        with interruptible(rescuable=True):
+            forward_backward(Batch(tokens, tokens), plan)
+        if setting.device.type == "cuda":
+            torch.cuda.synchronize(setting.device)
+        seconds = time.perf_counter() - start
+    # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
+    state.optimizer.zero_grad(set_to_none=True)
+    return seconds / (sequences * seq_len)
+
+
+def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
+    """Where a run comes from: everything that could explain a difference between two runs. Holds no environment
+    variables, so no keys."""
+    corpus, recipe = setting.corpus, setting.recipe
+    return {
+        "recipe": recipe_name,
+        "command": list(arguments),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "efftrain": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _cpu_name(),
+        "device_kind": setting.device.type,
+        "threads": torch.get_num_threads(),
+        "dtype": compute_dtype(recipe.train.dtype, setting.device),
+        "data": {
+            "train_hash": corpus.train.sha256,
+            "valid_hash": corpus.valid.sha256,
+            "tokenizer_hash": corpus.tokenizer_sha256,
+            "vocab_size": corpus.vocab_size,
+            "eot_id": corpus.eot_id,
+            "valid_windows": int(setting.val_windows.shape[0]),
+            "seq_len": recipe.model.seq_len,
+            "valid_bytes_per_token": corpus.bytes_per_token,
+        },
+    }
+
+
+def _git_commit() -> str | None:
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
+        return None
+    result = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "cpu"

@@ -1,0 +1,195 @@
+"""The growth of a running state, and training through all the stages of a recipe.
+
+The operators themselves are in `methods/growth_operators.py`, the schedule after growth in `plan.py`; here they meet a
+model, its optimizer and its progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.signals import Stop, interruptible
+from efftrain_cli.methods.growth_operators import GrowthState, grow, width_asymmetry
+from efftrain_cli.methods.staged_growth import (
+    SYMMETRY_CHECK_STEPS,
+    SYMMETRY_TOLERANCE,
+    StagedGrowth,
+    parse_operator,
+)
+from efftrain_cli.plan.plan import after_growth, stage_ended
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.gradient import build_model, build_optimizer, compute_dtype
+from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
+from efftrain_cli.training.trainer import StepRecord, evaluate, train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthRecord:
+    """One growth, between two steps."""
+
+    step: int
+    """Finished steps when the model grew."""
+    stage: int
+    """The stage that begins."""
+    operators: tuple[str, ...]
+    parameters_before: int
+    parameters_after: int
+    val_loss_before: float
+    """Nats per token, on the validation windows."""
+    val_loss_after: float | None
+    """None where a stop came before it was measured."""
+    preserves_loss: bool
+    """Whether the operators claim to leave the loss as it is."""
+    schedule_step: int
+    """Where the learning-rate schedule stands after the growth, in steps."""
+    schedule_tokens: int
+
+
+def growth_state(state: TrainState) -> GrowthState:
+    """The state as the operators take it: named tensors on the state's device, not copied."""
+    adam = {name: state.optimizer.state[parameter] for name, parameter in state.model.named_parameters()}
+    return GrowthState(
+        config=state.model.config,
+        parameters=model_tensors(state),
+        exp_avg={name: values["exp_avg"] for name, values in adam.items()},
+        exp_avg_sq={name: values["exp_avg_sq"] for name, values in adam.items()},
+        steps={name: values["step"] for name, values in adam.items()},
+    )
+
+
+def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
+    """Gives `state` the fresh model and optimizer of a stage."""
+    device = next(state.model.parameters()).device
+    model = build_model(recipe, state.model.config.vocab_size, device, stage)
+    # Both at once: nothing may see the model of one stage with the optimizer of another.
+    state.model, state.optimizer = model, build_optimizer(recipe, model)
+
+
+def grow_stage(state: TrainState, recipe: Recipe) -> None:
+    """Grows `state` into the next stage of its recipe: model, optimizer state and schedule.
+
+    A function of the state and the recipe alone, so a run that is resumed at the end of a stage grows into the same.
+
+    Raises:
+        ValueError: the model has a parameter that no operator knows.
+    """
+    progress = state.progress
+    section = recipe.staged_growth or StagedGrowth()
+    operators = [parse_operator(text) for text in recipe.stages[progress.stage + 1].operators]
+    # Another stage, another draw.
+    grown = grow(growth_state(state), operators, section, recipe.seed + 1000 * (progress.stage + 1))
+    set_stage(state, recipe, progress.stage + 1)
+    load_grown(state, grown)
+    state.progress = after_growth(recipe, progress)
+
+
+def load_grown(state: TrainState, grown: GrowthState) -> None:
+    """Copies grown tensors into a state of their size. Without optimizer tensors Adam stays as if it had never stepped."""
+    optimizer: dict[str, Tensor] = {}
+    for key, tensors in (("exp_avg", grown.exp_avg), ("exp_avg_sq", grown.exp_avg_sq), ("step", grown.steps)):
+        optimizer |= {f"{key}.{name}": tensor for name, tensor in tensors.items()}
+    if not optimizer:
+        for name, parameter in state.model.named_parameters():
+            optimizer |= {f"{key}.{name}": value for key, value in state.optimizer.state[parameter].items()}
+    load_tensors(state, dict(grown.parameters), optimizer)
+
+
+def parameters_of(state: TrainState) -> int:
+    """Parameters of the state's model, the tied matrix counted once."""
+    return sum(parameter.numel() for parameter in state.model.parameters())
+
+
+def train_stages(
+    state: TrainState, recipe: Recipe, train_data: Windows, val_windows: Tensor, until: int | None = None
+) -> Iterator[StepRecord | GrowthRecord]:
+    """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a GrowthRecord
+    is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a run that goes
+    on from there grows first."""
+    device = next(state.model.parameters()).device
+    dtype = compute_dtype(recipe.train.dtype, device)
+
+    def measure() -> float:
+        with interruptible():
+            return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype))
+
+    while True:
+        yield from train(state, recipe, train_data, val_windows, until)
+        progress = state.progress
+        over = progress.tokens >= recipe.train.tokens or (until is not None and progress.step >= until)
+        if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
+            return
+        stage = recipe.stages[progress.stage + 1]
+        section = recipe.staged_growth or StagedGrowth()
+        parameters, val_loss = parameters_of(state), measure()
+        grow_stage(state, recipe)
+        record = GrowthRecord(
+            step=progress.step,
+            stage=state.progress.stage,
+            operators=stage.operators,
+            parameters_before=parameters,
+            parameters_after=parameters_of(state),
+            val_loss_before=val_loss,
+            val_loss_after=None,
+            preserves_loss=section.preserves_loss(map(parse_operator, stage.operators)),
+            schedule_step=state.progress.schedule_step,
+            schedule_tokens=state.progress.schedule_tokens,
+        )
+        try:
+            record = replace(record, val_loss_after=measure())
+        except Stop:
+            yield record
+            raise
+        yield record
+
+
+def growth_message(record: GrowthRecord) -> str:
+    """One growth in a line or two, with a word on the loss where it should have stayed and did not, or was never meant to."""
+    after = record.val_loss_after
+    loss = f"val loss {record.val_loss_before:.4f} -> {'not measured' if after is None else f'{after:.4f}'}"
+    line = (
+        f"grown at step {record.step} ({', '.join(record.operators)}): {record.parameters_before:,} -> "
+        f"{record.parameters_after:,} parameters, {loss}; the schedule continues from step {record.schedule_step}"
+    )
+    if not record.preserves_loss:
+        line += "\n  (these variants do not keep the loss)"
+    elif after is not None and abs(after - record.val_loss_before) > 1e-3:
+        # bf16 rounds the logits of the two models differently; more than this is no rounding
+        line += "\n  warning: the loss should have stayed the same"
+    return line
+
+
+def describe_stages(recipe: Recipe) -> str:
+    """"2 x 64 -> depth -> 4 x 64": layers x width of each stage, and the operators between."""
+    text = ""
+    for index, stage in enumerate(recipe.stages):
+        model = recipe.model_at(index)
+        text += f" -> {', '.join(stage.operators)} -> " if index else ""
+        text += f"{model.n_layer} x {model.n_embd}"
+    return text
+
+
+def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
+    """What to tell the user if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal; None at
+    every other step. Reads the weights from the device at that one step."""
+    progress = state.progress
+    if progress.stage == 0 or progress.step - progress.stage_step != SYMMETRY_CHECK_STEPS:
+        return None
+    factor = 1
+    for kind, times in map(parse_operator, recipe.stages[progress.stage].operators):
+        factor *= times if kind == "width" else 1
+    if factor == 1:
+        return None
+    with torch.no_grad():
+        asymmetry = width_asymmetry(model_tensors(state), factor)
+    if asymmetry > SYMMETRY_TOLERANCE:
+        return None
+    return (
+        f"step {progress.step}: {SYMMETRY_CHECK_STEPS} steps after growing in width the {factor} copies of the model are "
+        f"still equal (relative difference {asymmetry:.1e}). Without dropout nothing parts them: they get equal gradients "
+        'for ever, and the wide model learns what the narrow one could. Use staged_growth.symmetry = "offdiag"'
+    )

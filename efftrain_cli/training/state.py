@@ -1,0 +1,194 @@
+"""The state of training, and its form on disk: named tensors and readable numbers, nothing else.
+
+A checkpoint is a directory that exists whole or not at all: it is written beside its final name, flushed, and renamed.
+Every file's sha256 is in manifest.json and verified before any tensor is used. No pickle is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.foundation.files import fsync
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.run.manifest import MANIFEST, SCHEMA_VERSION, verify_checkpoint, write_manifest
+from efftrain_cli.training.tensor_file import sha256_of_pieces, tensor_pieces, write_pieces
+
+__all__ = [
+    "MANIFEST",
+    "TrainState",
+    "load_tensors",
+    "model_tensors",
+    "optimizer_tensors",
+    "progress_from_json",
+    "progress_to_json",
+    "read_checkpoint",
+    "verify_checkpoint",
+    "write_checkpoint",
+]
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Everything that a step changes."""
+
+    model: GPT
+    optimizer: AdamW
+    progress: Progress = field(default_factory=Progress)
+    nonfinite: Tensor = field(default_factory=lambda: torch.zeros(()))
+    """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
+    method_tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Named tensors of a method that needs any beyond model and optimizer."""
+
+
+def model_tensors(state: TrainState) -> dict[str, Tensor]:
+    """The parameters by name; the tied head is not listed twice."""
+    return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+
+
+def optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
+    """Adam's state by parameter name: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`."""
+    tensors = {}
+    for name, parameter in state.model.named_parameters():
+        for key, value in state.optimizer.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
+
+
+def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+    """Copies named tensors into `state`.
+
+    Raises:
+        CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied then.
+    """
+    problems = []
+    for kind, have, given in (
+        ("model", model_tensors(state), model),
+        ("optimizer", optimizer_tensors(state), optimizer),
+    ):
+        problems += [f"{kind} tensor {name} is missing" for name in have.keys() - given.keys()]
+        problems += [f"{kind} tensor {name} is not part of this model" for name in given.keys() - have.keys()]
+        problems += [
+            f"{kind} tensor {name} has shape {tuple(given[name].shape)}, the recipe's model needs {tuple(have[name].shape)}"
+            for name in have.keys() & given.keys()
+            if have[name].shape != given[name].shape
+        ]
+    if problems:
+        raise CheckpointError("the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20]))
+    with torch.no_grad():
+        for have, given in ((model_tensors(state), model), (optimizer_tensors(state), optimizer)):
+            for name, tensor in have.items():
+                tensor.copy_(given[name])
+
+
+def progress_to_json(progress: Progress) -> dict[str, object]:
+    """The progress as JSON values, with the schema's version."""
+    return {"schema_version": SCHEMA_VERSION, **progress._asdict()}
+
+
+def progress_from_json(values: dict[str, object]) -> Progress:
+    """The inverse of `progress_to_json`; fields that an older checkpoint lacks keep their defaults.
+
+    Raises:
+        CheckpointError: the schema is newer than this program, or a field is unknown.
+    """
+    values = dict(values)
+    version = values.pop("schema_version", None)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise CheckpointError(
+            f"the checkpoint has schema_version {version!r}; this efftrain reads up to {SCHEMA_VERSION}: update efftrain"
+        )
+    unknown = values.keys() - set(Progress._fields)
+    if unknown:
+        raise CheckpointError(f"progress.json has unknown fields: {', '.join(sorted(unknown))}")
+    pairs = {
+        name: tuple(tuple(entry) for entry in values.get(name, ()))  # type: ignore
+        for name in ("simigrad_window", "stage_curve")
+    }
+    return Progress(**{**values, **pairs})  # type: ignore
+
+
+def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> None:
+    """Writes the state as `directory`, whole or not at all.
+
+    Raises:
+        OSError: the disk is full or not writable; nothing is left behind then.
+        FileExistsError: `directory` exists.
+    """
+    if directory.exists():
+        raise FileExistsError(directory)
+    temporary = directory.with_name(f"{directory.name}.tmp")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    # The largest first: its hash, the longest of all work here, then goes on beside everything else.
+    files = {"optimizer.safetensors": optimizer_tensors(state), "model.safetensors": model_tensors(state)}
+    if state.method_tensors:
+        files["method.safetensors"] = state.method_tensors
+    texts = {
+        "progress.json": json.dumps(progress_to_json(state.progress), indent=1),
+        "recipe.toml": recipe_toml,
+    }
+    try:
+        # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            hashes: dict[str, Future[str]] = {}
+            flushed = []
+            contents = {name: tensor_pieces(tensors) for name, tensors in files.items()}
+            contents |= {name: [memoryview(text.encode())] for name, text in texts.items()}
+            for name, pieces in contents.items():
+                hashes[name] = pool.submit(sha256_of_pieces, pieces)
+                write_pieces(temporary / name, pieces)
+                flushed.append(pool.submit(fsync, temporary / name))
+            for future in flushed:
+                future.result()
+            write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
+        fsync(temporary / MANIFEST)
+        fsync(temporary)
+        os.rename(temporary, directory)
+        fsync(directory.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Verifies a checkpoint and reads it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
+    Files that the manifest does not list are not looked at.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or unexpected; the message names it.
+    """
+    files = verify_checkpoint(directory)
+    try:
+        values = json.loads((directory / "progress.json").read_text(encoding="utf-8"))
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{directory / 'progress.json'} is no JSON object, though it matches its sha256")
+    return (
+        progress_from_json(values),
+        _load_file(directory / "model.safetensors"),
+        _load_file(directory / "optimizer.safetensors"),
+        _load_file(directory / "method.safetensors") if "method.safetensors" in files else {},
+    )
+
+
+def _load_file(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is no safetensors file, though it matches its sha256: {error}") from None

@@ -1,0 +1,123 @@
+"""A trained model taken out of its run: what `sample`, `export` and `eval-zeroshot` begin with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
+from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
+from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.state import MANIFEST, progress_from_json, verify_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A checkpoint's model, and what is needed to use it."""
+
+    run: Path
+    checkpoint: Path
+    model_sha256: str
+    """Of the checkpoint's model.safetensors."""
+    recipe: Recipe
+    progress: Progress
+    model: GPT
+    tokenizer: Tokenizer
+
+
+def load_trained(name: str, checkpoint: str | None, device: torch.device) -> Trained:
+    """The model of run `name`: of the newest valid checkpoint, or of the one asked for by its step or name.
+
+    Raises:
+        UsageError: there is no such run or checkpoint.
+        CheckpointError: the run has no checkpoint yet, or none that is whole, or the weights do not fit the recipe.
+        DataError: the run's tokenizer is missing or not the one it was trained with.
+    """
+    run = existing_run(name)
+    path = find_checkpoint(run, checkpoint)
+    tokenizer = load_run_tokenizer(run)
+    recipe = load_recipe(str(path / "recipe.toml"))
+    progress = progress_from_json(json.loads((path / "progress.json").read_text(encoding="utf-8")))
+    model = build_model(recipe, tokenizer.vocab_size, device, progress.stage)
+    _load_weights(model, path / "model.safetensors")
+    model.eval()
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    return Trained(
+        run=run,
+        checkpoint=path,
+        model_sha256=manifest["files"]["model.safetensors"]["sha256"],
+        recipe=recipe,
+        progress=progress,
+        model=model,
+        tokenizer=tokenizer,
+    )
+
+
+def find_checkpoint(run: Path, wanted: str | None) -> Path:
+    """The run's newest checkpoint that is whole, or the one `wanted` names: a step, or a name such as step-00000100.
+
+    Raises:
+        UsageError: no checkpoint is called that; the message lists those there are.
+        CheckpointError: there is none yet, or the one asked for (or every one) is damaged.
+    """
+    there = checkpoints_of(run)
+    if not there:
+        raise CheckpointError(
+            f"run {run.name!r} has no checkpoint yet: one is written every checkpoint.every of its recipe and at the end; "
+            f"`efftrain pretrain --resume {run.name}` continues it"
+        )
+    if wanted is not None:
+        for path in there:
+            if wanted in (path.name, str(checkpoint_step(path))):
+                verify_checkpoint(path)
+                return path
+        steps = ", ".join(str(checkpoint_step(path)) for path in there)
+        raise UsageError(f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {steps}")
+    problems = []
+    for path in reversed(there):
+        try:
+            verify_checkpoint(path)
+            return path
+        except CheckpointError as error:
+            problems.append(str(error))
+            print(f"warning: {error}; trying the one before", file=sys.stderr)
+    raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  " + "\n  ".join(problems))
+
+
+def load_run_tokenizer(run: Path) -> Tokenizer:
+    """The tokenizer that lies in the run directory.
+
+    Raises:
+        DataError: it is missing, or not the one that origin.json says the run was trained with.
+    """
+    path = run / "tokenizer.json"
+    if not path.is_file():
+        raise DataError(f"{path} is missing: without it the model's tokens have no meaning")
+    tokenizer = load_tokenizer(path)
+    try:
+        expected = json.loads((run / "origin.json").read_text(encoding="utf-8"))["data"]["tokenizer_hash"]
+    except (OSError, ValueError, KeyError, TypeError):
+        expected = None  # a run that says nothing about it
+    if expected is not None and expected != tokenizer.sha256:
+        raise DataError(
+            f"{path} is not the tokenizer this run was trained with (fingerprint {tokenizer.sha256[:12]}, origin.json has "
+            f"{str(expected)[:12]}): its tokens would mean other text"
+        )
+    return tokenizer
+
+
+def _load_weights(model: GPT, path: Path) -> None:
+    from safetensors.torch import load_file
+
+    try:
+        model.load_state_dict(load_file(path))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit the recipe beside it and the run's tokenizer: {error}") from None

@@ -1,0 +1,287 @@
+"""The one training loop. It names no method: what a step is comes from `plan.py`, its gradient from `gradient.py`.
+
+`train` is a generator. Its caller owns logging, checkpoints and when to stop, so training can be watched, cut short
+and continued without callbacks. Records hold device tensors; `read_records` brings many to the host at once, so that
+no step waits for the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.signals import Stop, interruptible
+from efftrain_cli.model.flops import peak_flops
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.kernels import attention_kernels
+from efftrain_cli.optim.adamw import adam_sqrt_v, set_lr
+from efftrain_cli.plan.plan import (
+    after_evaluation,
+    after_step,
+    method_columns,
+    plan_step,
+    reads_val_loss,
+    stage_ended,
+)
+from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.compiling import compile_seconds
+from efftrain_cli.training.gradient import autocast, build_forward_backward, compute_dtype
+from efftrain_cli.training.state import TrainState
+
+
+class Stopwatch:
+    """Seconds between two points of the device's own time line; reading them waits for the device, so read late."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._start: float | torch.cuda.Event = self._now()
+        self._end: float | torch.cuda.Event = self._start
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def stop(self) -> Stopwatch:
+        """Marks the end; returns itself."""
+        self._end = self._now()
+        return self
+
+    def seconds(self) -> float:
+        """Elapsed seconds between construction and `stop`."""
+        if isinstance(self._start, float) and isinstance(self._end, float):
+            return self._end - self._start
+        assert isinstance(self._start, torch.cuda.Event) and isinstance(self._end, torch.cuda.Event)
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One finished step, or step 0: the state before training, with its validation loss only."""
+
+    progress: Progress
+    """After the step; `best_loss` and `train_seconds` in it are not yet those of this step."""
+    plan: StepPlan | None = None
+    result: StepResult | None = None
+    val_loss: Tensor | None = None
+    """0-d fp32, nats per token at full length, all blocks, measured after the step's update."""
+    training: Stopwatch | None = None
+    evaluation: Stopwatch | None = None
+    compile_seconds: float = 0.0
+    """Seconds of the step that went into compilation; they are not training time."""
+
+
+def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str) -> Tensor:
+    """Mean cross-entropy over validation windows (n, seq_len + 1) at full length with all blocks: 0-d fp32, nats per
+    token. Touches no training state and no random generator."""
+    device = next(model.parameters()).device
+    seq_len = windows.shape[1] - 1
+    total = torch.zeros((), device=device)
+    with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
+        for chunk in windows.split(max(1, micro_batch_tokens // seq_len)):
+            chunk = chunk.to(device, non_blocking=True)
+            total += model.loss_sum(chunk[:, :-1], chunk[:, 1:])
+    return total / (windows.shape[0] * seq_len)
+
+
+def train(
+    state: TrainState,
+    recipe: Recipe,
+    train_data: Windows,
+    val_windows: Tensor,
+    until: int | None = None,
+) -> Iterator[StepRecord]:
+    """Trains `state` in place and yields a record per step until the token budget, or step `until`, is reached, or the
+    stage of a staged recipe ends; its caller then grows the state and trains on.
+
+    A fresh state yields a record for step 0 first. The last step is evaluated whatever ends the run. A step whose loss
+    or gradient is not finite changes nothing, nor does any later one; `read_records` tells.
+
+    Args:
+        val_windows: (n, seq_len + 1) token ids, the fixed validation set.
+    """
+    device = next(state.model.parameters()).device
+    dtype = compute_dtype(recipe.train.dtype, device)
+    forward_backward = build_forward_backward(recipe, state.model, device)
+    ahead: tuple[StepPlan, Batch] | None = None
+    """The next step and its batch: a CUDA device is still busy while it is read and sent."""
+
+    def measure() -> tuple[Tensor, Stopwatch]:
+        watch = Stopwatch(device)
+        with interruptible():
+            loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype)
+        return loss, watch.stop()
+
+    if state.progress.step == 0 or state.progress.evaluation_due:
+        val_loss, evaluation = measure()
+        state.progress = state.progress._replace(evaluation_due=False)
+        if state.progress.step > 0 and reads_val_loss(recipe, state.progress):
+            state.progress = after_evaluation(recipe, state.progress, float(val_loss))
+        yield StepRecord(progress=state.progress, val_loss=val_loss, evaluation=evaluation)
+
+    while (
+        state.progress.tokens < recipe.train.tokens
+        and (until is None or state.progress.step < until)
+        and not stage_ended(recipe, state.progress)
+    ):
+        training, compiled = Stopwatch(device), compile_seconds()
+        # Until the update a signal may stop the step anywhere; from there on the step is finished first.
+        with interruptible(rescuable=True):
+            plan = plan_step(recipe, state.progress)
+            batch = ahead[1] if ahead is not None and ahead[0] == plan else train_data.batch(plan).to(device)
+            gradient = forward_backward(batch, plan)
+            result = StepResult(
+                tokens=gradient.tokens,
+                flops=gradient.flops,
+                flops_without_logits=gradient.flops_without_logits,
+                blocks_executed=gradient.blocks_executed,
+                simigrad_dots=gradient.simigrad_dots,
+                loss=gradient.loss,
+            )
+            progress = after_step(recipe, state.progress, plan, result)
+            if progress.tokens < recipe.train.tokens and progress.step != until:
+                next_plan = plan_step(recipe, progress)
+                ahead = next_plan, train_data.batch(next_plan).to(device)
+        grad_norm = update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
+        sqrt_v_l1, sqrt_v_max = adam_sqrt_v(state.optimizer)
+        result = result._replace(
+            grad_norm=grad_norm,
+            adam_sqrt_v_l1=sqrt_v_l1,
+            adam_sqrt_v_max=sqrt_v_max,
+            nonfinite=state.nonfinite,
+        )
+        state.progress = progress
+        training.stop()
+        record = StepRecord(
+            progress=state.progress,
+            plan=plan,
+            result=result,
+            training=training,
+            compile_seconds=compile_seconds() - compiled,
+        )
+        due = plan.evaluate or stage_ended(recipe, state.progress)
+        if due or plan.step == until:
+            try:
+                val_loss, evaluation = measure()
+            except Stop:
+                # The step itself is finished: its row is written, its evaluation made up for after a resume.
+                state.progress = state.progress._replace(evaluation_due=due)
+                yield record
+                raise
+            # Only what the plan evaluates may decide anything: a run cut at `until` must go on like one that was not.
+            if due and reads_val_loss(recipe, state.progress):
+                state.progress = after_evaluation(recipe, state.progress, float(val_loss))
+            record = replace(record, progress=state.progress, val_loss=val_loss, evaluation=evaluation)
+        yield record
+
+
+def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tensor:
+    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes AdamW's step at `lr` and drops
+    them. Returns their norm before clipping, 0-d fp32.
+
+    Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
+    """
+    parameters = list(state.model.parameters())
+    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if grad_clip:
+        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
+    finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
+    state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
+    set_lr(state.optimizer, lr)
+    # The fused kernels leave everything alone where found_inf is 1; nobody waits for the device to find out.
+    state.optimizer.found_inf = state.nonfinite
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return grad_norm
+
+
+def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord]) -> list[dict[str, object]]:
+    """The rows of metrics.jsonl for `records`, in one transfer from the device.
+
+    The only writer of `progress.best_loss` and `progress.train_seconds`: call it on every record, in order, and before
+    a checkpoint is written. Values that are not finite become None, with `nonfinite` True.
+    """
+    if not records:
+        return []
+    device = state.nonfinite.device
+    absent = torch.full((), float("nan"), device=device)
+    scalars = [
+        absent if value is None else value.float()
+        for record in records
+        for value in (
+            record.val_loss,
+            *(
+                (None,) * 5
+                if record.result is None
+                else (
+                    record.result.loss,
+                    record.result.grad_norm,
+                    record.result.adam_sqrt_v_l1,
+                    record.result.adam_sqrt_v_max,
+                    record.result.nonfinite,
+                )
+            ),
+        )
+    ]
+    values = torch.stack(scalars).view(len(records), 6).tolist()
+    peak = None
+    if device.type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(device), compute_dtype(recipe.train.dtype, device))
+    best, train_seconds = state.progress.best_loss, state.progress.train_seconds
+    rows = []
+    for record, (val_loss, loss, grad_norm, sqrt_v_l1, sqrt_v_max, nonfinite) in zip(records, values, strict=True):
+        progress, plan, result = record.progress, record.plan, record.result
+        row: dict[str, object] = {
+            "step": progress.step,
+            "segment": progress.segment,
+            "stage": progress.stage,
+            "tokens": progress.tokens,
+            "tokens_discarded": progress.tokens_discarded,
+            "windows": progress.windows,
+            "sequences": progress.sequences,
+            "total_flops": progress.flops,
+            "val_loss": finite_or_none(val_loss),
+            "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
+        }
+        if plan is not None and result is not None and record.training is not None:
+            seconds = record.training.seconds() - record.compile_seconds
+            train_seconds += seconds
+            row |= {
+                "seq_len": plan.seq_len,
+                "batch_size": plan.batch_size,
+                "accumulation_steps": plan.accumulation_steps,
+                "lr": plan.lr,
+                "loss": finite_or_none(loss),
+                "loss_ratio": None if best is None else finite_or_none(loss / best),
+                "grad_norm": finite_or_none(grad_norm),
+                "adam_sqrt_v_l1": finite_or_none(sqrt_v_l1),
+                "adam_sqrt_v_max": finite_or_none(sqrt_v_max),
+                "nonfinite": bool(nonfinite),
+                "seconds": seconds,
+                "compile_seconds": record.compile_seconds,
+                "tokens_per_second": result.tokens / seconds,
+                "flops": result.flops,
+                "flops_without_logits": result.flops_without_logits,
+                "mfu": None if peak is None else result.flops / seconds / peak,
+                **method_columns(recipe, plan, result),
+            }
+            if loss == loss and not nonfinite:
+                best = loss if best is None else min(best, loss)
+        row["train_seconds"] = train_seconds
+        rows.append(row)
+    state.progress = state.progress._replace(best_loss=best, train_seconds=train_seconds)
+    return rows
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no NaN and no infinity: None stands for both."""
+    return value if value - value == 0 else None

@@ -1,0 +1,323 @@
+"""`efftrain tune-warmup`: finds a warmup by short probes instead of full runs, and shows what each of them found and cost.
+
+    runs/<name>/
+      search.toml       the recipe being searched; search.json: the search's options
+      probes/           a run directory per probe, with a probe.json once it is finished
+      receipts.csv      every probe: setting, tokens, seconds, largest fluctuation, verdict, curve
+      probes.png        the perplexity curves
+      tuned.toml        the recipe with the warmup found
+
+What comes next is decided by `warmup_search` from the receipts on disk, so a search that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efftrain_cli.foundation.console import human_seconds, make_console
+from efftrain_cli.foundation.errors import DivergedError, StoppedError, UsageError
+from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.signals import Stop, rescued_by, stop_on_signals, stop_reason
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.recipe.recipe import dump_recipe
+from efftrain_cli.run.directory import SCHEMA_VERSION, Run, run_path
+from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
+from efftrain_cli.training.logger import Logbook
+from efftrain_cli.training.memory import memory_errors
+from efftrain_cli.training.screen import TrainingScreen
+from efftrain_cli.training.session import Setting, choose_device, fresh_state, origin_of, prepare_setting
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import train
+from efftrain_cli.tune_warmup.screen import (
+    announce,
+    perplexity,
+    plot,
+    plot_in_terminal,
+    show_plan,
+    show_receipt,
+    show_table,
+    tokens_text,
+)
+from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search, fluctuation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def tune(search: Search, *, recipe_name: str, name: str | None = None, device: str = "auto") -> Path:
+    """Runs the search, or what is left of it, and returns its directory.
+
+    Raises:
+        UsageError: the directory holds another search.
+        StoppedError: a signal came; the same command goes on.
+        DivergedError: no setting is stable; receipts and plot are written all the same.
+    """
+    folder = run_path(name or f"{recipe_name}-tune")
+    _claim(folder, search)
+    console = make_console()
+    with stop_on_signals():
+        try:
+            setting = prepare_setting(search.recipe, choose_device(device))
+            # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
+            longest = summarize_plan(search.recipe_with(search.starts[0], search.durations(search.starts[0])[-1]))
+            setting.train_data.check_budget(longest.windows, search.recipe.data)
+            receipts = read_receipts(folder)
+            show_plan(console, search, receipts)
+            while isinstance(probe := search.next(receipts), Probe):
+                announce(console, search, probe, receipts)
+                receipts.append(_run_probe(folder, search, probe, setting, recipe_name, console))
+                show_receipt(console, receipts[-1])
+                write_receipts(folder / "receipts.csv", search, receipts)
+        except Stop:
+            raise StoppedError(
+                f"stopped by {stop_reason()}; every finished probe is kept in {folder}: give the same command again to go on"
+            ) from None
+    return _finish(console, folder, search, receipts, probe, recipe_name)
+
+
+def _claim(folder: Path, search: Search) -> None:
+    """Makes the directory of a search, or checks that the one there is of the same search."""
+    options = {
+        "schema_version": SCHEMA_VERSION,
+        "multiples": search.multiples,
+        "threshold": search.threshold,
+        "max_share": search.max_share,
+        "eval_every": search.eval_every,
+    }
+    recipe = dump_recipe(search.recipe)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        write_whole(folder / "search.toml", recipe)
+        write_whole(folder / "search.json", json.dumps(options, indent=1))
+        return
+    try:
+        same = (folder / "search.toml").read_text(encoding="utf-8") == recipe
+        same = same and json.loads((folder / "search.json").read_text(encoding="utf-8")) == options
+    except FileNotFoundError:
+        # Killed between two files above, or not ours at all.
+        if any(path.name not in ("search.toml", "search.json") for path in folder.iterdir()):
+            raise UsageError(f"{folder} exists and holds no search; give another --name") from None
+        shutil.rmtree(folder)
+        return _claim(folder, search)
+    if not same:
+        raise UsageError(
+            f"{folder} holds a search with another recipe or other options (search.toml and search.json there say which); "
+            "give another --name, or remove it"
+        )
+    return None
+
+
+# --- one probe -------------------------------------------------------------------------------------------------------
+
+
+def _run_probe(
+    folder: Path, search: Search, probe: Probe, setting: Setting, recipe_name: str, console: Console
+) -> Receipt:
+    """Runs a probe, or what is left of it, until its verdict is clear."""
+    recipe = search.recipe_of(probe)
+    setting = replace(setting, recipe=recipe)
+    root = folder / "probes"
+    state = fresh_state(setting)
+    with _open_probe(root, probe, setting, recipe_name, state) as run:
+        curve = [
+            (int(row["step"]), float(row["val_loss"]))
+            for row in run.rows(state.progress.step)
+            if row.get("val_loss") is not None
+        ]
+        total = search.tokens_of(probe)
+        with TrainingScreen(console, total, state.progress.tokens, probe.horizon) as screen:
+            try:
+                check_disk(run.path, state, recipe)
+                with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
+                    _train_until_clear(run, state, setting, probe, search.threshold, curve, screen)
+            except DivergedError:
+                # The run's events have the details; for the search, a loss that is not finite is a verdict.
+                curve.append((state.progress.step + 1, math.inf))
+        worst, at = fluctuation(curve)
+        stable = worst <= search.threshold
+        run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
+        rows = run.rows(state.progress.step)
+        receipt = Receipt(
+            probe=probe,
+            stable=stable,
+            max_fluctuation=worst,
+            fluctuation_step=at,
+            stopped_at_step=state.progress.step,
+            tokens=state.progress.tokens,
+            seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
+            curve=tuple(curve),
+        )
+        write_whole(run.path / "probe.json", json.dumps(_to_json(receipt), indent=1))
+        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # a finished probe is never continued
+    return receipt
+
+
+def _open_probe(root: Path, probe: Probe, setting: Setting, recipe_name: str, state: TrainState) -> Run:
+    """The probe's run directory: a new one, or the one that was left, whose newest checkpoint goes into `state`."""
+    if not (root / probe.name / "recipe.toml").is_file():
+        origin = origin_of(setting, recipe_name, sys.argv)
+        run = Run.create(
+            probe.name, dump_recipe(setting.recipe), origin, setting.corpus.tokenizer_path, root
+        )
+        run.event("start", {"device": str(setting.device)})
+        return run
+    run = Run.open(probe.name, root)
+    checkpoint = newest_checkpoint(run)
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, state, setting.recipe)
+    segment = run.next_segment()
+    state.progress = state.progress._replace(segment=segment)
+    run.event("resume", {"step": state.progress.step, "segment": segment, "device": str(setting.device)})
+    return run
+
+
+def _train_until_clear(
+    run: Run,
+    state: TrainState,
+    setting: Setting,
+    probe: Probe,
+    threshold: float,
+    curve: list[tuple[int, float]],
+    screen: TrainingScreen,
+) -> None:
+    """Trains to the probe's horizon, or until its perplexity has fluctuated above `threshold`; extends `curve`."""
+    book = Logbook(run, state, setting, screen)
+
+    def stop() -> None:
+        state.optimizer.zero_grad(set_to_none=True)
+        book.flush()
+        save(run, state, setting.recipe)
+        run.event("end", {"status": "stopped", "step": state.progress.step})
+        run.sync()
+
+    def stop_from_another_thread() -> None:
+        stop()
+        print(f"stopped by {stop_reason()}: give the same command again to go on", file=sys.stderr)
+
+    try:
+        with rescued_by(stop_from_another_thread):
+            for record in train(state, setting.recipe, setting.train_data, setting.val_windows, probe.horizon):
+                book.add(record)
+                if record.val_loss is None:
+                    continue
+                curve.append((record.progress.step, float(record.val_loss)))
+                if fluctuation(curve)[0] > threshold:
+                    return
+    except Stop:
+        stop()
+        raise
+
+
+# --- receipts --------------------------------------------------------------------------------------------------------
+
+
+def _to_json(receipt: Receipt) -> dict[str, object]:
+    """The receipt as JSON values; infinity becomes null."""
+    values = asdict(receipt)
+    values["curve"] = [[step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve]
+    values["max_fluctuation"] = receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
+    return {"schema_version": SCHEMA_VERSION, **values}
+
+
+def read_receipts(folder: Path) -> list[Receipt]:
+    """The receipts of a search's finished probes."""
+    found = []
+    for path in sorted((folder / "probes").glob("*/probe.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values.pop("schema_version")
+        values["probe"] = Probe(**values["probe"])
+        values["curve"] = tuple((step, math.inf if loss is None else loss) for step, loss in values["curve"])
+        if values["max_fluctuation"] is None:
+            values["max_fluctuation"] = math.inf
+        found.append((path.stat().st_mtime_ns, Receipt(**values)))
+    return [receipt for _, receipt in sorted(found, key=lambda entry: entry[0])]
+
+
+COLUMNS = (
+    "probe,phase,start,steps,sequences,horizon,verdict,stopped_at_step,tokens,share_of_budget,seconds,max_fluctuation,"
+    "fluctuation_step,perplexity_by_step"
+)
+
+
+def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
+    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up, and
+    `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    from io import StringIO
+
+    text = StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS.split(","))
+    for receipt in receipts:
+        probe = receipt.probe
+        ramp = search.recipe_with(probe.start, probe.steps).batch_size_warmup
+        table.writerow(
+            [
+                *(probe.name, probe.phase, probe.start, probe.steps, "" if ramp is None else ramp.sequences),
+                *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
+                *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
+                *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
+                " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve),
+            ]
+        )
+    write_whole(path, text.getvalue())
+
+
+# --- the end of a search --------------------------------------------------------------------------------------------
+
+
+def _finish(
+    console: Console, folder: Path, search: Search, receipts: Sequence[Receipt], outcome: Outcome, recipe_name: str
+) -> Path:
+    """Writes what the search found, and says what it cost.
+
+    Raises:
+        DivergedError: no setting is stable.
+    """
+    write_receipts(folder / "receipts.csv", search, receipts)
+    plot(folder / "probes.png", search, receipts)
+    plot_in_terminal(console, search, receipts)
+    show_table(console, search, receipts)
+    budget = search.recipe.train.tokens
+    tokens = sum(receipt.tokens for receipt in receipts)
+    seconds = sum(receipt.seconds for receipt in receipts)
+    settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
+    console.print(
+        f"\ncost       {len(receipts)} probes, {tokens_text(tokens, budget)}, {human_seconds(seconds)}\n"
+        f"           full runs of the {settings} settings probed would be {tokens_text(settings * budget, budget)}, about "
+        f"{human_seconds(seconds / tokens * settings * budget)} at the probes' rate",
+        markup=False,
+    )
+    console.print(f"found      {outcome.statement}", markup=False)
+    if outcome.start is None or outcome.steps is None:
+        raise DivergedError(f"no stable warmup was found; the receipts are in {folder / 'receipts.csv'}")
+    tuned = folder / "tuned.toml"
+    write_whole(tuned, tuned_recipe(search, outcome.start, outcome.steps, len(receipts), recipe_name))
+    ramp = search.recipe_with(outcome.start, outcome.steps).batch_size_warmup
+    console.print(
+        f"tuned      start {outcome.start}, {outcome.steps} steps"
+        + ("" if ramp is None else f", a ramp of {ramp.sequences} sequences")
+        + f": {tuned}\n\nnext\n  efftrain pretrain --recipe {tuned} --name {recipe_name}-tuned-seed{search.recipe.seed}\n"
+        f"  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}",
+        markup=False,
+    )
+    return folder
+
+
+def tuned_recipe(search: Search, start: int, steps: int, probes: int, recipe_name: str) -> str:
+    """The text of tuned.toml: the searched recipe with the warmup found, and where it comes from."""
+    section = "batch_size_warmup" if search.searches_batch_size else "seq_len_warmup"
+    length = "sequences" if search.searches_batch_size else "steps"
+    comments = {f"{section}.start": "found", f"{section}.{length}": f"found: {steps} steps" if search.searches_batch_size else "found"}
+    return (
+        f"# {recipe_name} with the warmup that `efftrain tune-warmup` found in {probes} probes (threshold {search.threshold:g}, "
+        f"{search.multiples} learning-rate warmups each).\n"
+        + dump_recipe(search.recipe_with(start, steps), comments)
+    )

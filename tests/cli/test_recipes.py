@@ -1,0 +1,263 @@
+"""`efftrain recipes` and the shell's TAB, as a user meets them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.recipe.recipe import load_recipe
+from tests.conftest import REPOSITORY
+
+Efftrain = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """./recipes/mine.toml in the folder where `efftrain` runs."""
+    path = tmp_path / "recipes" / "mine.toml"
+    path.parent.mkdir()
+    path.write_text('# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr = 4e-3\n[train]\ntokens = "3M"\n')
+    return path
+
+
+def on_terminal(cwd: Path, columns: int, *args: str) -> str:
+    """What `efftrain ARGS` shows on a terminal of that width, without colours."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "LINES", "CI", "GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
+        environment.pop(name, None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "efftrain_cli", *args], cwd=cwd, env=environment, stdin=child, stdout=child, stderr=child
+    )
+    os.close(child)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux ends a closed terminal with an error
+        while chunk := os.read(parent, 65536):
+            shown += chunk
+    process.wait(timeout=60)
+    os.close(parent)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
+
+
+# --- list ------------------------------------------------------------------------------------------------------------
+
+
+def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -> None:
+    done = efftrain("recipes", "list")
+    assert done.returncode == 0
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["mine"] == "My own recipe."
+    assert {"mine", "quickstart", "gpt2-117m"} <= lines.keys()
+    assert "\x1b" not in done.stdout
+
+
+def test_list_as_json(efftrain: Efftrain, mine: Path) -> None:
+    cards = {card["name"]: card for card in json.loads(efftrain("recipes", "list", "--format", "json").stdout)}
+    small = load_recipe("small")
+    assert cards["mine"] == {
+        "name": "mine",
+        "path": "recipes/mine.toml",
+        "summary": "My own recipe.",
+        "mistake": None,
+        "n_layer": small.model.n_layer,
+        "n_embd": small.model.n_embd,
+        "seq_len": small.model.seq_len,
+        "batch_size": small.train.batch_size,
+        "lr": 4e-3,
+        "tokens": 3_000_000,
+    }
+
+
+def test_one_bad_file_does_not_hide_the_others(efftrain: Efftrain, mine: Path) -> None:
+    mine.with_name("odd.toml").write_text("lr = = 3\n")
+    mine.with_name("text.toml").write_bytes(b"\xff\xfe")
+    mine.with_name("orphan.toml").write_text('base = "nowhere"\n')
+    lines = dict(line.split(maxsplit=1) for line in efftrain("recipes", "list").stdout.splitlines())
+    assert "not TOML" in lines["odd"]
+    assert "not UTF-8" in lines["text"]
+    assert "no recipe 'nowhere'" in lines["orphan"]
+    assert lines["mine"] == "My own recipe."
+
+
+@pytest.mark.parametrize("columns", [40, 80, 140])
+def test_list_fits_the_terminal(tmp_path: Path, mine: Path, columns: int) -> None:
+    shown = on_terminal(tmp_path, columns, "recipes", "list")
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
+    assert "gpt2-117m-large-batch" in shown, "names are never cut"
+    assert ("layers x width" in shown) == (columns >= 100)
+
+
+# --- show ------------------------------------------------------------------------------------------------------------
+
+
+def test_show_is_toml_that_loads_and_names_origins(efftrain: Efftrain, mine: Path, tmp_path: Path) -> None:
+    done = efftrain("recipes", "show", "mine", "--set", "seed=7")
+    assert done.returncode == 0
+    copy = tmp_path / "copy.toml"
+    copy.write_text(done.stdout)
+    assert load_recipe(str(copy)) == load_recipe(str(mine), ["seed=7"])
+    origin = dict(re.findall(r"^(\w+) = .*?  # (.*)$", done.stdout, re.MULTILINE))
+    assert origin["lr"] == "mine.toml:5"
+    assert origin["n_layer"].startswith("small.toml:")
+    assert origin["seed"] == "--set"
+    assert origin["eps"] == "default"
+    assert done.stdout.startswith("# recipes/mine.toml\n#   based on ")
+
+
+def test_show_describes_each_key(efftrain: Efftrain) -> None:
+    shown = efftrain("recipes", "show", "small", "--describe").stdout
+    assert re.search(r"^lr = .*# Peak learning rate\.$", shown, re.MULTILINE)
+    tomllib.loads(shown)
+
+
+def test_show_warns_of_unwise_settings(efftrain: Efftrain) -> None:
+    done = efftrain("recipes", "show", "small", "--set", "optim.warmup_steps=100_000")
+    assert done.returncode == 0
+    assert "never reaches its peak" in done.stderr
+
+
+def test_mistakes_exit_with_2_and_no_traceback(efftrain: Efftrain) -> None:
+    done = efftrain("recipes", "show", "small", "--set", "optim.learning_rate=1", "--set", "train.tokens=soon")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "did you mean optim.lr?" in done.stderr
+    assert 'train.tokens = "soon"' in done.stderr
+    assert "Traceback" not in done.stderr
+    assert efftrain("recipes", "show", "smal").returncode == 2
+
+
+def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
+    """RELIABILITY F40."""
+    done = efftrain("pretrain", "--recipe", "small", "--set", "optim.lrr=1")
+    assert done.returncode == 2
+    assert "optim.lrr = 1   (--set optim.lrr=1)" in done.stderr
+    assert "did you mean optim.lr?" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- diff ------------------------------------------------------------------------------------------------------------
+
+
+def test_diff_shows_exactly_what_differs(efftrain: Efftrain, mine: Path) -> None:
+    done = efftrain("recipes", "diff", "small", "mine")
+    small = load_recipe("small")
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["key", "small", "mine"],
+        ["optim.lr", str(small.optim.lr), "0.004"],
+        ["train.tokens", f"{small.train.tokens:_}", "3_000_000"],
+    ]
+    as_json = json.loads(efftrain("recipes", "diff", "small", "recipes/mine.toml", "--format", "json").stdout)
+    assert as_json == [
+        {"key": "optim.lr", "a": small.optim.lr, "b": 4e-3},
+        {"key": "train.tokens", "a": small.train.tokens, "b": 3_000_000},
+    ]
+    assert "are the same" in efftrain("recipes", "diff", "small", "small").stdout
+
+
+def test_diff_fits_the_terminal(tmp_path: Path) -> None:
+    wide = on_terminal(tmp_path, 120, "recipes", "diff", "gpt2-117m", "gpt3-125m")
+    narrow = on_terminal(tmp_path, 40, "recipes", "diff", "gpt2-117m", "gpt3-125m")
+    assert re.search(r"^model\.seq_len +1024 +2048$", wide, re.MULTILINE)
+    assert "model.seq_len\n  gpt2-117m: 1024\n  gpt3-125m: 2048\n" in narrow
+
+
+# --- the command line as a whole -------------------------------------------------------------------------------------
+
+
+def test_misspelt_commands_and_options_are_corrected(efftrain: Efftrain) -> None:
+    command = efftrain("recpes", "list")
+    option = efftrain("recipes", "list", "--formt", "json")
+    assert (command.returncode, option.returncode) == (2, 2)
+    assert "recipes" in command.stderr
+    assert "--format" in option.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m efftrain_cli recipes show gpt2-117m | head -1",
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.startswith("# ")
+    assert done.stderr == ""
+
+
+# --- completion ------------------------------------------------------------------------------------------------------
+
+
+def completed(cwd: Path, words: str, **env: str) -> list[str]:
+    """What bash is offered for the last word."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "_EFFTRAIN_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+        **env,
+    }
+    code = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.split()
+
+
+def test_tab_offers_recipes_paths_and_keys(tmp_path: Path, mine: Path) -> None:
+    offered = completed(tmp_path, "efftrain recipes show ")
+    assert {"mine", "quickstart", "gpt2-1.5b"} <= set(offered)
+    assert completed(tmp_path, "efftrain recipes show mi") == ["mine"]
+    assert completed(tmp_path, "efftrain recipes show recipes/m") == ["recipes/mine.toml"]
+    assert completed(tmp_path, "efftrain recipes show mine --set optim.l") == ["optim.lr="]
+
+
+def test_tab_descriptions_stay_on_one_line(tmp_path: Path) -> None:
+    """Shells with descriptions take a broken line for one more candidate."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "_EFFTRAIN_COMPLETE": "complete_fish",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": "efftrain recipes show gpt2-",
+    }
+    code = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith("gpt2-") and "\t" in line for line in lines)
+
+
+def test_run_names_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from efftrain_cli.cli import complete
+
+    monkeypatch.chdir(tmp_path)
+    for root in ("runs", "elsewhere"):
+        run = tmp_path / root / f"small-seed1-{root}"
+        run.mkdir(parents=True)
+        (run / "recipe.toml").write_text("")
+    monkeypatch.delenv("EFFTRAIN_RUNS", raising=False)
+    assert complete.run_names("small") == ["small-seed1-runs"]
+    assert complete.run_names("x") == []
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "elsewhere"))
+    assert complete.run_names("") == ["small-seed1-elsewhere"]
+    assert complete.run_or_recipe_names("small")[:2] == ["small-seed1-elsewhere", "small"]

@@ -1,0 +1,67 @@
+"""The benchmark: its figures are those of the steps that it ran."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.bench import PHASES, bench, peak_resident_bytes
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Data, Model, Optim, Train
+from efftrain_cli.training.trainer import finite_or_none
+from tests.conftest import REPOSITORY
+
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=64),
+    data=Data(tokenizer="bpe:512"),
+    optim=Optim(lr=1e-3),
+    train=Train(tokens=10_000, batch_size=8, micro_batch_tokens=256, dtype="fp32"),
+)
+
+
+def test_figures_belong_together(tmp_path: Path) -> None:
+    result = bench(RECIPE, torch.device("cpu"), steps=4, profile=tmp_path / "trace.json")
+    assert result.tokens_per_step == 512 and result.accumulation_steps == 2 and result.vocab_size == 512
+    assert result.tokens_per_second == pytest.approx(512 / result.seconds_per_step)
+    assert result.flops_per_second == pytest.approx(result.flops_per_token * result.tokens_per_second)
+    assert result.seconds_per_step_low <= result.seconds_per_step <= result.seconds_per_step_high
+    assert result.mfu is None and result.compiled_graphs == 0
+    assert set(result.phases) == {*PHASES, "other"}
+    assert 0 <= result.overhead < 1
+    # The largest phase is the backward pass, about twice the forward's work.
+    assert result.phases["backward"] > result.phases["optimizer"]
+
+
+def test_the_profiler_sees_the_same_two_steps(tmp_path: Path) -> None:
+    result = bench(RECIPE, torch.device("cpu"), steps=6, profile=tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [event for event in events if event.get("name", "").startswith("Optimizer.step")]
+    assert len(steps) == 2
+    between = abs(steps[1]["ts"] - steps[0]["ts"]) / 1e6
+    # Under the profiler a small step is slower; it stays of the same size.
+    assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
+
+
+def test_command_prints_json(efftrain: Callable) -> None:
+    shrunk = ["--set", "train.batch_size=2", "--set", "model.n_layer=1"]
+    done = efftrain("bench", "--recipe", "quickstart", *shrunk, "--steps", "2", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["tokens_per_second"] > 0 and figures["phases"]["forward"] > 0
+    assert finite_or_none(figures["overhead"]) is not None
+
+
+def test_peak_memory_is_the_process_s_own() -> None:
+    """A child of a large process is not large: getrusage would say so."""
+    held = torch.ones(100_000_000)  # 400 MB
+    child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
+    out = subprocess.run([sys.executable, "-c", child], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    before, after = map(int, out.split())
+    assert before < peak_resident_bytes() - held.nbytes // 2
+    assert 80e6 < after - before < 140e6

@@ -1,0 +1,112 @@
+"""`efftrain eval-zeroshot` as a user meets it: what is written, what is refused and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
+from efftrain_cli.zeroshot import harness
+from efftrain_cli.zeroshot.results import read_items, read_results
+from tests.trained_run import make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    return make_run(tmp_path)
+
+
+def efftrain(*args: str) -> Any:
+    return CliRunner().invoke(app, ["eval-zeroshot", *args])
+
+
+def test_offline_is_the_default_and_needs_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "find_spec", lambda name: None)  # as if the extra were not installed
+    result = efftrain("random")
+    assert result.exit_code == 0, result.output
+    assert "offline_cloze" in result.stdout and "bits_per_byte" in result.stdout
+    entries = read_results(run)
+    assert [entry["task"] for entry in entries] == ["offline_cloze", "offline_bytes"]
+    entry = entries[0]
+    manifest = json.loads((run / "checkpoints" / "step-00000010" / "manifest.json").read_text())
+    assert entry["checkpoint_sha256"] == manifest["files"]["model.safetensors"]["sha256"]
+    assert (entry["step"], entry["limit"], entry["context_length"], entry["dtype"]) == (10, None, 64, "fp32")
+    items = [item for item in read_items(run) if item["task"] == "offline_cloze"]
+    assert len(items) == entry["items"] > 5
+    assert entry["value"] == pytest.approx(sum(item["acc"] for item in items) / len(items))
+
+    again = efftrain("random", "--format", "json", "--batch-tokens", "70", "--tasks", "offline_bytes")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)[0]["value"] == pytest.approx(entries[1]["value"], rel=1e-5)
+    assert efftrain("random", "--limit", "100000").exit_code == 0  # leaves nothing out
+    assert len(read_results(run)) == 2  # the same question again replaces its answer
+
+
+def test_a_missing_extra_is_said_with_its_command(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    error = efftrain("random", "--tasks", "piqa").exception
+    assert isinstance(error, UsageError) and "pip install 'efftrain[eval]'" in str(error)
+
+
+@pytest.mark.slow
+def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    folder = tmp_path / "sets"
+    folder.mkdir()
+    lines = [{"goal": f"Find the {thing}", "sol1": "lantern", "sol2": "ship", "label": 0} for thing in "abc"]
+    (folder / "piqa.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # In its own process: the libraries' switches for the Hub and their bars are read once, at import.
+    command = [sys.executable, "-m", "efftrain_cli", "eval-zeroshot", "random", "--data-dir", str(folder), "--limit", "2"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "first 2 items only where a task has more: not comparable with full scores" in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("piqa: 2 items in ") and len(result.stderr.splitlines()) < 4
+    (entry,) = read_results(run)
+    assert (entry["task"], entry["limit"], entry["items"], entry["items_total"]) == ("piqa", 2, 2, 3)
+    assert entry["source"] == "piqa.jsonl" and len(entry["data_sha256"]) == 64
+    assert set(entry["metrics"]) == {"acc", "acc_norm"} and entry["metric"] == "acc_norm"
+    with (folder / "piqa.jsonl").open("a") as file:
+        file.write("{torn")
+    error = efftrain("random", "--data-dir", str(folder)).exception
+    assert isinstance(error, DataError) and "piqa.jsonl:4" in str(error)
+
+
+def test_refusals(run: Path, tmp_path: Path) -> None:
+    for args, kind, words in (
+        (["random", "--tasks", "offlin"], UsageError, "did you mean offline"),
+        (["randon"], UsageError, "did you mean random"),
+        (["random", "--checkpoint", "7"], UsageError, "checkpoints of steps 10"),
+        (["random", "--context-length", "65"], UsageError, "has 64 positions"),
+        (["random", "--limit", "0"], UsageError, "--limit 0"),
+        (["random", "--dtype", "fp8"], UsageError, "use auto, fp32 or bf16"),
+        (["random", "--data-dir", str(tmp_path / "no")], DataError, "no such folder"),
+    ):
+        error = efftrain(*args).exception
+        assert isinstance(error, kind) and words in str(error), (args, error)
+    (run / "checkpoints" / "step-00000010" / "progress.json").unlink()
+    assert isinstance(efftrain("random").exception, CheckpointError)
+    assert not (run / "zeroshot.json").exists()
+
+
+def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    run = make_run(tmp_path, overrides=("seq_len_warmup.start=8", "seq_len_warmup.steps=100"))
+    # 40 at the checkpoint's step 10; what came after it does not count.
+    rows = [{"step": step, "seq_len": 4 * step} for step in range(1, 17)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = efftrain("random", "--tasks", "offline_bytes")
+    assert result.exit_code == 0, result.output
+    assert "sequences of at most 40 of its 64 positions" in result.stderr
+    assert read_results(run)[0]["context_length"] == 40

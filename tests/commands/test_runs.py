@@ -1,0 +1,113 @@
+"""`efftrain runs list|show|rm`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.runs import list_runs, remove_runs
+from tests.fake_runs import rows_of, write_run
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    result = CliRunner().invoke(app, ["runs", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_list_says_status_recipe_seed_tokens_and_best_loss(root: Path) -> None:
+    write_run(root, "small", 3)
+    write_run(root, "half", 0, steps=50, budget=102400)
+    write_run(root, "none", 0, rows=[])
+    (root / "none-seed0" / "metrics.jsonl").unlink()
+    write_run(root, "future", 0, origin={"schema_version": 99})
+    (root / "no-run").mkdir()
+    found = {summary.name: summary for summary in list_runs()}
+    assert {name: summary.status for name, summary in found.items()} == {
+        "small-seed3": "finished",
+        "half-seed0": "crashed",
+        "none-seed0": "not started",
+        "future-seed0": "unreadable",
+    }
+    small = found["small-seed3"]
+    assert (small.recipe, small.seed, small.tokens, small.budget) == ("small", 3, 102400, 102400)
+    expected = min(row["val_loss"] for row in rows_of(100, 3) if row["val_loss"] is not None)
+    assert small.best_val_loss == expected and small.age_seconds < 60
+    out = run("list")
+    assert f"{expected:.4f}" in out.stdout and "51.2K of 102.4K" in out.stdout
+    assert "newer efftrain" in out.stderr
+    value = json.loads(run("list", "small-*", "--format", "json").stdout)
+    assert [entry["name"] for entry in value] == ["small-seed3"]
+
+
+def test_list_of_nothing(root: Path) -> None:
+    assert "no runs in" in run("list").stdout
+    assert "no runs called x-\\* in".replace("\\", "") in run("list", "x-*").stdout
+
+
+def test_a_locked_run_is_running(root: Path) -> None:
+    path = write_run(root, "small", 0, steps=50, budget=102400)
+    with (path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert list_runs()[0].status == "running"
+        with pytest.raises(UsageError, match="small-seed0 is running"):
+            remove_runs(["small-*"])
+    assert list_runs()[0].status == "crashed"
+
+
+def test_show_says_everything(root: Path) -> None:
+    # Evaluation takes 11 x 0.25 s; 1.25 s of the wall time is nobody's.
+    rows = [row | {"wall_seconds": row["step"] * 0.09} for row in rows_of(100, 0)]
+    write_run(root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}])
+    out = run("show", "small-seed0").stdout
+    for word in ("finished", "tokens per training second", "20.48K", "start", "device cpu", "optim.lr", "data.valid_hash"):
+        assert word in out
+    # F43: the parts of the time and what they add up to.
+    assert "5 s" in out and "2.75 s" in out and "1.25 s" in out and "9 s" in out
+    with pytest.raises(UsageError, match="did you mean small-seed0"):
+        run("show", "small-seed1")
+
+
+def test_rm_asks_and_removes_only_what_was_named(root: Path) -> None:
+    for seed in range(3):
+        write_run(root, "small", seed)
+    with pytest.raises(UsageError, match="--yes"):
+        run("rm", "small-seed0")
+    assert (root / "small-seed0").exists()
+    out = run("rm", "small-seed[01]", "--yes")
+    assert "removed 2 runs" in out.stdout
+    assert [path.name for path in root.iterdir()] == ["small-seed2"]
+    with pytest.raises(UsageError, match="matches 'x\\*'"):
+        run("rm", "x*", "--yes")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc", "a/b", ""])
+def test_rm_stays_inside_the_folder_of_runs(root: Path, name: str) -> None:
+    with pytest.raises(UsageError):
+        remove_runs([name])
+
+
+def test_rm_follows_no_link(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = write_run(tmp_path_factory.mktemp("outside"), "kept", 0)
+    (root / "link").symlink_to(outside)
+    with pytest.raises(UsageError, match="symbolic link"):
+        remove_runs(["link"])
+    with pytest.raises(UsageError):
+        remove_runs(["lin*"])
+    inner = write_run(root, "small", 0)
+    (inner / "elsewhere").symlink_to(outside)
+    run("rm", "small-seed0", "--yes")
+    assert not inner.exists() and (outside / "recipe.toml").exists()

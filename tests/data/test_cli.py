@@ -1,0 +1,155 @@
+"""`efftrain prepare`, and what `pretrain` makes of data it cannot use."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.data.progress import PreparationScreen
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = """
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 16
+seq_len = 32
+[data]
+train = "book.txt"
+valid_fraction = 0.1
+tokenizer = "bpe:300"
+[optim]
+lr = 1e-3
+[train]
+tokens = 2048
+batch_size = 8
+[eval]
+windows = 4
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    lines = [f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500)]
+    (tmp_path / "book.txt").write_text("".join(lines))
+    return "tiny.toml"
+
+
+def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Command, recipe: str, tmp_path: Path) -> None:
+    cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
+    first = efftrain("prepare", "--recipe", recipe, **cache)
+    assert first.returncode == 0, first.stderr
+    assert "preparing the data" in first.stdout and "data prepared in" in first.stdout
+    for said in ("text        book.txt", "1 documents", "vocabulary 300", "the end of each file", "overlap     0 documents"):
+        assert said in first.stdout
+    assert f"shards      {tmp_path}/cache/corpora/" in first.stdout
+    assert first.stdout.endswith("Next: efftrain pretrain --recipe tiny.toml\n")
+    again = efftrain("prepare", "--recipe", recipe, "--verify-data", "full", "--format", "json", **cache)
+    assert again.returncode == 0 and again.stderr == ""
+    about = json.loads(again.stdout)
+    content = (tmp_path / "book.txt").read_bytes()
+    assert about["train"]["bytes"] + about["valid"]["bytes"] == len(content)
+    assert about["windows_per_epoch"] == about["train"]["tokens"] // 32 - 1
+    assert about["windows_needed"] == 2048 // 32 and about["epochs"] == 64 / about["windows_per_epoch"]
+    assert about["bytes_per_token"] == about["valid"]["bytes"] / about["valid"]["tokens"]
+    assert (about["vocab_size"], about["eot_id"], about["validation_windows"], about["problems"]) == (300, 0, 4, [])
+
+
+def test_mistakes_in_the_data_exit_with_3_and_no_traceback(efftrain: Command, recipe: str, tmp_path: Path) -> None:
+    missing = efftrain("prepare", "--recipe", recipe, "--set", "data.train=books/")
+    assert missing.returncode == 3 and missing.stdout == ""
+    assert missing.stderr.startswith("error: data.train = 'books/': no such file or folder")
+    (tmp_path / "bad.txt").write_bytes(b"fine\nnot \xff fine\n")
+    bad = efftrain("pretrain", "--recipe", recipe, "--set", "data.train=bad.txt")
+    assert bad.returncode == 3 and "Traceback" not in bad.stderr
+    assert "bad.txt:2:9: not UTF-8: byte 0xff" in bad.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(
+    efftrain: Command, recipe: str, tmp_path: Path
+) -> None:
+    """F37: prepare says it, pretrain refuses it, data.repeat allows it."""
+    budget = ("--recipe", recipe, "--set", "train.tokens=100_000")
+    said = efftrain("prepare", *budget)
+    assert said.returncode == 0 and "This recipe cannot train on it yet: the budget needs" in said.stdout
+    refused = efftrain("pretrain", *budget)
+    assert refused.returncode == 2, refused.stderr
+    assert "epochs" in refused.stderr and "data.repeat = true" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_repeating_is_allowed_by_the_key(efftrain: Command, recipe: str) -> None:
+    done = efftrain(
+        "pretrain", "--recipe", recipe, "--set", "train.tokens=20_480", "--set", "data.repeat=true", "--no-probe"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_training_on_ready_shards_imports_little(efftrain: Command, recipe: str, tmp_path: Path) -> None:
+    """Neither wandb nor datasets nor pandas, from the first import to the summary."""
+    assert efftrain("prepare", "--recipe", recipe).returncode == 0
+    script = """
+import sys
+sys.argv = ["efftrain", "pretrain", "--recipe", "tiny.toml", "--no-probe"]
+from efftrain_cli.cli.app import run_app
+try:
+    run_app()
+except SystemExit as end:
+    assert not end.code, end.code
+print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers") if name in sys.modules])
+"""
+    repository = str(Path(__file__).resolve().parent.parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": repository},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy: ['torch']"
+
+
+def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand reports over five minutes: a line when a part of the work begins, then one each ten seconds."""
+    from rich.console import Console
+
+    now = [0.0]
+    monkeypatch.setattr("efftrain_cli.data.progress.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with PreparationScreen(Console(file=stream, highlight=False)) as screen:
+        screen.show("training a tokenizer of 512 tokens", 0, None)
+        for report in range(1, 1001):
+            now[0] += 0.3
+            screen.show("bytes tokenized", report * 1000, 1_000_000)
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["preparing the data (once; the next run finds it in the cache)", "training a tokenizer of 512 tokens"]
+    assert 28 <= len(lines[2:-1]) <= 31
+    assert lines[-2].startswith("bytes tokenized: 9") and lines[-1] == "data prepared in 5 min 00 s"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_documentation_run(efftrain: Command, tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    text = "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(3000))
+    (tmp_path / "books" / "one.txt").write_text(text)
+    (tmp_path / "stories.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text.splitlines()))
+    page = (Path(__file__).resolve().parent.parent.parent / "docs" / "data.md").read_text()
+    commands = [line.split()[1:] for line in page.split("```sh\n")[1].split("```")[0].splitlines()]
+    assert len(commands) == 3
+    for command in commands:
+        done = efftrain(*command)
+        assert done.returncode == 0, (command, done.stderr)

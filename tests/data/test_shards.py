@@ -1,0 +1,139 @@
+"""Token shards: what is written is what is read, and every damage is seen (F34, F36)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efftrain_cli.data.shards import (
+    HEADER_BYTES,
+    Shard,
+    ShardWriter,
+    TokenShards,
+    dtype_for,
+    header_bytes,
+    open_shard,
+)
+from efftrain_cli.foundation.errors import DataError
+
+
+def write(folder: Path, documents: list[list[int]], vocab_size: int = 300, shard_tokens: int = 1 << 26) -> list[Path]:
+    writer = ShardWriter(
+        folder, "train", vocab_size=vocab_size, eot_id=7, tokenizer_sha256="f" * 64, shard_tokens=shard_tokens
+    )
+    for number, ids in enumerate(documents):
+        writer.add(np.array(ids, dtype=np.uint32), f"document {number}")
+    writer.close()
+    return writer.paths
+
+
+def opened(path: Path) -> Shard:
+    shard = open_shard(path)
+    TokenShards([shard]).verify()
+    return shard
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(300, "uint16"), (65536, "uint16"), (65537, "uint32")])
+def test_documents_come_back_each_with_its_end(tmp_path: Path, vocab_size: int, dtype: str) -> None:
+    (path,) = write(tmp_path, [[1, 2], [], [vocab_size - 1]], vocab_size)
+    shard = opened(path)
+    assert shard.ids.tolist() == [1, 2, 7, 7, vocab_size - 1, 7]
+    header = shard.header
+    assert (header.dtype, header.tokens, header.documents) == (dtype, 6, 3)
+    assert (header.vocab_size, header.eot_id, header.tokenizer_sha256) == (vocab_size, 7, "f" * 64)
+    assert dtype_for(vocab_size) == dtype
+    content = path.read_bytes()
+    assert len(content) == HEADER_BYTES + 6 * np.dtype(dtype).itemsize
+    assert json.loads(content[:HEADER_BYTES].split(b"\n")[0])["magic"] == "efftrain tokens"  # `head -1` shows it
+
+
+def test_shards_close_with_a_document_and_read_as_one(tmp_path: Path) -> None:
+    documents = [list(range(10, 10 + n)) for n in (5, 1, 9, 0, 3, 12)]
+    paths = write(tmp_path, documents, shard_tokens=8)
+    shards = TokenShards([open_shard(path) for path in paths])
+    assert [shard.header.tokens for shard in shards.shards] == [8, 10, 18]
+    whole = [token for ids in documents for token in [*ids, 7]]
+    assert (shards.tokens, shards.documents) == (36, 6)
+    for length in (1, 4, 11, 36):
+        starts = list(range(36 - length + 1))
+        assert shards.read(starts, length).tolist() == [whole[s : s + length] for s in starts]
+    assert shards.read([3], 2).dtype == np.int64
+
+
+def test_truncation_is_seen_at_open(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, [list(range(8, 258))] * 4)
+    content = path.read_bytes()
+    rng = random.Random(1)
+    for length in [0, 1, HEADER_BYTES - 1, HEADER_BYTES, len(content) - 1, *(rng.randrange(len(content)) for _ in range(50))]:
+        path.write_bytes(content[:length])
+        with pytest.raises(DataError, match="cut short") as refused:
+            open_shard(path)
+        assert str(path) in str(refused.value) and refused.value.exit_code == 3
+        assert "efftrain prepare" in str(refused.value)
+    path.write_bytes(content + b"\0\0")
+    with pytest.raises(DataError, match="longer than its header says"):
+        open_shard(path)
+    path.unlink()
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        open_shard(path)
+
+
+def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path: Path) -> None:
+    """200 random bits of header and ids: in the header at open, in the ids at the first read anywhere in the shard."""
+    (path,) = write(tmp_path, [list(range(8, 258))] * 4)
+    content = bytearray(path.read_bytes())
+    rng = random.Random(2)
+    for bit in [0, 8 * HEADER_BYTES - 1, 8 * HEADER_BYTES, *(rng.randrange(8 * len(content)) for _ in range(200))]:
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        # Byte 1023 is the newline behind the header's digest; nothing reads it.
+        if bit // 8 == HEADER_BYTES - 1:
+            opened(path)
+        else:
+            with pytest.raises(DataError):
+                TokenShards([open_shard(path)]).read([0], 2)
+        content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    opened(path)
+
+
+def test_wrong_dtype_and_other_formats_are_refused(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, [list(range(8, 258))])
+    content = path.read_bytes()
+    header = open_shard(path).header
+    path.write_bytes(header_bytes(replace(header, dtype="uint32")) + content[HEADER_BYTES:])
+    with pytest.raises(DataError, match="cut short"):
+        open_shard(path)
+    path.write_bytes(header_bytes(replace(header, dtype="float16")) + content[HEADER_BYTES:])
+    with pytest.raises(DataError, match="format"):
+        open_shard(path)
+    path.write_bytes(header_bytes(replace(header, schema_version=2)) + content[HEADER_BYTES:])
+    with pytest.raises(DataError, match="written in format 2, this version reads 1"):
+        open_shard(path)
+    path.write_bytes(b"\x93NUMPY" * 500)
+    with pytest.raises(DataError, match="not a token shard"):
+        open_shard(path)
+
+
+def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"document 1: token 2 is 300, but .* 300 tokens"):
+        write(tmp_path, [[1], [5, 6, 300]])
+
+
+def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path: Path) -> None:
+    """F36: a shard sound in every sum, from a program that did not check."""
+    (path,) = write(tmp_path, [list(range(8, 258))])
+    content = bytearray(path.read_bytes())
+    content[HEADER_BYTES + 2 * 41 : HEADER_BYTES + 2 * 42] = (300).to_bytes(2, "little")
+    header = replace(open_shard(path).header, sha256=hashlib.sha256(content[HEADER_BYTES:]).hexdigest())
+    path.write_bytes(header_bytes(header) + content[HEADER_BYTES:])
+    shards = TokenShards([open_shard(path)])
+    with pytest.raises(DataError) as refused:
+        shards.read([0], 4)
+    assert str(refused.value).startswith(f"{path}: token 41 (byte {HEADER_BYTES + 82}) is 300, but the vocabulary has 300")

@@ -1,0 +1,164 @@
+"""Tokenizers: GPT-2's own counts, our BPE, and the end of text that only we may write."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.data.documents import BadDocuments
+from efftrain_cli.data.text import find_sources, read_documents
+from efftrain_cli.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, load_tokenizer, train_tokenizer
+from efftrain_cli.foundation.errors import DataError
+
+SAMPLE = [Path(json.__file__).read_text(encoding="utf-8"), Path(random.__file__).read_text(encoding="utf-8")]
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_tokenizer(400, SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def gpt2(shared_data: Path) -> Tokenizer:
+    return load_tokenizer(shared_data / "gpt2_tokenizer")
+
+
+def test_gpt2_counts_shakespeare_as_everybody_does(gpt2: Tokenizer, shared_data: Path) -> None:
+    """338,025 tokens; cut after 90 % of the characters, 301,966 and 36,059: the counts that nanoGPT prints."""
+    text = (shared_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
+    cut = int(len(text) * 0.9)
+    assert [len(ids) for ids in gpt2.encode([text, text[:cut], text[cut:]])] == [338_025, 301_966, 36_059]
+    assert (gpt2.vocab_size, gpt2.eot_id) == (50257, 50256)
+
+
+def test_gpt2_known_ids(gpt2: Tokenizer) -> None:
+    """"Hello world" is 15496 995 in every published use of GPT-2's vocabulary."""
+    assert gpt2.encode(["Hello world"])[0].tolist() == [15496, 995]
+    assert gpt2.decode([15496, 995, 50256]) == f"Hello world{END_OF_TEXT}"
+
+
+def test_long_documents_are_cut_where_no_token_changes(gpt2: Tokenizer, bpe: Tokenizer) -> None:
+    """Random text full of the hard cases, cut once per 64 K characters, against the library on the whole."""
+    rng = random.Random(5)
+    parts = ["word", " ", "  ", "\n", "\n\n", "\t", "\r\n", "'s", "12", "é", "中", "\u3000", "...", "\x1c", "\x85", " \n", "\n ", "🙂"]
+    text = "".join(rng.choices(parts, k=150_000))
+    for tokenizer in (gpt2, bpe):
+        assert tokenizer.cuttable
+        assert len(tokenizer._pieces(text)) >= 3
+        whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(["a", text, ""])[1].tolist() == whole
+
+
+def test_round_trip_and_spelled_end_of_text(bpe: Tokenizer) -> None:
+    text = f"def f():\n\treturn '{END_OF_TEXT}'  # ünï\x00 🙂"
+    (ids,) = bpe.encode([text])
+    assert bpe.decode(ids) == text
+    assert bpe.eot_id not in ids
+    assert bpe.decode([bpe.eot_id]) == END_OF_TEXT
+
+
+def test_our_bpe_is_the_same_every_time(bpe: Tokenizer, tmp_path: Path) -> None:
+    again = train_tokenizer(400, iter(SAMPLE))
+    assert again.backend.to_str() == bpe.backend.to_str()
+    assert (bpe.vocab_size, bpe.eot_id) == (400, 0)
+    bpe.save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.sha256, loaded.vocab_size, loaded.eot_id) == (bpe.sha256, 400, 0)
+    assert train_tokenizer(401, SAMPLE).sha256 != bpe.sha256
+
+
+def test_little_text_makes_a_smaller_vocabulary() -> None:
+    assert train_tokenizer(300, ["ab"]).vocab_size == 258  # 256 bytes, the end of text, and one pair
+
+
+def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(gpt2: Tokenizer, shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "gpt2_tokenizer"
+    shutil.copy(folder / "encoder.json", tmp_path / "vocab.json")
+    shutil.copy(folder / "vocab.bpe", tmp_path / "merges.txt")
+    assert load_tokenizer(tmp_path).sha256 == gpt2.sha256
+    assert load_tokenizer(tmp_path / "vocab.json").sha256 == gpt2.sha256  # one of the pair names both
+    gpt2.save(tmp_path / "saved.json")
+    assert load_tokenizer(tmp_path / "saved.json").sha256 == gpt2.sha256
+    merges = (tmp_path / "merges.txt").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "merges.txt").write_text("\n".join([merges[0], merges[2], merges[1], *merges[3:]]), encoding="utf-8")
+    assert load_tokenizer(tmp_path).sha256 != gpt2.sha256
+
+
+def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(bpe: Tokenizer, tmp_path: Path) -> None:
+    import tokenizers
+
+    other = tokenizers.Tokenizer.from_str(bpe.backend.to_str())
+    other.enable_truncation(3)
+    other.enable_padding(length=50)
+    other.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)]
+    )
+    other.save(str(tmp_path / "t.json"))
+    loaded = load_tokenizer(tmp_path / "t.json")
+    assert loaded.encode(SAMPLE)[0].tolist() == bpe.encode(SAMPLE)[0].tolist()
+    assert loaded.sha256 == bpe.sha256
+
+
+@pytest.mark.parametrize("spec", ["bpe:256", "bpe:x", "bpe:", "bpe:-3", "bpe:1.5"])
+def test_sizes_that_cannot_be(spec: str) -> None:
+    with pytest.raises(DataError, match="whole number from 257"):
+        bpe_size(spec)
+
+
+def test_tokenizers_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r'no such file or folder.*"bpe:N"'):
+        load_tokenizer("no/such")
+    with pytest.raises(DataError, match=r"neither tokenizer\.json nor both of vocab\.json and merges\.txt"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(DataError, match=r"broken\.json cannot be read as a tokenizer"):
+        load_tokenizer(tmp_path / "broken.json")
+
+
+def test_a_tokenizer_without_end_of_text_is_refused(bpe: Tokenizer, tmp_path: Path) -> None:
+    content = bpe.backend.to_str().replace(END_OF_TEXT, "<stop>")
+    (tmp_path / "t.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match="no end-of-text token"):
+        load_tokenizer(tmp_path / "t.json")
+
+
+def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host that never answers: 1 s of probing, then the way out."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://192.0.2.1")  # TEST-NET-1: reserved, answers nowhere
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("HTTPS_PROXY", "https_proxy", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    import huggingface_hub  # noqa: F401  the import is not what is timed
+
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"):
+        load_tokenizer("gpt2")
+    (source,) = find_sources("owner/name", "train")
+    with pytest.raises(DataError, match=r"no file or folder here, and the Hugging Face Hub cannot be asked"):
+        list(read_documents(source, "text", BadDocuments("error")))
+    assert time.monotonic() - begin < 4
+
+
+def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path: Path) -> None:
+    """Two splits as files of a local folder: what a download from the Hub looks like to `datasets`."""
+    from efftrain_cli.data.documents import HubDataset
+
+    for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+
+    def read(purpose: str, field: str = "text") -> list[str]:
+        source = HubDataset(str(tmp_path), None, None, purpose)
+        return [document.text for document in read_documents(source, field, BadDocuments("error"))]
+
+    assert read("train") == ["one", "two"]
+    assert read("valid") == ["three"]
+    with pytest.raises(DataError, match=r"no field 'body'; it has 'text'"):
+        read("train", "body")
+    (tmp_path / "train.jsonl").write_text("{")
+    with pytest.raises(DataError, match="after 0 rows"):
+        read("train")

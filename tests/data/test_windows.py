@@ -1,0 +1,167 @@
+"""Windows: each exactly once per epoch, the same from anywhere, cut in one place."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.windows import Windows, permute
+from efftrain_cli.foundation.errors import DataError, RecipeError
+from efftrain_cli.plan.step import StepPlan
+from efftrain_cli.recipe.sections import Data
+
+
+def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26, document: int = 100) -> TokenShards:
+    """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the count, so nothing wraps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = ShardWriter(
+        folder, "train", vocab_size=tokens + 1, eot_id=0, tokenizer_sha256="t", shard_tokens=shard_tokens
+    )
+    for start in range(0, tokens, document):
+        end = min(start + document, tokens)
+        # The writer ends each document itself, so the last number of each is given as its end of text.
+        writer.eot_id = end - 1
+        writer.add(np.arange(start, end - 1, dtype=np.uint32), "test")
+    writer.close()
+    return TokenShards([open_shard(path) for path in writer.paths])
+
+
+def plan(batch_size: int, seq_len: int, start: int, pieces: int = 1) -> StepPlan:
+    return StepPlan(1, 0.0, batch_size, seq_len, 1, start, pieces, (), False)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 64, 100, 1000, 4097])
+def test_permutation_reaches_every_number_once(n: int) -> None:
+    key = np.random.default_rng(n).integers(0, 2**63, 8).astype(np.uint64)
+    assert sorted(permute(np.arange(n), n, key).tolist()) == list(range(n))
+
+
+def test_permutations_of_few_numbers_are_even() -> None:
+    """Over many keys every number comes first about equally often: 5 numbers, 5,000 keys, expected 1,000 +- 28 each."""
+    rng = np.random.default_rng(0)
+    firsts = [int(permute(np.arange(1), 5, rng.integers(0, 2**63, 8).astype(np.uint64))[0]) for _ in range(5000)]
+    assert np.all(np.abs(np.bincount(firsts, minlength=5) - 1000) < 5 * 28)
+
+
+def test_order_is_not_the_order_of_the_text() -> None:
+    """Neighbours in the stream are far apart in the text: about a third of the corpus on average, as for any random order."""
+    n = 10_000
+    key = np.random.default_rng(1).integers(0, 2**63, 8).astype(np.uint64)
+    order = permute(np.arange(n), n, key)
+    assert abs(np.abs(np.diff(order)).mean() / n - 1 / 3) < 0.02
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("shard_tokens", [1 << 26, 1500])
+def test_each_window_once_per_epoch_across_the_boundary(tmp_path: Path, shard_tokens: int) -> None:
+    """F8: read in batches that straddle the epochs, from a second object, as after a resume in epoch 2."""
+    shards = counting_shards(tmp_path, 10_007, shard_tokens=shard_tokens)
+    assert len(shards.shards) == (1 if shard_tokens > 10_007 else 7)
+    first = Windows(shards, 16, seed=7)
+    n = first.per_epoch
+    seen = []
+    for start in range(0, 3 * n, 10):
+        windows = Windows(shards, 16, seed=7) if start > n else first
+        rows = windows.read(start, min(10, 3 * n - start))
+        assert (np.diff(rows, axis=1) == 1).all()  # consecutive tokens, over the joints of shards too
+        seen += rows[:, 0].tolist()
+    epochs = [seen[e * n : (e + 1) * n] for e in range(3)]
+    for epoch in epochs:
+        assert len(set(epoch)) == n
+        assert len({start % 16 for start in epoch}) == 1  # one cut per epoch
+        assert min(epoch) < 16 and max(epoch) + 16 < shards.tokens
+        assert np.diff(sorted(epoch)).tolist() == [16] * (n - 1)  # nothing left out in between
+    assert len({epoch[0] % 16 for epoch in epochs}) > 1  # and the cut moves
+    assert [s // 16 for s in epochs[0]] != [s // 16 for s in epochs[1]]
+
+
+def test_seed_decides_the_order_and_nothing_else_does(tmp_path: Path) -> None:
+    shards = counting_shards(tmp_path, 5000)
+    one, again, other = (Windows(shards, 8, seed=s) for s in (1, 1, 2))
+    again.read(3000, 5)  # reading elsewhere first changes nothing: there is no state
+    np.random.seed(0)  # nor does the generator of numpy
+    assert one.read(100, 20).tolist() == again.read(100, 20).tolist()
+    assert one.read(100, 20).tolist() != other.read(100, 20).tolist()
+
+
+def test_truncation_takes_the_beginning_of_each_window(tmp_path: Path) -> None:
+    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
+    full = windows.read(20, 6)
+    batch = windows.batch(plan(6, 24, 20))
+    assert batch.tokens.tolist() == full[:, :24].tolist()
+    assert batch.targets.tolist() == full[:, 1:25].tolist()
+    assert batch.tokens.is_contiguous() and batch.targets.is_contiguous()
+
+
+def test_reshape_cuts_each_window_into_pieces(tmp_path: Path) -> None:
+    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
+    full = windows.read(20, 3)
+    batch = windows.batch(plan(7, 24, 20, pieces=2))  # 7 sequences of 2 to a window: 4 windows, the last one half used
+    expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25] for i in range(6)] + [windows.read(23, 1)[0][:25]]
+    assert batch.tokens.tolist() == [row[:-1].tolist() for row in expected]
+    assert batch.targets.tolist() == [row[1:].tolist() for row in expected]
+    whole = windows.batch(plan(4, 16, 20, pieces=4))
+    assert whole.targets.reshape(-1).tolist() == full[0][1:].tolist()  # four quarters hold every target once
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_share_the_batch(tmp_path: Path, pieces: int, world_size: int) -> None:
+    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
+    step = plan(11, 20, 5, pieces)
+    shares = [windows.batch(step, rank, world_size).tokens.tolist() for rank in range(world_size)]
+    assert [row for share in shares for row in share] == windows.batch(step).tokens.tolist()
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_too_long_sequences_are_a_bug(tmp_path: Path) -> None:
+    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
+    with pytest.raises(ValueError, match="3 sequences of 24"):
+        windows.batch(plan(6, 24, 0, pieces=3))
+
+
+def test_validation_is_fixed_spread_and_without_overlap(tmp_path: Path) -> None:
+    shards = counting_shards(tmp_path, 5001)
+    rows = Windows(shards, 64, seed=1).validation(10)
+    assert rows.tolist() == Windows(shards, 64, seed=2).validation(10).tolist()
+    starts = rows[:, 0].tolist()
+    assert starts[0] == 0 and starts[-1] + 65 == 5001
+    gaps = np.diff(starts)
+    assert gaps.min() >= 64 and gaps.max() - gaps.min() <= 1
+    assert rows.shape == (10, 65) and str(rows.dtype) == "torch.int64"
+    assert len(Windows(shards, 64, seed=1).validation(1000)) == 5000 // 64  # fewer where the text is short
+    with pytest.raises(DataError, match="validation text has 5,001 tokens"):
+        Windows(shards, 5001, seed=1).validation(1)
+
+
+def test_a_corpus_too_short_for_a_window_is_refused(tmp_path: Path) -> None:
+    windows = Windows(counting_shards(tmp_path, 127), 64, seed=1)
+    with pytest.raises(DataError, match=r"127 tokens.*at least 128"):
+        windows.read(0, 1)
+    assert Windows(counting_shards(tmp_path / "b", 128), 64, seed=1).per_epoch == 1
+
+
+def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path: Path) -> None:
+    """F37"""
+    windows = Windows(counting_shards(tmp_path, 64 * 101), 64, seed=1)
+    assert windows.check_budget(100, Data()) == 1.0
+    with pytest.raises(RecipeError, match=r"2\.50 epochs.*data\.repeat = true") as refused:
+        windows.check_budget(250, Data())
+    assert refused.value.exit_code == 2
+    assert windows.check_budget(250, Data(repeat=True)) == 2.5
+
+
+def test_a_batch_costs_little(tmp_path: Path) -> None:
+    """Best of many, so that a busy machine does not fail it; the bound is ten times what it takes alone."""
+    windows = Windows(counting_shards(tmp_path, 200_000, document=10_000), 256, seed=1)
+    windows.batch(plan(8, 256, 0))
+    seconds = []
+    for step in range(1, 50):
+        begin = time.perf_counter()
+        windows.batch(plan(8, 256, 8 * step))
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 0.0003

@@ -1,0 +1,41 @@
+"""Every command in docs/compare.md runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from tests.fake_runs import write_run
+
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "compare.md").read_text()
+BLOCKS = "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
+INLINE = re.findall(r"`(efftrain [^`]+)`", TEXT.replace("\n", " "))
+COMMANDS = [line for line in BLOCKS.splitlines() if line.startswith("efftrain ")] + [
+    command for command in INLINE if " --" in command
+]
+
+
+def test_the_page_has_commands() -> None:
+    assert len(COMMANDS) >= 6
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    for seed in range(2):
+        write_run(tmp_path / "runs", "small-large-batch", seed)
+        write_run(tmp_path / "runs", "small-slw", seed, speed=1.3, more="\n[seq_len_warmup]\nsteps = 10\n")
+    words = shlex.split(command, comments=True)[1:]
+    if words[0] == "sweep":  # its plan: training is tested elsewhere
+        for seed in range(2):
+            for name in ("small-large-batch", "small-slw"):
+                (tmp_path / "runs" / f"{name}-seed{seed}" / "recipe.toml").unlink()
+        words.append("--plan")
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, (result.output, result.exception)

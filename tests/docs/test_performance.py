@@ -1,0 +1,34 @@
+"""The page on performance names what exists: scripts, their pieces, functions."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
+
+
+def test_scripts_and_tests_exist() -> None:
+    named = set(re.findall(r"(?:benchmarks|tests)/\w+\.py", PAGE))
+    assert "benchmarks/gpu.py" in named
+    assert all((REPOSITORY / name).exists() for name in named), named
+
+
+def test_pieces_exist() -> None:
+    source = (REPOSITORY / "benchmarks" / "gpu.py").read_text(encoding="utf-8")
+    pieces = set(re.findall(r'^    "(\w+)": \(\w+, \d+\),$', source, re.MULTILINE))
+    named = {piece for line in re.findall(r"--pieces ([\w ]+)", PAGE) for piece in line.split()}
+    assert named <= pieces and len(named) >= 6, named - pieces
+
+
+MODULES = "compiling|kernels|adamw|trainer|cross_entropy"
+
+
+@pytest.mark.parametrize("name", re.findall(rf"`({MODULES})\.(\w+)`", PAGE), ids=".".join)
+def test_functions_exist(name: tuple[str, str]) -> None:
+    module, attribute = name
+    text = next((REPOSITORY / "efftrain_cli").rglob(f"{module}.py")).read_text(encoding="utf-8")
+    assert re.search(rf"\b(def|class) {attribute}\b", text)

@@ -1,0 +1,77 @@
+"""What README and docs tell people to type: commands and options exist, links lead somewhere, and the tour works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from efftrain_cli.cli.app import app
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
+_BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`(efftrain [^`]+)`")
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """The arguments after `efftrain` of every command on a page, comments cut off."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in _BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines += [line.replace("\n", " ") for line in _INLINE.findall(text)]
+    found = []
+    for line in lines:
+        words = shlex.split(line.replace("…", "...").strip().removeprefix("$ "), comments=True)
+        while words and "=" in words[0]:  # settings of the environment
+            words.pop(0)
+        if words and words[0].rsplit("/", 1)[-1] == "efftrain":
+            found.append(words[1:])
+    return found
+
+
+def test_the_pages_have_commands_to_check() -> None:
+    assert sum(len(command_lines(page)) for page in PAGES) > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_command_and_option_exists(page: Path) -> None:
+    group = typer.main.get_command(app)
+    for words in command_lines(page):
+        command = group
+        rest = list(words)
+        while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
+            assert rest[0] in command.commands, f"{page.name}: efftrain {' '.join(words)}: no command {rest[0]!r}"
+            command = command.commands[rest.pop(0)]
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        known |= {"--help", "-h", "--install-completion", "--show-completion"}
+        for word in rest:
+            if word.startswith("-") and not re.fullmatch(r"-\d.*", word):
+                option = word.split("=")[0]
+                assert option in known, f"{page.name}: efftrain {' '.join(words)}: no option {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.slow
+def test_the_tour_works_as_printed(efftrain: Callable) -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    tour = text.split("## A run, from beginning to end")[1].split("```sh\n")[1].split("```")[0]
+    ran = 0
+    for line in tour.splitlines():
+        words = shlex.split(line, comments=True)[1:]
+        trains = words[0] == "pretrain" and "--plan" not in words
+        if trains:  # the tour's run takes minutes; three steps say the same
+            words += ["--steps", "4" if "--resume" in words else "2", "--set", "eval.windows=2"][: 2 if "--resume" in words else 4]
+        done = efftrain(*words, timeout=300)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        ran += 1
+    assert ran >= 6

@@ -1,0 +1,51 @@
+"""docs/methods/staged-training.md: its commands run, its recipe loads, and its figures are the program's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule, relative_cost
+from efftrain_cli.recipe.recipe import load_recipe
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "methods" / "staged-training.md"
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: str) -> None:
+    program, *arguments = shlex.split(command)
+    assert program == "efftrain"
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it_spells_out(tmp_path: Path) -> None:
+    (written,) = (block for kind, block in BLOCKS if kind == "toml")
+    path = tmp_path / "page.toml"
+    path.write_text(written)
+    page, shipped = load_recipe(str(path)), load_recipe("small-staged-depth")
+    assert (page.model, page.optim, page.train) == (shipped.model, shipped.optim, shipped.train)
+    assert page.model_at(0) == shipped.model_at(0)
+    assert page.stages[1].operators == shipped.stages[1].operators
+
+
+def test_figures_of_the_scaling_law_on_the_page() -> None:
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for batch in ("fixed", "varying"):
+        for stages in (2, 3, 4):
+            figure = relative_cost(KAPLAN, plan_schedule(KAPLAN, stages, target_loss=2.6911, batch=batch))
+            assert f"{figure + 1e-9:.3f}" in text, (batch, stages, figure)
+
+
+def test_recipes_on_the_page_exist() -> None:
+    for name in ("gpt2-117m", "small"):
+        for kind in ("depth", "width", "both"):
+            assert load_recipe(f"{name}-staged-{kind}").stages
+    assert not load_recipe("gpt2-117m-staged-scratch").stages

@@ -1,0 +1,53 @@
+"""docs/zeroshot.md: its commands run, and its table of files is what the program reads."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.zeroshot.local_data import FORMS, example
+from efftrain_cli.zeroshot.suites import SUITES, TASKS
+from tests.conftest import REPOSITORY
+from tests.trained_run import make_run
+
+PAGE = (REPOSITORY / "docs" / "zeroshot.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval")
+    from tests.zeroshot.test_harness import MADE
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    make_run(tmp_path, "my-run")
+    (tmp_path / "sets").mkdir()
+    for name in ("lambada_openai.jsonl", "wikitext2_test_pages.jsonl", "piqa.jsonl"):
+        lines = "".join(f"{item}\n" for item in map(json.dumps, MADE[name]))
+        (tmp_path / "sets" / name).write_text(lines)
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line.partition("#")[0].strip() for line in block.splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "efftrain"
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, (line, result.output, result.exception)
+        assert result.stdout.strip()
+
+
+def test_the_files_are_as_the_page_says() -> None:
+    rows = re.findall(r"^\| ([\w, .]+\.jsonl) \| `(\{.*?\})`", PAGE, re.MULTILINE)
+    said = {file.strip(): line for files, line in rows for file in files.split(",")}
+    assert said == {str(TASKS[name].file): example(form) for name, form in FORMS.items()}
+
+
+def test_every_task_and_suite_is_on_the_page() -> None:
+    for name in [*TASKS, *SUITES]:
+        assert name in PAGE, name

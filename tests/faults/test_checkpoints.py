@@ -1,0 +1,441 @@
+"""Damaged, missing, half-written and malicious checkpoints."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.foundation.errors import CheckpointError, DiskError
+from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
+from efftrain_cli.run.directory import Run, checkpoints_of
+from efftrain_cli.run.manifest import MANIFEST, verify_checkpoint, write_manifest
+from efftrain_cli.training.checkpoints import check_disk, checkpoint_bytes, newest_checkpoint, save
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
+from tests.launch import Laboratory
+
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=32),
+    optim=Optim(lr=3e-3),
+    train=Train(tokens=2560, batch_size=4, dtype="fp32"),
+    checkpoint=Checkpoint(every=5, keep=2),
+)
+
+
+def state_of(recipe: Recipe = RECIPE, vocab_size: int = 300) -> TrainState:
+    model = build_model(recipe, vocab_size, torch.device("cpu"))
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run with checkpoints of steps 5 and 10."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    with Run.create("r", "", {}) as run:
+        state = state_of()
+        for step in (5, 10):
+            state.progress = state.progress._replace(step=step)
+            save(run, state, RECIPE)
+    with Run.open("r") as run:
+        yield run
+
+
+def step_of(path: Path | None) -> int | None:
+    return None if path is None else int(path.name[5:])
+
+
+@pytest.mark.slow
+def test_a_kill_at_every_point_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F2: SIGKILL before and after each write, fsync, rename and removal. The newest checkpoint that loads is the previous or
+    the new one, and the next start leaves no temporary file."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    points, survivors = 0, set()
+    while True:
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        state = state_of()
+        with Run.create("r", "", {}) as run:
+            for step in (5, 10):
+                state.progress = state.progress._replace(step=step)
+                save(run, state, RECIPE)
+        child = os.fork()
+        if child == 0:
+            try:
+                with Run.open("r") as run:
+                    newest_checkpoint(run)
+                    _kill_at(points)
+                    state.progress = state.progress._replace(step=15)
+                    save(run, state, RECIPE)
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error))
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        with Run.open("r") as run:
+            newest = newest_checkpoint(run)
+            assert not run.damaged
+            assert step_of(newest) in (10, 15)
+            survivors.add(step_of(newest))
+            read_checkpoint(newest)
+            assert [path.name for path in (run.path / "checkpoints").iterdir() if ".tmp" in path.name] == []
+            assert len(checkpoints_of(run.path)) in (2, 3)
+        if code == 0:
+            break
+        points += 1
+    assert survivors == {10, 15}
+    assert points > 25
+
+
+def _kill_at(point: int) -> None:
+    """Makes this process kill itself before its `point`th operation on files, and not at all where it does fewer."""
+    import pathlib
+
+    import efftrain_cli.run.manifest as manifest
+    import efftrain_cli.training.state as state
+
+    seen = 0
+
+    def deadly(function):
+        def call(*args, **kwargs):
+            nonlocal seen
+            for moment in ("before", "after"):
+                if seen == point:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                seen += 1
+                if moment == "before":
+                    result = function(*args, **kwargs)
+            return result
+
+        return call
+
+    state.write_pieces = deadly(state.write_pieces)
+    pathlib.Path.write_text = deadly(pathlib.Path.write_text)
+    pathlib.Path.rename = deadly(pathlib.Path.rename)
+    pathlib.Path.mkdir = deadly(pathlib.Path.mkdir)
+    os.rename = deadly(os.rename)
+    os.unlink = deadly(os.unlink)
+    os.rmdir = deadly(os.rmdir)
+    state.fsync = manifest.fsync = deadly(manifest.fsync)
+
+
+def test_two_hundred_flipped_bits(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """F11: each is found before any tensor is used, and named; the checkpoint before takes over."""
+    path = checkpoints_of(run.path)[-1]
+    files = sorted(path.iterdir())
+    generator = random.Random(11)
+    for number in range(200):
+        # By turns, so that the small files have their share; the manifest itself is one of them.
+        file = files[number % len(files)]
+        content = bytearray(file.read_bytes())
+        bit = generator.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=file.name):
+            read_checkpoint(path)
+        if number < len(files):
+            assert step_of(newest_checkpoint(run)) == 5
+            assert file.name in capfd.readouterr().err
+        content[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(content)
+    verify_checkpoint(path)
+
+
+def _seal(checkpoint: Path) -> None:
+    """Gives a checkpoint that was tampered with a manifest that fits."""
+    write_manifest(checkpoint, {path.name: sha256_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST})
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b'{"files": 7, \xff')
+
+
+def other_json(path: Path) -> None:
+    path.write_text("[]")
+
+
+def older_by_content(path: Path) -> None:
+    """A manifest that lists nothing, but is sound in itself."""
+    for other in path.parent.iterdir():
+        if other != path:
+            other.rename(other.with_name(f"{other.name}.away"))
+    _seal(path.parent)
+
+
+@pytest.mark.parametrize("fault", [empty, truncate, Path.unlink])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml", "manifest.json"]
+)
+def test_a_file_cut_short_or_missing(run: Run, file: str, fault, capfd: pytest.CaptureFixture[str]) -> None:
+    """F12."""
+    fault(checkpoints_of(run.path)[-1] / file)
+    assert step_of(newest_checkpoint(run)) == 5
+    warnings = capfd.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert file in warnings[0]
+
+
+@pytest.mark.parametrize("fault", [garbage, other_json, older_by_content])
+def test_a_manifest_that_is_none(run: Run, fault, capfd: pytest.CaptureFixture[str]) -> None:
+    """F12."""
+    fault(checkpoints_of(run.path)[-1] / "manifest.json")
+    assert step_of(newest_checkpoint(run)) == 5
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_folders_that_are_no_checkpoints(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """F12: one warning each; the highest valid step is taken."""
+    for name in ("step-abc", "step-", "notes", "step-15"):
+        (run.path / "checkpoints" / name).mkdir()
+    (run.path / "checkpoints" / "step-00000020").mkdir()  # named like one, and empty
+    assert step_of(newest_checkpoint(run)) == 10
+    warnings = capfd.readouterr().err.splitlines()
+    assert len(warnings) == 5
+    for name in ("step-abc", "step- ", "notes", "step-15 ", "step-00000020/manifest.json"):
+        assert sum(name in warning for warning in warnings) == 1, name
+    assert {event["event"] for event in run.events()} >= {"ignored", "fallback"}
+
+
+def test_no_valid_checkpoint_left(run: Run) -> None:
+    """F11: exit code 3, every bad file named."""
+    for path in checkpoints_of(run.path):
+        truncate(path / "optimizer.safetensors")
+    with pytest.raises(CheckpointError) as raised:
+        newest_checkpoint(run)
+    assert raised.value.exit_code == 3
+    assert "step-00000005/optimizer.safetensors" in str(raised.value)
+    assert "step-00000010/optimizer.safetensors" in str(raised.value)
+
+
+def test_the_last_verified_checkpoint_is_never_removed(run: Run) -> None:
+    """F13: with damaged newer ones about, neither the one that was loaded nor the one just written goes."""
+    recipe = replace(RECIPE, checkpoint=Checkpoint(every=5, keep=1))
+    truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
+    assert step_of(newest_checkpoint(run)) == 5
+    state = state_of()
+    state.progress = state.progress._replace(step=7)
+    save(run, state, recipe)
+    assert [step_of(path) for path in checkpoints_of(run.path)] == [7, 10]
+    verify_checkpoint(checkpoints_of(run.path)[0])
+    run.purge_checkpoints(1)
+    assert [step_of(path) for path in checkpoints_of(run.path)] == [7, 10]
+
+
+def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:
+    damaged = checkpoints_of(run.path)[-1]
+    truncate(damaged / "model.safetensors")
+    newest_checkpoint(run)
+    state = state_of()
+    state.progress = state.progress._replace(step=10)
+    save(run, state, RECIPE)
+    verify_checkpoint(damaged)
+    assert (run.path / "checkpoints" / "step-00000010.corrupt" / "model.safetensors").exists()
+    assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
+    assert step_of(newest_checkpoint(run)) == 10
+    # A sound one of this step is not written twice.
+    assert save(run, state, RECIPE) == 0.0
+
+
+def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("efftrain_cli.training.state.fsync", full)
+    state = state_of()
+    state.progress = state.progress._replace(step=15)
+    with pytest.raises(DiskError, match=r"[0-9,]+ bytes needed, [0-9,]+ bytes free") as raised:
+        save(run, state, RECIPE)
+    assert raised.value.exit_code == 6
+    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == ["step-00000005", "step-00000010"]
+    assert step_of(newest_checkpoint(run)) == 10
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 64, 32, 300), (1, 1, 16, 8, 20), (12, 4, 128, 256, 2000)])
+def test_the_estimate_of_a_checkpoints_size(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """F16: within 2 %."""
+    n_layer, n_head, n_embd, seq_len, vocab_size = shape
+    recipe = replace(RECIPE, model=Model(n_layer=n_layer, n_head=n_head, n_embd=n_embd, seq_len=seq_len))
+    state = state_of(recipe, vocab_size)
+    from efftrain_cli.recipe.recipe import dump_recipe
+
+    write_checkpoint(tmp_path / "step-00000001", state, dump_recipe(recipe))
+    size = sum(file.stat().st_size for file in (tmp_path / "step-00000001").iterdir())
+    assert checkpoint_bytes(state, recipe) == pytest.approx(size, rel=0.02)
+
+
+def test_too_little_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F16: (keep + 1) checkpoints and 10 %; one byte less is refused."""
+    state = state_of()
+    needed = 3 * checkpoint_bytes(state, RECIPE) * 11 // 10
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
+    check_disk(tmp_path / "runs" / "new", state, RECIPE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(DiskError, match=f"{needed:,} bytes needed, {needed - 1:,} bytes free"):
+        check_disk(tmp_path / "runs" / "new", state, RECIPE)
+    check_disk(tmp_path / "runs" / "new", state, RECIPE, there=1)
+
+
+class Bomb:
+    """Unpickling it creates the canary."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self):
+        return Path.touch, (self.canary,)
+
+
+def test_a_malicious_pickle_is_never_run(lab: Laboratory) -> None:
+    """F14: pickles where checkpoints, tokenizers and shards are read, with manifests that vouch for them."""
+    canary = lab.folder / "canary"
+    bombs = [pickle.dumps(Bomb(canary))]
+    torch.save(Bomb(canary), lab.folder / "bomb.pt")
+    bombs.append((lab.folder / "bomb.pt").read_bytes())
+    pickle.loads(bombs[0])
+    assert canary.exists(), "the bomb works"
+    canary.unlink()
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "1", "--no-probe").code == 0
+    shutil.copytree(lab.run("r"), lab.folder / "sound")
+    for bomb in bombs:
+        for file in ("model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"):
+            shutil.rmtree(lab.run("r"))
+            shutil.copytree(lab.folder / "sound", lab.run("r"))
+            checkpoint = lab.checkpoint("r", 1)
+            (checkpoint / file).write_bytes(bomb)
+            _seal(checkpoint)
+            with pytest.raises(CheckpointError):
+                read_checkpoint(checkpoint) if file != "recipe.toml" else _read_recipe(checkpoint)
+    shutil.rmtree(lab.run("r"))
+    shutil.copytree(lab.folder / "sound", lab.run("r"))
+    (lab.run("r") / "tokenizer.json").write_bytes(bombs[0])
+    (lab.folder / "bomb.json").write_bytes(bombs[0])
+    for arguments in (
+        ("sample", "r", "--prompt", "x"),
+        ("pretrain", "--recipe", recipe, "--name", "s", "--set", f"data.tokenizer={lab.folder / 'bomb.json'}"),
+        ("pretrain", "--recipe", str(lab.folder / "bomb.pt"), "--name", "t"),
+    ):
+        process = lab.call(*arguments)
+        assert process.code in (2, 3), (arguments, process.err.read_text())
+        assert "Traceback" not in process.err.read_text()
+    assert not canary.exists()
+
+
+def _read_recipe(checkpoint: Path) -> None:
+    from efftrain_cli.training.checkpoints import read_recipe
+
+    read_recipe(checkpoint)
+
+
+def test_no_module_can_unpickle() -> None:
+    """F14: no name through which Python runs a file's code stands anywhere in the package."""
+    package = Path(__file__).resolve().parent.parent.parent / "efftrain_cli"
+    forbidden = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
+    found = []
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Attribute):
+                names = [ast.unparse(node)]
+            elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                names = [] if ast.unparse(node.value) == "False" else [node.arg]
+            for name in names:
+                if name.split(".")[0] in forbidden or name.startswith(("torch.load", "torch.distributed.checkpoint")) or (
+                    name in ("read_pickle", "allow_pickle", "pd.read_pickle", "pandas.read_pickle")
+                ):
+                    found.append(f"{path.name}:{node.lineno}: {name}")
+    assert found == []
+
+
+def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
+    """F10."""
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "5", "--no-probe").code == 0
+    resume = ("pretrain", "--resume", "r", "--steps", "6", "--no-probe")
+
+    process = lab.call(*resume, "--set", "model.n_layer=3")
+    assert process.code == 3
+    assert "model.n_layer: 2 -> 3" in process.err.read_text()
+
+    for change, words in (("optim.lr=1e-3", "optim.lr: 0.003 -> 0.001"), ("data.valid_fraction=0.1", "data.valid_fraction")):
+        process = lab.call(*resume, "--set", change)
+        assert process.code == 2
+        assert words in process.err.read_text()
+        assert "--override-resume" in process.err.read_text()
+    assert lab.last_step("r") == 5
+    assert "lr = 0.003" in (lab.run("r") / "recipe.toml").read_text()
+
+    # What changes no result needs no override.
+    assert lab.call(*resume, "--set", "checkpoint.keep=3").code == 0
+    process = lab.call("pretrain", "--resume", "r", "--steps", "7", "--set", "optim.lr=1e-3", "--override-resume")
+    assert process.code == 0, process.err.read_text()
+    assert lab.events("r", "override")[0]["differences"] == [["optim.lr", 0.003, 0.001]]
+    assert "lr = 0.001" in (lab.run("r") / "recipe.toml").read_text()
+    assert lab.call("pretrain", "--resume", "r", "--steps", "8").code == 0
+
+    # An edited file is a changed recipe too, and text that changed is changed data: here it makes another vocabulary.
+    path = lab.run("r") / "recipe.toml"
+    path.write_text(path.read_text().replace("weight_decay = 0.1", "weight_decay = 0.2"))
+    assert lab.call(*resume).code == 2
+    path.write_text(path.read_text().replace("weight_decay = 0.2", "weight_decay = 0.1"))
+    text = lab.folder / "text.txt"
+    text.write_text(text.read_text()[: 100_000])
+    process = lab.call(*resume)
+    assert process.code == 3
+    assert "tokenizer" in process.err.read_text()
+
+
+def test_changed_text_is_refused_at_resume(lab: Laboratory) -> None:
+    """F10: the same recipe, other tokens."""
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "first", "--steps", "0", "--no-probe").code == 0
+    recipe = lab.recipe("fixed", tokenizer=json.dumps(str(lab.run("first") / "tokenizer.json")))
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "2", "--no-probe").code == 0
+    text = lab.folder / "text.txt"
+    text.write_text("one more line\n" + text.read_text())
+    process = lab.call("pretrain", "--resume", "r", "--steps", "3", "--no-probe")
+    assert process.code == 2
+    assert "train_hash" in process.err.read_text()
+    assert lab.call("pretrain", "--resume", "r", "--steps", "3", "--no-probe", "--override-resume").code == 0
+    assert lab.events("r", "override")[0]["differences"][0][0] == "data: train_hash"
+
+
+def test_checkpoint_commands(lab: Laboratory) -> None:
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe").code == 0
+    process = lab.call("checkpoint", "list", "r")
+    assert process.code == 0
+    lines = process.out.read_text().splitlines()
+    assert [line.split()[1] for line in lines] == ["5", "10"]
+    truncate(lab.checkpoint("r", 10) / "model.safetensors")
+    process = lab.call("checkpoint", "verify", "r")
+    assert process.code == 3
+    assert "ok       step-00000005" in process.out.read_text()
+    assert "DAMAGED  step-00000010" in process.out.read_text()
+    # The run itself goes on from the sound one, and ends.
+    process = lab.call("pretrain", "--resume", "r")
+    assert process.code == 0
+    assert "step-00000010/model.safetensors is damaged" in process.err.read_text()
+    assert "step-00000010.corrupt" in lab.checkpoints("r")

@@ -1,0 +1,102 @@
+"""Losses and gradients that are not finite, and memory that does not suffice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.launch import Laboratory
+
+# What makes step 8 go wrong, every time that step is computed.
+NAN_IN_LOSS = """
+import torch
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.model.gpt import GPT
+batch, head_loss_sum, now = Windows.batch, GPT.head_loss_sum, {}
+
+def noting(self, plan, *rest):
+    now["step"] = plan.step
+    return batch(self, plan, *rest)
+
+def bad(self, *args):
+    loss = head_loss_sum(self, *args)
+    return loss * VALUE if now.get("step") == 8 and torch.is_grad_enabled() else loss
+
+Windows.batch, GPT.head_loss_sum = noting, bad
+"""
+NAN_IN_ONE_GRADIENT = """
+import torch
+from efftrain_cli.data.windows import Windows
+import efftrain_cli.training.gradient as build
+batch, now, make = Windows.batch, {}, build.build_loss_sum
+
+def noting(self, plan, *rest):
+    now["step"] = plan.step
+    return batch(self, plan, *rest)
+
+def making(recipe, model, *rest):
+    model.h[1].mlp.c_fc.weight.register_hook(lambda grad: grad * VALUE if now.get("step") == 8 else grad)
+    return make(recipe, model, *rest)
+
+Windows.batch, build.build_loss_sum = noting, making
+"""
+
+
+@pytest.mark.parametrize("inject", [NAN_IN_LOSS, NAN_IN_ONE_GRADIENT], ids=["loss", "gradient"])
+@pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.slow)])
+def test_a_step_that_is_not_finite(lab: Laboratory, inject: str, value: str) -> None:
+    """F22, F23: the update is not applied; exit code 4; the step is described, the state before it saved."""
+    recipe = lab.recipe()
+    inject = inject.replace("VALUE", f'float("{value}")')
+    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject)
+    errors = process.err.read_text()
+    assert process.code == 4, errors
+    assert "Traceback" not in errors
+    assert "step 8" in errors
+    (event,) = lab.events("r", "diverged")
+    assert event["step"] == 8
+    assert event["seq_len"] == 32
+    assert event["lr"] == pytest.approx(3e-3, rel=0.1)
+    assert (event["window_start"], event["batch_size"], len(event["window_tokens"])) == (28, 4, 4)
+    layers = event["grad_norm_by_layer"]
+    assert set(layers) == {"wte", "wpe", "h.0", "h.1", "ln_f"}
+    if "register_hook" in inject:
+        assert event["nonfinite_layers"] == ["h.1"]
+        assert layers["h.0"] > 0
+    assert lab.events("r", "end")[-1]["status"] == "diverged"
+    assert lab.rows("r")[-1]["nonfinite"] is True
+
+    assert lab.checkpoints("r")[-1] == "step-00000007"
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "7", "--no-probe").code == 0
+    have, want = lab.tensors("r", 7), lab.tensors("cut", 7)
+    assert all(torch.equal(have[name], want[name]) for name in want)
+
+    if value == "nan":  # without the fault the run goes on as if nothing had been
+        assert lab.call("pretrain", "--resume", "r").code == 0
+        assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+        lab.assert_equal_runs("r", "whole", 20)
+
+
+LITTLE_MEMORY = """
+import resource
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (400 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+"""
+
+
+def test_too_little_memory_is_found_before_the_first_step(lab: Laboratory) -> None:
+    """F26: the probe runs the largest planned shape first; exit code 5 with the setting to change."""
+    recipe = lab.recipe(
+        tokens="400_000", batch_size="2048", micro_batch_tokens="65536", extra="[seq_len_warmup]\nstart = 8\nsteps = 5\n"
+    )
+    args = ("pretrain", "--recipe", recipe, "--set", "data.repeat=true", "--name")
+    process = lab.call(*args, "r", inject=LITTLE_MEMORY)
+    errors = process.err.read_text()
+    assert process.code == 5, errors
+    assert "Traceback" not in errors
+    assert "set train.micro_batch_tokens = 32768 (now 65536)" in errors
+    assert lab.last_step("r") == -1
+    # What the message asks for is enough.
+    process = lab.call(*args, "s", "--steps", "1", "--set", "train.micro_batch_tokens=2048", inject=LITTLE_MEMORY)
+    assert process.code == 0, process.err.read_text()

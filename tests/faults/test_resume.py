@@ -1,0 +1,250 @@
+"""Killed, stopped and continued runs end as undisturbed ones, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.run.directory import checkpoint_path
+from efftrain_cli.training.checkpoints import load_checkpoint
+from efftrain_cli.training.session import fresh_state, prepare_setting
+from efftrain_cli.training.stages import train_stages
+from efftrain_cli.training.state import model_tensors, optimizer_tensors, read_checkpoint, write_checkpoint
+from efftrain_cli.training.trainer import StepRecord, evaluate, read_records
+from efftrain_cli.verify_resume import compare_runs, cut_recipe
+from tests.launch import BASELINE, TIMES, Laboratory, made_text
+
+SLW = """
+[seq_len_warmup]
+start = 8
+steps = 10
+"""
+
+
+def start_or_resume(lab: Laboratory, recipe: str, name: str, **env: str):
+    """What a scheduler does with a run that was cut off."""
+    if (lab.run(name) / "recipe.toml").exists():
+        return lab.start("pretrain", "--resume", name, "--no-probe", **env)
+    return lab.start("pretrain", "--recipe", recipe, "--name", name, "--no-probe", **env)
+
+
+def test_a_stop_and_a_resume_move_no_bit(lab: Laboratory) -> None:
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole").code == 0
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "3").code == 0
+    assert lab.call("pretrain", "--resume", "cut", "--steps", "10").code == 0
+    assert lab.call("pretrain", "--resume", "cut", "--steps", "17").code == 0
+    assert lab.call("pretrain", "--resume", "cut").code == 0
+    rows = lab.rows("cut")
+    for row in rows:  # --steps evaluates the step it ends with
+        if row["step"] in (3, 17):
+            assert row["val_loss"] is not None
+            row["val_loss"] = None
+    assert rows == lab.rows("whole")
+    lab.rows = lambda name: []
+    lab.assert_equal_runs("cut", "whole", 20)
+
+
+@pytest.mark.slow
+def test_fifty_kills(lab: Laboratory) -> None:
+    """F1: SIGKILL at random instants; every restart succeeds by itself, and nothing differs in the end."""
+    recipe = lab.recipe(tokens="6400")  # 50 steps
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+    generator = random.Random(1)
+    kills, runs = 0, 0
+    while kills < 50:
+        name = f"killed-{runs}"
+        runs += 1
+        while True:
+            process = start_or_resume(lab, recipe, name)
+            before = lab.last_step(name)
+            end = time.monotonic() + generator.uniform(0.05, 1.2)
+            while time.monotonic() < end and not process.ended():
+                time.sleep(0.002)
+            if process.ended():
+                assert process.code == 0, process.err.read_text()
+                break
+            process.kill(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            saved = [int(path[5:]) for path in lab.checkpoints(name) if not path.endswith(".tmp")]
+            assert lab.last_step(name) - max(saved, default=0) <= 5, "more than one interval of work is lost"
+            assert lab.last_step(name) >= before
+        lab.assert_equal_runs(name, "whole", 50)
+        assert not [path for path in lab.checkpoints(name) if path.endswith(".tmp")]
+        assert not list((lab.folder / "runs").glob(".*.tmp"))
+
+
+METHODS = {
+    "baseline": "",
+    "seq_len_warmup": "[seq_len_warmup]\nstart = 8\nsteps = 12\n",
+    "seq_len_warmup by cutting": '[seq_len_warmup]\nstart = 8\nsteps = 12\nmode = "reshape"\n',
+    "two stages of length": '[seq_len_warmup]\npacing = "discrete"\nlengths = [8, 32]\nuntil = [9]\n',
+    "batch_size_warmup": "[batch_size_warmup]\nstart = 1\nincrement = 1\nsequences = 40\n",
+    "progressive_layer_drop": "[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n",
+    "simigrad": "[simigrad]\ntarget = 0.3\nmin_batch_size = 2\nmax_batch_size = 8\ninterval = 2\nwindow = 2\n",
+    "warmup, layer dropping and simigrad": (
+        "[seq_len_warmup]\nstart = 8\nsteps = 12\n[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n"
+        "[simigrad]\ntarget = 0.3\nmin_batch_size = 2\nmax_batch_size = 8\n"
+    ),
+    "staged growth": (
+        "[[stages]]\nmodel = { n_layer = 1, n_embd = 32, n_head = 1 }\n"
+        'switch = { rule = "steps", value = 10 }\n[[stages]]\noperators = ["depth", "width"]\nrewarmup_steps = 3\n'
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "method", ["baseline", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "baseline")]
+)
+def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
+    """F3, F6: from each of the checkpoints 0 to 19, the next step makes the state and row that the undisturbed run had after
+    it; so by induction every later one."""
+    (tmp_path / "text.txt").write_text(made_text())
+    path = tmp_path / "recipe.toml"
+    path.write_text(BASELINE.replace("TEXT", str(tmp_path / "text.txt")) + METHODS[method])
+    recipe = load_recipe(str(path))
+    setting = prepare_setting(recipe, torch.device("cpu"))
+    checkpoints, rows = tmp_path / "checkpoints", {}
+
+    state = fresh_state(setting)
+    write_checkpoint(checkpoint_path(tmp_path, 0), state, "")
+    for record in train_stages(state, recipe, setting.train_data, setting.val_windows):
+        if isinstance(record, StepRecord):
+            rows[record.progress.step] = read_records(state, recipe, [record])[0]
+            if record.progress.step:
+                write_checkpoint(checkpoint_path(tmp_path, record.progress.step), state, "")
+    last = state.progress.step
+    assert last >= 15
+
+    for step in range(last):
+        torch.manual_seed(step)  # no generator's state may matter
+        state = fresh_state(setting)
+        load_checkpoint(checkpoint_path(tmp_path, step), state, recipe)
+        records = train_stages(state, recipe, setting.train_data, setting.val_windows)
+        record = next(r for r in records if isinstance(r, StepRecord) and r.progress.step == step + 1)
+        row = read_records(state, recipe, [record])[0]
+        assert timeless(row) == timeless(rows[step + 1]), step
+        wanted, model, optimizer, _ = read_checkpoint(checkpoints / f"step-{step + 1:08d}")
+        assert state.progress._replace(train_seconds=0) == wanted._replace(train_seconds=0), step
+        for have, want in ((model_tensors(state), model), (optimizer_tensors(state), optimizer)):
+            assert have.keys() == want.keys()
+            for name, tensor in have.items():
+                assert torch.equal(tensor, want[name]), (step, name)
+
+
+def timeless(row: dict[str, object]) -> dict[str, object]:
+    return {key: row[key] for key in row if key not in TIMES and not key.endswith("_seconds")}
+
+
+def test_other_activity_between_steps_draws_no_random_number(tmp_path: Path) -> None:
+    """F7: evaluation, sampling and reading data change neither the training nor any generator."""
+    (tmp_path / "text.txt").write_text(made_text())
+    path = tmp_path / "recipe.toml"
+    path.write_text(BASELINE.replace("TEXT", str(tmp_path / "text.txt")) + METHODS["progressive_layer_drop"])
+    recipe = load_recipe(str(path))
+    setting = prepare_setting(recipe, torch.device("cpu"))
+    losses, generators = [], []
+    for disturbed in (False, True):
+        state = fresh_state(setting)
+        if not disturbed:
+            generators.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
+        for record in train_stages(state, recipe, setting.train_data, setting.val_windows, until=8):
+            losses += [row["loss"] for row in read_records(state, recipe, [record]) if "loss" in row]
+            if disturbed:
+                evaluate(state.model, setting.val_windows, 64, "fp32")
+                setting.train_data.read(100, 3)
+                torch.rand(7), random.random(), np.random.rand(3)
+        if not disturbed:
+            generators.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
+    assert losses[:8] == losses[8:]
+    before, after = generators
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_every_window_once_per_epoch_across_a_stop(lab: Laboratory) -> None:
+    """F8: two epochs and a bit, stopped in the second one; nothing comes twice, nothing is left out."""
+    recipe = lab.recipe(tokens="2560", valid_fraction="0.4\nrepeat = true")
+    (lab.folder / "text.txt").write_text(made_text(2_500))
+    record = """
+from efftrain_cli.data.windows import Windows
+batch = Windows.batch
+
+def recorded(self, plan, *rest):
+    with open("seen", "a") as file:
+        print(self.per_epoch, *self.starts(plan.window_start, plan.batch_size), file=file)
+    return batch(self, plan, *rest)
+
+Windows.batch = recorded
+"""
+    args = ("pretrain", "--recipe", recipe, "--name", "two", "--no-probe", "--steps", "13")
+    assert lab.call(*args, inject=record).code == 0
+    assert lab.call("pretrain", "--resume", "two", inject=record).code == 0
+    lines = [list(map(int, line.split())) for line in (lab.folder / "seen").read_text().splitlines()]
+    per_epoch, starts = lines[0][0], [start for line in lines for start in line[1:]]
+    assert len(starts) == 80
+    assert 13 * 4 < 2 * per_epoch < 80, "the stop must lie in the second epoch"
+    for epoch in range(2):
+        seen = starts[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert len(set(seen)) == per_epoch
+        assert len({start // 32 for start in seen}) == per_epoch
+
+
+def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "a", "--no-probe").code == 0
+    shutil.copytree(lab.run("a"), lab.run("b"))
+    assert compare_runs(lab.run("a"), lab.run("b"), 20) == (21, 4 * 28)
+    path = lab.checkpoint("b", 20) / "optimizer.safetensors"
+    tensors = load_file(path)
+    tensors["exp_avg_sq.h.1.mlp.c_fc.weight"][3, 5] += 1e-9
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"exp_avg_sq.h.1.mlp.c_fc.weight after step 20") as raised:
+        compare_runs(lab.run("a"), lab.run("b"), 20)
+    assert raised.value.exit_code == 3
+    rows = (lab.run("b") / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(rows[7])
+    rows[7] = json.dumps({**row, "loss": row["loss"] + 1})
+    (lab.run("b") / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    with pytest.raises(CheckpointError, match=rf"step 7: loss is {row['loss']} undisturbed and {row['loss'] + 1} continued"):
+        compare_runs(lab.run("a"), lab.run("b"), 20)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_verify_resume_cuts_every_method(method: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(BASELINE.replace("batch_size = 4", "batch_size = 8") + METHODS[method])
+    cut = cut_recipe(load_recipe(str(path)), 4)
+    assert load_recipe(str(write(tmp_path / "cut.toml", dump_recipe(cut)))) == cut
+    plans = [plan for plan, _ in islice(plan_run(cut), 8)]
+    assert all(plan.accumulation_steps <= 2 for plan in plans)
+    if method not in ("baseline", "simigrad"):
+        # What a method decides changes after the stop, or at it.
+        assert plans[3][1:] != plans[7][1:]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.slow
+def test_verify_resume(lab: Laboratory) -> None:
+    process = lab.call("verify-resume", "--recipe", lab.recipe(extra=SLW), "--steps", "2", timeout=200)
+    assert process.code == 0, process.err.read_text()
+    assert "0.0 (112 tensors, 5 rows)" in process.out.read_text()
+    assert "two micro-batches a step" in process.out.read_text()
+    assert not list((lab.folder / "runs").iterdir())

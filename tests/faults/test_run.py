@@ -1,0 +1,367 @@
+"""The run directory: who owns it, what it may be called, and what its rows and screen promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from fcntl import ioctl
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.console import make_console
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run.directory import Run, run_path
+from efftrain_cli.training import screen as screen_module
+from efftrain_cli.training.screen import TrainingScreen
+from tests.launch import REPOSITORY, Laboratory, Process
+
+SLOW_STEPS = """
+import time
+from efftrain_cli.data.windows import Windows
+batch = Windows.batch
+
+def slow(self, plan, *rest):
+    time.sleep(SECONDS)
+    return batch(self, plan, *rest)
+
+Windows.batch = slow
+"""
+
+
+def test_one_owner(lab: Laboratory) -> None:
+    """F31: a second process is refused within a second, PyTorch's import and all; a dead owner's lock is taken over."""
+    first = lab.start(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=SLOW_STEPS.replace("SECONDS", "0.5")
+    )
+    first.wait_for(lambda: lab.last_step("r") >= 1)
+    before = (lab.run("r") / "events.jsonl").read_text()
+    second = lab.call("pretrain", "--resume", "r")
+    assert second.code == 7
+    assert f"process {first.pid} on " in second.err.read_text()
+    assert (lab.run("r") / "events.jsonl").read_text() == before
+
+    # In a process that has imported nothing yet: what counts is how much it does before it looks, so CPU time is measured.
+    code = (
+        "import sys, time; sys.argv = ['efftrain', 'pretrain', '--resume', 'r']\n"
+        "from efftrain_cli.cli.app import run_app\n"
+        "try: run_app()\n"
+        "except SystemExit as e: print(e.code, 'torch' in sys.modules, time.process_time())"
+    )
+    environment = {**os.environ, "EFFTRAIN_RUNS": str(lab.folder / "runs"), "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    exit_code, torch_imported, seconds = result.stdout.split()
+    assert (exit_code, torch_imported) == ("7", "False")
+    assert float(seconds) < 1.5
+
+    first.kill(signal.SIGKILL)
+    first.wait()
+    assert lab.call("pretrain", "--resume", "r", "--steps", "5", "--no-probe").code == 0
+
+
+BAD_NAMES = [
+    "../../x", "/abs", "a/b", "", "x" * 300, "con", "CON.txt", "nul", "com1", "résumé", "日本", "-rf", "--name", "a\nb", "a\n", ".",
+    "..", ".hidden", "a b", "a\\b", "a\0b", "a:b", "~", "$HOME", "x" * 65,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=[ascii(name)[:12] for name in BAD_NAMES])
+def test_names_that_could_leave_the_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F32."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    with pytest.raises(UsageError):
+        run_path(name)
+    with pytest.raises(UsageError):
+        Run.create(name, "", {})
+    with pytest.raises(UsageError):
+        Run.open(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 64, "console", "quickstart-seed1234", "0"])
+def test_names_that_are_allowed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    Run.create(name, "", {}).close()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
+
+
+def test_a_run_that_is_a_symbolic_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F32."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    Run.create("real", "", {}).close()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "recipe.toml").write_text("")
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="symbolic link"):
+        Run.open("link")
+    with pytest.raises(UsageError, match="symbolic link"):
+        Run.create("link", "", {})
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["recipe.toml"]
+
+
+def test_a_taken_name_is_never_overwritten(lab: Laboratory) -> None:
+    """F33."""
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "1", "--no-probe").code == 0
+    before = {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()}
+    process = lab.call("pretrain", "--recipe", recipe, "--name", "r")
+    assert process.code == 2
+    assert "--resume r" in process.err.read_text()
+    assert "r-2" in process.err.read_text()
+    assert {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()} == before
+
+
+def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F33: the name is decided by one rename."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "r" and exists(path))  # neither sees the other
+    first = Run.create("r", "first", {})
+    monkeypatch.undo()
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    calls = iter([False])
+    monkeypatch.setattr(Path, "exists", lambda path: exists(path) if path.name != "r" else next(calls, True))
+    with pytest.raises(UsageError, match="exists already"):
+        Run.create("r", "second", {})
+    monkeypatch.undo()
+    assert (tmp_path / "runs" / "r" / "recipe.toml").read_text() == "first"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["r"]
+    first.close()
+
+
+@pytest.mark.slow
+def test_a_torn_last_line(lab: Laboratory) -> None:
+    """F30, writer's side: a torn row or event is cut off before anything is added; nothing else is touched."""
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "6", "--no-probe").code == 0
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with open(lab.run("r") / name, "a") as file:
+            file.write('{"step": 7, "segm')
+    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
+    for name in ("metrics.jsonl", "events.jsonl"):
+        for line in (lab.run("r") / name).read_text().splitlines():
+            json.loads(line)
+    assert [row["step"] for row in lab.rows("r")] == list(range(21))
+
+
+@pytest.mark.slow
+def test_secrets_stay_out(lab: Laboratory) -> None:
+    """F53: in no file of the run, and in no output; wandb's own files included."""
+    secrets = {"WANDB_API_KEY": "5ec2e7" + "a1" * 17, "HF_TOKEN": "hf_5ec2e7TokenTokenTokenToken"}
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "3", "--wandb", "offline", **secrets
+    )
+    assert process.code == 0, process.err.read_text()
+    failing = lab.call("pretrain", "--recipe", lab.recipe("bad", train='"owner/dataset"'), "--name", "s", **secrets)
+    assert failing.code in (2, 3)
+    read = 0
+    for path in [*lab.folder.rglob("*")]:
+        if path.is_file():
+            content = path.read_bytes()
+            read += 1
+            for secret in secrets.values():
+                assert secret.encode() not in content, path
+    assert read > 10
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_seconds_add_up_to_the_wall(lab: Laboratory) -> None:
+    """F43, F46: slow evaluations, a slow save and a jumping clock are told apart from training, and nothing is counted twice."""
+    inject = """
+import time
+from pathlib import Path
+import efftrain_cli.training.state as state
+import efftrain_cli.training.trainer as trainer
+evaluate, fsync, clock = trainer.evaluate, state.fsync, time.time
+started = clock()
+
+def slow_evaluate(*args):
+    time.sleep(0.2)
+    return evaluate(*args)
+
+def slow_fsync(path):
+    if Path(path).is_dir():  # files are flushed side by side, their folder after them
+        time.sleep(0.14)
+    return fsync(path)
+
+trainer.evaluate, state.fsync = slow_evaluate, slow_fsync
+time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
+"""
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject).code == 0
+    rows = [json.loads(line) for line in (lab.run("r") / "metrics.jsonl").read_text().splitlines()]
+    parts = ("seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "other_seconds")
+    total = sum(row.get(part, 0.0) for row in rows for part in parts)
+    assert total == pytest.approx(rows[-1]["wall_seconds"], rel=0.01)
+    assert sum(row["eval_seconds"] for row in rows) >= 5 * 0.2
+    assert sum(row["checkpoint_seconds"] for row in rows) >= 3 * 0.14
+    assert all(row["eval_seconds"] == 0 for row in rows if row["val_loss"] is None)
+    train_seconds = sum(row["seconds"] for row in rows[1:])
+    assert rows[-1]["train_seconds"] == pytest.approx(train_seconds, rel=1e-9)
+    assert train_seconds < rows[-1]["wall_seconds"] - 5 * 0.2 - 3 * 0.14
+    assert rows[-1]["tokens"] / train_seconds == pytest.approx(
+        sum(row["tokens_per_second"] * row["seconds"] for row in rows[1:]) / train_seconds, rel=1e-3
+    )
+    summary = re.search(r"([\d.]+)(K?) tokens/s", process_text(lab))
+    shown = float(summary[1]) * (1000 if summary[2] else 1)
+    assert shown == pytest.approx(rows[-1]["tokens"] / train_seconds, rel=0.005)  # three digits are shown
+
+
+def process_text(lab: Laboratory) -> str:
+    return (lab.folder / f"{lab.started}.out").read_text()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("[seq_len_warmup]\nstart = 8\nsteps = 12\n", marks=pytest.mark.slow, id="seq_len_warmup"),
+        pytest.param("[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n", id="progressive_layer_drop"),
+    ],
+)
+def test_tokens_and_flops_are_what_was_computed(lab: Laboratory, method: str) -> None:
+    """F44, F45: against an independent count of the targets and of the blocks that ran."""
+    inject = """
+import torch
+from efftrain_cli.model.gpt import GPT, Block
+head_loss_sum, forward = GPT.head_loss_sum, Block.forward
+
+def counted(self, x, targets, *rest):
+    if torch.is_grad_enabled():
+        with open("counted", "a") as file:
+            print("targets", targets.numel(), x.shape[1], file=file)
+    return head_loss_sum(self, x, targets, *rest)
+
+def counted_block(self, x, *rest):
+    if torch.is_grad_enabled():
+        with open("counted", "a") as file:
+            print("block", x.shape[0] * x.shape[1], x.shape[1], file=file)
+    return forward(self, x, *rest)
+
+GPT.head_loss_sum, Block.forward = counted, counted_block
+"""
+    assert lab.call("pretrain", "--recipe", lab.recipe(extra=method), "--name", "r", "--no-probe", inject=inject).code == 0
+    targets = flops = 0
+    n, rows = 64, 320
+    for line in (lab.folder / "counted").read_text().splitlines():
+        kind, tokens, seq_len = line.split()[0], *map(int, line.split()[1:])
+        if kind == "targets":
+            targets += tokens
+            flops += tokens * 6 * (rows * n + 2 * n)
+        else:
+            flops += tokens * (6 * (12 * n * n + 13 * n) + 12 * n * seq_len)
+    last = lab.rows("r")[-1]
+    assert last["tokens"] == targets
+    assert last["total_flops"] == pytest.approx(flops, rel=1e-12)
+    assert last["windows"] * 32 == last["tokens"] + last["tokens_discarded"]
+    assert all(row.get("mfu") is None for row in lab.rows("r")), "a CPU has no peak in the table"
+
+
+# --- screen ----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """F42: at least a line in 30 s, at most 3,000 lines in a million steps of 70 ms."""
+    now, printed = [0.0], []
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
+    with TrainingScreen(make_console(), total_tokens=10**9, tokens=0, steps=10**6) as screen:
+        monkeypatch.setattr(screen, "_print_line", lambda text: (printed.append(now[0]), setattr(screen, "_printed", now[0])))
+        for step in range(1, 10**6 + 1, 10):
+            now[0] += 0.7
+            screen.show({"step": step, "tokens": step * 1000, "loss": 3.0, "val_loss": None, "tokens_per_second": 1e4})
+        screen._ended.set()
+    assert 2000 < len(printed) <= 3000
+    assert max(b - a for a, b in pairwise(printed)) <= 30
+
+
+def test_a_line_while_nothing_happens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """F42: also where one step takes minutes."""
+    monkeypatch.setattr(TrainingScreen, "SILENCE", 0.2)
+    with TrainingScreen(make_console(), total_tokens=10, tokens=0, steps=10):
+        time.sleep(2.5)
+    assert capfd.readouterr().out.count("still running") >= 2
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, str]]:
+    """A terminal of 40 columns: (what reads its output, the path that a process writes to)."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    yield ours, os.ttyname(theirs)
+    os.close(ours)
+    os.close(theirs)
+
+
+def on_terminal(lab: Laboratory, terminal: tuple[int, str], kind: str) -> str:
+    ours, path = terminal
+    answer = lab.zygote.ask(
+        do="start",
+        args=["pretrain", "--recipe", lab.recipe(), "--name", "r"],
+        out=path,
+        err=str(lab.folder / "err"),
+        cwd=str(lab.folder),
+        env={"EFFTRAIN_RUNS": str(lab.folder / "runs"), "TERM": kind},
+        inject="import os\nos.environ.pop('COLUMNS', None)\n" + SLOW_STEPS.replace("SECONDS", "0.05"),
+    )
+    process, content = Process(lab.zygote, answer["pid"], Path(os.devnull), lab.folder / "err"), b""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if select.select([ours], [], [], 0.05)[0]:
+            content += os.read(ours, 65536)
+        elif process.ended():
+            break
+    assert process.wait() == 0, (lab.folder / "err").read_text()
+    return content.decode()
+
+
+def test_a_narrow_terminal(lab: Laboratory, terminal: tuple[int, str]) -> None:
+    """F42: a bar, no line wider than the terminal."""
+    content = on_terminal(lab, terminal, "xterm")
+    assert "\x1b[" in content
+    assert content.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in content, "the cursor comes back"
+    for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", content)):
+        assert len(line) <= 40, line
+
+
+@pytest.mark.slow
+def test_a_dumb_terminal(lab: Laboratory, terminal: tuple[int, str]) -> None:
+    """F42: lines, and not one escape sequence."""
+    content = on_terminal(lab, terminal, "dumb")
+    assert "\x1b" not in content
+    assert re.search(r"step 20/20 +loss", content)
+
+
+def test_a_reader_that_goes_away(lab: Laboratory) -> None:
+    """F42: `efftrain pretrain ... | head -1` ends without a word about pipes, and what was trained is saved."""
+    pipe = lab.folder / "pipe"
+    os.mkfifo(pipe)
+    answer = lab.zygote.ask(
+        do="start",
+        args=["pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe"],
+        out=str(pipe),
+        err=str(lab.folder / "err"),
+        cwd=str(lab.folder),
+        env={"EFFTRAIN_RUNS": str(lab.folder / "runs")},
+        inject=SLOW_STEPS.replace("SECONDS", "0.1")
+        + "from efftrain_cli.training.screen import TrainingScreen\nTrainingScreen.FIRST_INTERVAL = 0.2\n",
+    )
+    process = Process(lab.zygote, answer["pid"], Path(os.devnull), lab.folder / "err")
+    with open(pipe) as reader:
+        assert reader.readline().startswith("run ")
+        process.wait_for(lambda: lab.last_step("r") >= 2)
+    assert process.wait(30) == 75
+    errors = (lab.folder / "err").read_text()
+    assert "Traceback" not in errors
+    assert "Broken" not in errors
+    assert "stopped by a closed output after step" in errors
+    assert lab.checkpoints("r")[-1] == f"step-{lab.last_step('r'):08d}"

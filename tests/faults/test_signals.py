@@ -1,0 +1,221 @@
+"""SIGTERM and Ctrl-C in every window of a run: the last finished step is saved, and a resume shows no trace of the stop."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+
+import pytest
+
+from tests.launch import Laboratory, Process
+
+# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps. A step's batch is read during the
+# step before: where the batch of step 9 stalls, step 7 is the last finished one.
+STALL = """
+import time
+from pathlib import Path
+
+def stall(seconds=120):
+    Path("stalled").touch()
+    time.sleep(seconds)
+"""
+IN_STEP = """
+from efftrain_cli.model.gpt import GPT
+embed = GPT.embed
+calls = 0
+
+def stalled_embed(self, tokens, position=0):
+    global calls
+    calls += self.training and tokens.requires_grad is False and __import__("torch").is_grad_enabled()
+    if calls == CALL:
+        stall()
+    return embed(self, tokens, position)
+
+GPT.embed = stalled_embed
+"""
+WINDOWS = {
+    # (injected, last finished step)
+    "step": (IN_STEP.replace("CALL", "13"), 6),  # two micro-batches a step: the first of step 7
+    "accumulation": (IN_STEP.replace("CALL", "14"), 6),
+    "evaluation": (
+        """
+import efftrain_cli.training.trainer as trainer
+evaluate, calls = trainer.evaluate, 0
+
+def stalled_evaluate(*args):
+    global calls
+    calls += 1
+    if calls == 3:  # steps 0, 5, 10
+        stall()
+    return evaluate(*args)
+
+trainer.evaluate = stalled_evaluate
+""",
+        10,
+    ),
+    "data": (
+        """
+from efftrain_cli.data.windows import Windows
+batch = Windows.batch
+
+def stalled_batch(self, plan, *rest):
+    if plan.step == 9:
+        stall()
+    return batch(self, plan, *rest)
+
+Windows.batch = stalled_batch
+""",
+        7,
+    ),
+    "checkpoint": (
+        """
+import efftrain_cli.training.state as state
+fsync, calls = state.fsync, 0
+
+def stalled_fsync(path):
+    global calls
+    calls += 1
+    if "step-00000010" in str(path) and not Path("stalled").exists():
+        stall(2)
+    return fsync(path)
+
+state.fsync = stalled_fsync
+""",
+        10,
+    ),
+    "update": (
+        """
+from efftrain_cli.optim.adamw import AdamW
+step, calls = AdamW.step, 0
+
+def stalled_step(self, closure=None):
+    global calls
+    calls += 1
+    if calls == 7:
+        stall(2)
+    return step(self, closure)
+
+AdamW.step = stalled_step
+""",
+        7,
+    ),
+    "a call into C that never looks at signals": (
+        """
+import hashlib
+import efftrain_cli.foundation.signals as stop
+from efftrain_cli.data.windows import Windows
+stop.PATIENCE = 0.5
+batch = Windows.batch
+
+def stalled_batch(self, plan, *rest):
+    if plan.step == 9:
+        Path("stalled").touch()
+        hashlib.pbkdf2_hmac("sha512", b"", b"", 200_000_000)
+    return batch(self, plan, *rest)
+
+Windows.batch = stalled_batch
+""",
+        7,
+    ),
+}
+
+
+def stalled(lab: Laboratory, recipe: str, inject: str, *, name: str = "cut") -> Process:
+    """A run that has reached the injected stall."""
+    (lab.folder / "stalled").unlink(missing_ok=True)
+    process = lab.start("pretrain", "--recipe", recipe, "--name", name, "--no-probe", inject=STALL + inject)
+    process.wait_for((lab.folder / "stalled").exists)
+    return process
+
+
+@pytest.mark.parametrize(
+    "window", ["evaluation", *(pytest.param(w, marks=pytest.mark.slow) for w in WINDOWS if w != "evaluation")]
+)
+def test_sigterm(lab: Laboratory, window: str) -> None:
+    """F18."""
+    inject, last = WINDOWS[window]
+    recipe = lab.recipe()
+    process = stalled(lab, recipe, inject)
+    asked = time.monotonic()
+    process.kill(signal.SIGTERM)
+    assert process.wait() == 75
+    assert time.monotonic() - asked < 25
+    assert "Traceback" not in process.err.read_text()
+    assert f"stopped by SIGTERM after step {last}" in process.err.read_text()
+    assert lab.last_step("cut") == last
+    assert lab.checkpoints("cut")[-1] == f"step-{last:08d}"
+    assert [event["status"] for event in lab.events("cut", "end")] == ["stopped"]
+    assert lab.call("checkpoint", "verify", "cut").code == 0
+
+    assert lab.call("pretrain", "--resume", "cut").code == 0
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+    lab.assert_equal_runs("cut", "whole", 20)
+
+
+def test_sigterm_while_data_is_prepared(lab: Laboratory) -> None:
+    """F18: nothing is saved because nothing was trained, and nothing is torn."""
+    (lab.folder / "text.txt").write_text((lab.folder / "text.txt").read_text()[::-1])  # text that no cache knows
+    inject = """
+import efftrain_cli.data.prepare as prepare
+prepare.train_tokenizer = lambda size, sample: stall()
+"""
+    recipe = lab.recipe()
+    process = stalled(lab, recipe, inject)
+    process.kill(signal.SIGTERM)
+    assert process.wait(25) == 75
+    assert "no step was trained" in process.err.read_text()
+    assert not lab.run("cut").exists()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "1").code == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_once(lab: Laboratory) -> None:
+    """F20."""
+    process = stalled(lab, lab.recipe(), WINDOWS["data"][0])
+    process.kill(signal.SIGINT)
+    assert process.wait(25) == 75
+    assert lab.checkpoints("cut")[-1] == "step-00000007"
+
+
+def test_ctrl_c_twice(lab: Laboratory) -> None:
+    """F20: at once, even in the middle of writing a checkpoint; what stands is valid."""
+    process = stalled(lab, lab.recipe(), WINDOWS["checkpoint"][0].replace("stall(2)", "stall(60)"))
+    process.kill(signal.SIGINT)
+    time.sleep(0.2)
+    assert not process.ended()
+    process.kill(signal.SIGINT)
+    asked = time.monotonic()
+    assert process.wait(25) == 130
+    assert time.monotonic() - asked < 3
+    assert "step-00000010.tmp" in lab.checkpoints("cut")
+    assert lab.call("pretrain", "--resume", "cut", "--steps", "11").code == 0
+    assert lab.checkpoints("cut") == ["step-00000010", "step-00000011"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_sigterm_while_compiling(lab: Laboratory) -> None:
+    """F18: in the middle of the first compilation; eager steps before it are not needed to have something to save."""
+    inject = """
+from pathlib import Path
+import torch._inductor.graph as graph
+codegen = graph.GraphLowering.codegen
+
+def noted(self):
+    Path("stalled").touch()
+    return codegen(self)
+
+graph.GraphLowering.codegen = noted
+"""
+    recipe = lab.recipe()
+    args = ("pretrain", "--recipe", recipe, "--name", "cut", "--no-probe", "--set", "train.compile=on")
+    process = lab.start(*args, inject=inject, TORCHINDUCTOR_CACHE_DIR=str(lab.folder / "inductor"))
+    process.wait_for((lab.folder / "stalled").exists, timeout=200)
+    asked = time.monotonic()
+    process.kill(signal.SIGTERM)
+    assert process.wait(30) == 75
+    assert time.monotonic() - asked < 25
+    assert "Traceback" not in process.err.read_text()
+    assert "stopped by SIGTERM" in process.err.read_text()
+    assert lab.call("pretrain", "--resume", "cut", "--steps", "1", "--set", "train.compile=off", "--override-resume").code == 0

@@ -1,0 +1,165 @@
+"""F28: whatever wandb does, the run does not wait for it and its losses are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.test_run import SLOW_STEPS
+from tests.launch import REPOSITORY, Laboratory, Process
+from tests.wandb_files import read_history
+
+SETTINGS = "class Settings:\n    def __init__(self, **settings): ...\n"
+FAULTS = {
+    "hangs for ten minutes": SETTINGS + "import time\ndef init(*args, **kwargs):\n    time.sleep(600)\n",
+    "cannot be imported": "raise ImportError('broken installation')\n",
+    "is killed": SETTINGS + "import os, signal\ndef init(*args, **kwargs):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
+    "answers with errors": SETTINGS + "class Error(Exception): ...\ndef init(*args, **kwargs):\n    raise Error('500 internal server error')\n",
+}
+SAID = {
+    "hangs for ten minutes": "",  # it has no time to say anything
+    "cannot be imported": "broken installation",
+    "is killed": "",
+    "answers with errors": "500 internal server error",
+}
+
+
+def fake_wandb(folder: Path, source: str) -> str:
+    (folder / "fake" / "wandb").mkdir(parents=True)
+    (folder / "fake" / "wandb" / "__init__.py").write_text(source)
+    return str(folder / "fake")
+
+
+def recipe_and_run_without(lab: Laboratory) -> str:
+    """A recipe, trained as run "without": what every run beside wandb must equal."""
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
+    return recipe
+
+
+def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
+    """Run "r" ends within 15 s of its last step, with the losses of "without"; returns what it printed to stderr."""
+    process.wait_for(lambda: lab.last_step("r") == 20)
+    ended = time.monotonic()
+    assert process.wait(60) == 0, process.err.read_text()
+    assert time.monotonic() - ended < 15
+    lab.assert_equal_runs("r", "without", 20)
+    said = process.err.read_text()
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
+    recipe = recipe_and_run_without(lab)
+    path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
+    process = lab.start(
+        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online", PYTHONPATH=path, WANDB_API_KEY="x" * 40
+    )
+    said_by_undisturbed(process, lab)
+    log = (lab.run("r") / "wandb" / "follow.log").read_text()
+    assert SAID[fault] in log, log
+
+
+@contextlib.contextmanager
+def server(answer: bytes | None) -> Iterator[str]:
+    """A server on this machine that gives every request the same answer, or, for None, none at all; yields its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    held = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                connection, _ = listener.accept()
+                held.append(connection)
+                if answer is not None:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+                    connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()
+        for connection in held:
+            connection.close()
+
+
+def test_the_server_answers_or_hangs() -> None:
+    import urllib.error
+    import urllib.request
+
+    with server(ERROR_500) as address, pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(address, timeout=5)
+    with server(None) as address, pytest.raises(TimeoutError):
+        urllib.request.urlopen(address, timeout=0.2)
+
+
+ERROR_500 = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["nobody listens", "server error 500", "never answers"])
+def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) -> None:
+    """wandb's own retries go on in the child: the run ends in time, with the same losses, an offline copy and one warning."""
+    pytest.importorskip("wandb")
+    recipe = recipe_and_run_without(lab)
+    with contextlib.ExitStack() as stack:
+        if network == "nobody listens":
+            address = "http://127.0.0.1:9"  # the port of "discard", which nothing serves
+        else:
+            address = stack.enter_context(server(ERROR_500 if network == "server error 500" else None))
+        process = lab.start(
+            "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online",
+            WANDB_BASE_URL=address, WANDB_API_KEY="x" * 40,
+        )  # fmt: skip
+        said = said_by_undisturbed(process, lab)
+        assert said.count("warning: ") == 1
+        assert "wandb is still busy" in said or "metrics are kept offline" in said
+        folder = lab.run("r") / "wandb"
+        deadline = time.monotonic() + 60
+        while not (folder / "followed.json").exists():
+            assert time.monotonic() < deadline, (folder / "follow.log").read_text()
+            time.sleep(0.2)
+    assert "metrics are kept offline" in (folder / "follow.log").read_text()
+    (copy,) = folder.rglob("offline-run-*")
+    assert [row["_step"] for row in read_history(copy)] == [row["step"] for row in lab.rows("r")]
+
+
+def wandb_cores(run: Path) -> list[int]:
+    """wandb's own processes that serve the child which follows `run`."""
+    children = {process.pid for process in psutil.process_iter() if str(run) in _command(process) and "--follow" in _command(process)}
+    return [
+        process.pid
+        for process in psutil.process_iter()
+        if "wandb-core" in " ".join(_command(process)) and children & {parent.pid for parent in process.parents()}
+    ]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+@pytest.mark.slow
+def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
+    recipe = recipe_and_run_without(lab)
+    slow = SLOW_STEPS.replace("SECONDS", "0.3")
+    process = lab.start("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "offline", inject=slow)
+    process.wait_for(lambda: wandb_cores(lab.run("r")) and lab.last_step("r") >= 3)
+    for pid in wandb_cores(lab.run("r")):
+        os.kill(pid, signal.SIGKILL)
+    said = said_by_undisturbed(process, lab)
+    assert said.count("warning: ") == 1 and "wandb-core exited" in said

@@ -1,0 +1,250 @@
+"""`efftrain grow`: the new run, the untouched source, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.grow import grow as grow_module
+from efftrain_cli.grow.grow import GrowOptions, grow_run
+from efftrain_cli.pretrain import resume, start
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.directory import checkpoints_of, read_lines
+from efftrain_cli.training.state import read_checkpoint
+
+CPU = torch.device("cpu")
+RECIPE = """
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 16
+seq_len = 16
+[data]
+train = "{text}"
+valid_fraction = 0.1
+tokenizer = "bpe:280"
+[optim]
+lr = 3e-3
+warmup_steps = 3
+decay_tokens = 1920
+[train]
+tokens = 960
+batch_size = 4
+dtype = "fp32"
+[eval]
+every = 5
+windows = 8
+[checkpoint]
+every = 5
+"""
+MORE = GrowOptions(rewarmup_steps=3, overrides=("train.tokens=1920",))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of runs with one finished run of 15 steps, `small`."""
+    root = tmp_path_factory.mktemp("grow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EFFTRAIN_RUNS", str(root / "runs"))
+        (root / "text.txt").write_text("".join(f"line {i}: {i * i} is the square of {i}\n" for i in range(1500)))
+        (root / "small.toml").write_text(RECIPE.format(text=root / "text.txt"))
+        start(load_recipe(str(root / "small.toml")), recipe_name="small", name="small", with_probe=False)
+        yield root
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """sha256 of every file of a folder."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(home: Path) -> None:
+    source = home / "runs" / "small"
+    before = digest(source)
+    grown = grow_run("small", ["width"], "wide", MORE, CPU)
+    assert digest(source) == before
+    assert grown.run == home / "runs" / "wide"
+    assert abs(grown.loss_after - grown.loss_before) <= 1e-5
+    assert grown.largest_logit_difference <= 1e-4
+    assert grown.logits_after == pytest.approx(grown.logits_before, abs=1e-4)
+    assert 2 * grown.parameters_before < grown.parameters_after < 4 * grown.parameters_before
+    (checkpoint,) = checkpoints_of(grown.run)
+    progress, model, optimizer, _ = read_checkpoint(checkpoint)
+    old_progress, old_model, old_optimizer, _ = read_checkpoint(grown.checkpoint)
+    assert (progress.step, progress.stage, progress.tokens) == (15, 1, old_progress.tokens)
+    assert progress.flops == old_progress.flops
+    assert progress.schedule_step == round(15 / 1.776)
+    assert torch.equal(model["wte.weight"], old_model["wte.weight"].repeat(1, 2))
+    weight = "mlp.c_fc.weight"  # moments are mapped, not only copied: every block holds m / 2
+    assert torch.equal(
+        optimizer[f"exp_avg.h.0.{weight}"], old_optimizer[f"exp_avg.h.0.{weight}"].repeat(2, 2) / 2
+    )
+    # the rows before the growth are the source's, so that a curve begins at step 0
+    assert [row["step"] for row in read_lines(grown.run / "metrics.jsonl")] == list(range(16))
+    (event,) = [e for e in read_lines(grown.run / "events.jsonl") if e["event"] == "growth"]
+    assert event["grown_from"] == "small" and event["val_loss_after"] == grown.loss_after
+    origin = json.loads((grown.run / "origin.json").read_text())
+    assert origin["grown_from"]["run"] == "small"
+
+
+def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home: Path) -> None:
+    """Bit for bit: grow changes nothing but where the run begins."""
+    grown = grow_run("small", ["depth", "width"], "both", MORE, CPU)
+    resume("both", with_probe=False)
+    start(load_recipe(str(grown.run / "recipe.toml")), recipe_name="x", name="from-scratch", with_probe=False)
+    tensors = [read_checkpoint(checkpoints_of(home / "runs" / name)[-1]) for name in ("both", "from-scratch")]
+    assert tensors[0][0]._replace(train_seconds=0, segment=0) == tensors[1][0]._replace(train_seconds=0, segment=0)
+    for which in (1, 2):
+        assert tensors[0][which].keys() == tensors[1][which].keys()
+        assert all(torch.equal(tensor, tensors[1][which][name]) for name, tensor in tensors[0][which].items())
+    rows = [{r["step"]: r.get("loss") for r in read_lines(home / "runs" / n / "metrics.jsonl")} for n in ("both", "from-scratch")]
+    assert rows[0] == rows[1] and len(rows[0]) == 31
+
+
+def test_a_grown_run_can_be_grown_again(home: Path) -> None:
+    grow_run("small", ["depth"], "once", MORE, CPU)
+    grown = grow_run("once", ["depth:3"], "twice", MORE, CPU)
+    recipe = load_recipe(str(grown.run / "recipe.toml"))
+    assert [recipe.model_at(stage).n_layer for stage in range(3)] == [1, 2, 6]
+    assert recipe.model.n_layer == 6
+    assert abs(grown.loss_after - grown.loss_before) <= 1e-5
+    with pytest.raises(UsageError, match="one \\[staged_growth\\]"):
+        grow_run("once", ["depth"], "other", replace(MORE, depth="identity"), CPU)
+
+
+@pytest.mark.parametrize("where", ["write_checkpoint", "dump_recipe"])
+def test_interrupted_growth_writes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    source = home / "runs" / "small"
+    before, runs = digest(source), set((home / "runs").iterdir())
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if where == "dump_recipe":  # only the last of its calls
+        original = grow_module.dump_recipe
+        calls = iter(range(9))
+        monkeypatch.setattr(grow_module, where, lambda r: original(r) if next(calls) == 0 else interrupt())
+    else:
+        monkeypatch.setattr(grow_module, where, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        grow_run("small", ["width"], "never", MORE, CPU)
+    assert digest(source) == before
+    assert set((home / "runs").iterdir()) == runs
+
+
+def test_without_optimizer_state_the_weights_alone_are_offered(home: Path) -> None:
+    shutil.copytree(home / "runs" / "small", home / "runs" / "bare")
+    (checkpoints_of(home / "runs" / "bare")[-1] / "optimizer.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"--weights-only.*moments of all parameters are lost"):
+        grow_run("bare", ["depth"], "bare-deep", MORE, CPU)
+    assert not (home / "runs" / "bare-deep").exists()
+    grown = grow_run("bare", ["depth"], "bare-deep", replace(MORE, weights_only=True), CPU)
+    assert abs(grown.loss_after - grown.loss_before) <= 1e-5
+    _, _, optimizer, _ = read_checkpoint(checkpoints_of(grown.run)[0])
+    assert not any(tensor.any() for tensor in optimizer.values())
+    assert grown.recipe.staged_growth is not None and grown.recipe.staged_growth.moments == "reset"
+
+
+def test_damaged_weights_are_refused_even_alone(home: Path) -> None:
+    shutil.copytree(home / "runs" / "small", home / "runs" / "bent")
+    for checkpoint in checkpoints_of(home / "runs" / "bent"):
+        path = checkpoint / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-9] ^= 1
+        path.write_bytes(bytes(content))
+    for options in (MORE, replace(MORE, weights_only=True)):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            grow_run("bent", ["width"], "bent-wide", options, CPU)
+    assert not (home / "runs" / "bent-wide").exists()
+
+
+def test_another_text_is_not_taken_in_silence(home: Path) -> None:
+    shutil.copytree(home / "runs" / "small", home / "runs" / "moved")
+    path = home / "runs" / "moved" / "origin.json"
+    origin = json.loads(path.read_text())
+    origin["data"]["train_hash"] = "0" * 64
+    path.write_text(json.dumps(origin))
+    with pytest.raises(UsageError, match="another text"):
+        grow_run("moved", ["depth"], "moved-deep", MORE, CPU)
+    named = replace(MORE, overrides=(*MORE.overrides, f"data.train={home / 'text.txt'}"))
+    assert grow_run("moved", ["depth"], "moved-deep", named, CPU).run.is_dir()
+    origin["data"]["tokenizer_hash"] = "0" * 64
+    path.write_text(json.dumps(origin))
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        grow_run("moved", ["depth"], "moved-deeper", named, CPU)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["small", "--operator", "width:1.5"], "whole number"),
+        (["small", "--operator", "depth:0"], "no model smaller"),
+        (["small", "--operator", "height"], "no growth operator"),
+        (["small"], "--operator width"),
+        (["none", "--operator", "width"], "there is no run 'none'"),
+        ([], "name the run to grow"),
+        (["small", "--operator", "width", "--name", "small"], "exists already"),
+        (["small", "--operator", "width", "--name", "../x"], "run name"),
+        (["small", "--operator", "width", "--set", "model.n_layer=3"], "follow from the source"),
+        (["small", "--operator", "width", "--set", "optim.lrr=3"], "optim.lr"),
+        (["small", "--operator", "width", "--checkpoint", "7"], "checkpoints of steps"),
+        (["small", "--operator", "width", "--lr", "-1"], "--lr -1.0: input should be greater than 0"),
+        (["--plan"], "--target-loss"),
+        (["--plan", "--target-loss", "2.0", "--target-size", "1M"], "cannot be reached"),
+        (["--plan", "--small", "small"], "needs --operator"),
+        (["--plan", "--small", "small", "--operator", "width", "--target", "none"], "there is no run"),
+        (["small", "--plan"], "leave out"),
+    ],
+)
+def test_mistakes_are_explained_and_write_nothing(home: Path, arguments: list[str], message: str) -> None:
+    runs = set((home / "runs").iterdir())
+    result = CliRunner().invoke(app, ["grow", *arguments])
+    assert isinstance(result.exception, UsageError), result.exception
+    assert re.search(message, str(result.exception)), str(result.exception)
+    assert set((home / "runs").iterdir()) == runs
+
+
+def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["grow", "small", "--operator", "depth", "--name", "deep", "--set", "train.tokens=2K", "--symmetry", "noise"]
+    )
+    assert result.exit_code == 0, result.output
+    assert "->" in result.output and "largest difference 0" in result.output
+    assert "efftrain pretrain --resume deep" in result.output
+    noisy = CliRunner().invoke(app, ["grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise"])
+    assert noisy.exit_code == 0
+    assert "do not keep the loss" in noisy.output
+    assert "budget is used up" in noisy.output
+
+
+def test_planning_from_the_law_and_from_runs(home: Path, tmp_path: Path) -> None:
+    law = CliRunner().invoke(app, ["grow", "--plan", "--target-loss", "2.6911", "--stages", "2"])
+    assert law.exit_code == 0
+    assert "0.829 of the FLOPs" in law.output and "Kaplan" in law.output and "118M" in law.output
+    few = CliRunner().invoke(app, ["grow", "--plan", "--small", "small", "--operator", "depth"])
+    assert isinstance(few.exception, UsageError)
+    assert "3 validation losses are too few" in str(few.exception)
+    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
+    for path, size in ((small, 1e8), (large, 2e8)):
+        lines = [f"{s},{(8.8e13 / size) ** 0.076 + (4200 / s) ** 0.76}" for s in range(50, 20_000, 50)]
+        path.write_text("\n".join(["step,val_loss", *lines]))
+    plot = tmp_path / "plot.svg"
+    options = ["--small", str(small), "--target", str(large), "--operator", "depth", "--shape", "16x1024", "--plot", str(plot)]
+    curves = CliRunner().invoke(app, ["grow", "--plan", *options])
+    assert curves.exit_code == 0, curves.output
+    assert "equal marginal cost" in curves.output and "with logits" in curves.output
+    assert plot.read_text().lstrip().startswith("<?xml")

@@ -1,0 +1,275 @@
+"""What the program may import, and which module may import which.
+
+Floors: the command line answers at once because help, recipes and completion import nothing heavy; and recipes load
+where torch and numpy cannot be imported at all. Layers: imports point down only, so that every module can be read
+knowing only what lies below it.
+"""
+
+from __future__ import annotations
+
+import ast
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PACKAGE = REPOSITORY / "efftrain_cli"
+HEAVY = ("torch", "datasets", "transformers", "wandb", "pandas", "matplotlib")
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# --- floors ----------------------------------------------------------------------------------------------------------
+
+ANSWERS = f"""
+import contextlib, io, sys
+from efftrain_cli.cli.commands import register
+register()
+from efftrain_cli.cli.app import app
+
+def answer(*args):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        app(list(args), prog_name="efftrain")
+    found = sorted(set({HEAVY!r}) & sys.modules.keys())
+    assert not found, f"efftrain {{' '.join(args)}} imports {{found}}"
+    assert out.getvalue().strip(), f"efftrain {{' '.join(args)}} printed nothing"
+
+answer("--help")
+answer("recipes", "list")
+answer("recipes", "show", "gpt2-117m")
+answer("recipes", "diff", "gpt2-117m", "small")
+names = [c.name or c.callback.__name__.replace("_", "-") for c in app.registered_commands]
+assert names, "no command is registered"
+for name in names:
+    answer(name, "--help")
+for group in app.registered_groups:
+    answer(group.name, "--help")
+print("answered", *names)
+"""
+
+
+def test_help_and_recipes_import_nothing_heavy(tmp_path: Path) -> None:
+    done = python(ANSWERS, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("answered")
+
+
+@pytest.mark.parametrize("words", [["efftrain", "recipes", "show", "gp"], ["efftrain", "recipes", "show", "--set", "optim."]])
+def test_completion_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
+    code = f"""
+import os, sys
+os.environ.update(_EFFTRAIN_COMPLETE="complete_bash", COMP_WORDS={" ".join(words)!r}, COMP_CWORD="{len(words) - 1}")
+from efftrain_cli.cli.commands import register
+register()
+from efftrain_cli.cli.app import app
+try:
+    app(prog_name="efftrain")
+finally:
+    found = sorted(set({HEAVY!r}) & sys.modules.keys())
+    assert not found, found
+"""
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    offered = done.stdout.split()
+    assert offered
+    assert all(word.startswith(words[-1]) for word in offered)
+
+
+def test_a_command_is_registered_by_its_own_module_alone(tmp_path: Path) -> None:
+    """What `register` is told to import is enough for the command, and all of them are what `efftrain --help` shows."""
+    code = f"""
+import sys
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.commands import COMMANDS, register
+
+def names():
+    commands = [c.name or c.callback.__name__.replace("_", "-") for c in app.registered_commands]
+    return commands + [g.name for g in app.registered_groups]
+
+for number, command in enumerate(COMMANDS, 1):
+    register(command)
+    assert command in names() and len(names()) == number, (command, names())
+assert sys.modules.keys().isdisjoint({HEAVY!r})
+"""
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("args", ["--help", "recipes list"])
+def test_help_and_recipes_answer_quickly(tmp_path: Path, args: str) -> None:
+    """Under 0.4 s of processor time: what a user waits for on an idle machine, whatever this one is busy with."""
+    seconds = []
+    while len(seconds) < 8 and (not seconds or min(seconds) >= 0.4):  # a machine may be slow for a while
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = python(f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()", tmp_path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, done.stderr[-2000:]
+        seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(seconds) < 0.4, seconds
+
+
+def test_recipes_load_and_plan_without_torch_and_numpy(tmp_path: Path) -> None:
+    code = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "numpy"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Block())
+from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.recipe.rules import warnings_of
+from efftrain_cli.recipe.file import recipe_names
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.plan.step import Progress
+for name in recipe_names():
+    recipe = load_recipe(name)
+    assert plan_step(recipe, Progress()).step == 1
+    dump_recipe(recipe), warnings_of(recipe)
+print(len(recipe_names()))
+"""
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) == len(list((REPOSITORY / "recipes").glob("*.toml")))
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+# The rooms, from the bottom up: a module may import what stands on its own line or below. Everything else at the top of the
+# package is a command: a file, or a folder where it needs several. The command line stands above all.
+FLOORS = [
+    ["foundation"],
+    ["model", "optim"],
+    ["methods"],
+    ["recipe"],
+    ["plan"],
+    ["data", "run"],
+    ["training", "zeroshot"],
+    ["compare"],
+]
+COMMANDS = len(FLOORS)
+CLI = COMMANDS + 1
+
+
+@cache
+def module_names() -> list[str]:
+    paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    return sorted(".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__init__" or path.parent.name)
+
+
+def is_cli(module: str) -> bool:
+    return module.split(".")[0] in ("cli", "__main__")
+
+
+def floor_of(module: str) -> int:
+    top = module.split(".")[0]
+    if is_cli(module):
+        return CLI
+    return next((number for number, rooms in enumerate(FLOORS) if top in rooms), COMMANDS)
+
+
+@cache
+def imports_of(module: str) -> list[tuple[str, int]]:
+    """(module of ours, line) of every import, those inside functions included, those for type checkers not."""
+    path = PACKAGE / Path(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    modules = set(module_names())
+
+    def walk(node: ast.AST) -> Iterator[tuple[str, int]]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("efftrain_cli."):
+                    yield alias.name.removeprefix("efftrain_cli."), node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "efftrain_cli":
+            home = node.module.removeprefix("efftrain_cli").lstrip(".")
+            for alias in node.names:
+                inner = f"{home}.{alias.name}".lstrip(".")
+                if inner in modules:
+                    yield inner, node.lineno
+                elif home:
+                    yield home, node.lineno
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child)
+
+    return list(walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def test_imports_point_down() -> None:
+    rooms = {name for names in FLOORS for name in names}
+    assert rooms <= {module.split(".")[0] for module in module_names()}, "a room has gone"
+    wrong = {
+        f"{module}.py:{line} imports {imported}"
+        for module in module_names()
+        for imported, line in imports_of(module)
+        if floor_of(imported) > floor_of(module)
+    }
+    assert not wrong, "these imports point up:\n" + "\n".join(sorted(wrong))
+
+
+@pytest.mark.parametrize("depth", [1, 3], ids=["rooms", "files"])
+def test_imports_make_no_circle(depth: int) -> None:
+    graph: dict[str, set[str]] = {}
+    for module in module_names():
+        here = ".".join(module.split(".")[:depth])
+        there = {".".join(name.split(".")[:depth]) for name, _ in imports_of(module)}
+        graph.setdefault(here, set()).update(there - {here})
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for following in sorted(graph.get(module, ())):
+                visit(following, [*path, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_only_the_command_line_knows_typer() -> None:
+    users = [path for path in PACKAGE.rglob("*.py") if "typer" in {name for name, _ in _imported(path)}]
+    assert users
+    assert {path.parent.name for path in users} == {"cli"}
+
+
+def test_recipe_modules_import_neither_torch_nor_numpy_at_the_top() -> None:
+    reached, waiting = set(), ["recipe.recipe", "plan.plan"]
+    while waiting:
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            waiting += [name for name, _ in imports_of(module)]
+    for module in reached:
+        path = PACKAGE / Path(*module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        at_top = {name for name, top in _imported(path) if top}
+        if module.split(".")[0] in ("foundation", "recipe", "methods", "plan"):
+            assert not at_top & {"torch", "numpy"}, f"{module} imports torch or numpy at its top"
+
+
+def _imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """(package, whether at the top level) of every import of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.split(".")[0], node in tree.body
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0], node in tree.body

@@ -1,0 +1,256 @@
+"""The training loop: what it promises whatever the method."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.state import (
+    TrainState,
+    load_tensors,
+    model_tensors,
+    optimizer_tensors,
+    read_checkpoint,
+    write_checkpoint,
+)
+from efftrain_cli.training.trainer import evaluate, read_records, train
+
+VOCAB = 60
+CPU = torch.device("cpu")
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=32),
+    optim=Optim(lr=3e-3, warmup_steps=5),
+    train=Train(tokens=32 * 8 * 40, batch_size=8, micro_batch_tokens=100, dtype="fp32"),
+    eval=Eval(every=10, windows=8),
+)
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
+    """40,000 tokens in which each token mostly says the next one, so that a loss can fall."""
+    folder = tmp_path_factory.mktemp("shards")
+    generator = np.random.Generator(np.random.Philox(7))
+    noise = generator.integers(0, VOCAB - 1, 40_000)
+    follow = generator.random(40_000) < 0.8
+    ids = np.zeros(40_000, dtype=np.uint32)
+    for i in range(1, len(ids)):
+        ids[i] = (ids[i - 1] * 7 + 3) % (VOCAB - 1) if follow[i] else noise[i]
+    writer = ShardWriter(folder, "train", vocab_size=VOCAB, eot_id=VOCAB - 1, tokenizer_sha256="0" * 64)
+    writer.add(ids, "made")
+    writer.close()
+    return Windows(TokenShards([open_shard(path) for path in writer.paths]), RECIPE.model.seq_len, RECIPE.seed)
+
+
+def fresh(recipe: Recipe = RECIPE) -> TrainState:
+    model = build_model(recipe, VOCAB, CPU)
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int | None = None) -> list[dict]:
+    val = windows.validation(recipe.eval.windows)
+    rows = []
+    for record in train(state, recipe, windows, val, until):
+        rows += read_records(state, recipe, [record])
+    return rows
+
+
+def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
+    both = {**model_tensors(state), **optimizer_tensors(state)}
+    return {name: tensor.clone() for name, tensor in both.items()}
+
+
+def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows) -> None:
+    """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds do."""
+    longer = replace(RECIPE, train=replace(RECIPE.train, tokens=32 * 8 * 60), eval=Eval(every=60, windows=8))
+
+    def final(dtype: str, seed: int) -> float:
+        recipe = replace(longer, seed=seed, train=replace(longer.train, dtype=dtype))
+        return run(fresh(recipe), windows, recipe)[-1]["val_loss"]
+
+    fp32, bf16 = ([final(dtype, seed) for seed in (1, 2, 3)] for dtype in ("fp32", "bf16"))
+    assert fp32 != bf16  # it was another type
+    largest = max(abs(x - y) for x, y in zip(fp32, bf16, strict=True))
+    assert largest < statistics.stdev(fp32), (fp32, bf16)
+
+
+def test_loss_falls_and_rows_say_what_happened(windows: Windows) -> None:
+    state = fresh()
+    rows = run(state, windows)
+    assert [row["step"] for row in rows] == list(range(41))
+    assert rows[0]["val_loss"] == pytest.approx(math.log(VOCAB), abs=0.1)
+    assert "loss" not in rows[0]
+    assert rows[-1]["val_loss"] < rows[0]["val_loss"] - 0.5
+    assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 10, 20, 30, 40]
+    assert sum(row["flops"] for row in rows[1:]) == pytest.approx(state.progress.flops)
+    assert rows[-1]["tokens"] == state.progress.tokens == 40 * 8 * 32
+    losses = [row["loss"] for row in rows[1:]]
+    assert rows[2]["loss_ratio"] == pytest.approx(losses[1] / losses[0])
+    assert rows[20]["loss_ratio"] == pytest.approx(losses[19] / min(losses[:19]))
+    assert state.progress.best_loss == min(losses)
+    assert state.progress.train_seconds == pytest.approx(sum(row["seconds"] for row in rows[1:]))
+
+
+def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) -> None:
+    gradients = []
+    for micro_batch_tokens in (10_000, 100, 32):
+        recipe = replace(RECIPE, train=replace(RECIPE.train, micro_batch_tokens=micro_batch_tokens))
+        model = build_model(recipe, VOCAB, CPU).double()
+        plan = plan_step(recipe, Progress())
+        gradient = build_forward_backward(recipe, model, CPU)(windows.batch(plan), plan)
+        gradients.append((plan.accumulation_steps, gradient.loss, [p.grad.clone() for p in model.parameters()]))
+    assert [cut for cut, _, _ in gradients] == [1, 3, 8]
+    for _, loss, grads in gradients[1:]:
+        torch.testing.assert_close(loss, gradients[0][1], rtol=1e-6, atol=0)
+        for have, want in zip(grads, gradients[0][2], strict=True):
+            # The loss itself is computed in fp32, so sums in another order differ in its last bits.
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-8)
+
+
+def test_stopping_and_continuing_moves_no_bit(windows: Windows, tmp_path: Path) -> None:
+    whole = fresh()
+    rows = run(whole, windows)
+    part = fresh()
+    first = run(part, windows, until=17)
+    write_checkpoint(tmp_path / "step-00000017", part, "")
+    progress, model, optimizer, _ = read_checkpoint(tmp_path / "step-00000017")
+    other = fresh(replace(RECIPE, seed=99))  # nothing may survive of what a state was before loading
+    load_tensors(other, model, optimizer)
+    other.progress = progress
+    second = run(other, windows)
+    for name, tensor in tensors_of(whole).items():
+        assert torch.equal(tensor, tensors_of(other)[name]), name
+    timeless = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds"}
+    assert [row["step"] for row in first + second] == list(range(41))
+    for want, have in zip(rows, first + second, strict=True):
+        differing = {k for k in want if k not in timeless and want[k] != have[k]}
+        assert differing <= ({"val_loss"} if want["step"] == 17 else set()), (want["step"], differing)
+    assert other.progress._replace(train_seconds=0) == whole.progress._replace(train_seconds=0)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(windows: Windows) -> None:
+    state = fresh()
+    run(state, windows, until=3)
+    before = tensors_of(state)
+    with torch.no_grad():
+        saved = state.model.wte.weight[5].clone()
+        state.model.wte.weight[5] = float("nan")
+    before["wte.weight"] = state.model.wte.weight.detach().clone()
+    val = windows.validation(2)
+    records = list(islice(train(state, RECIPE, windows, val), 3))
+    rows = read_records(state, RECIPE, records)
+    assert [row["nonfinite"] for row in rows] == [True, True, True]
+    assert rows[0]["loss"] is None
+    for name, tensor in tensors_of(state).items():
+        assert torch.equal(tensor.nan_to_num(123.0), before[name].nan_to_num(123.0)), name
+    # Sticky: even when the loss is finite again, nothing moves until a person has looked.
+    with torch.no_grad():
+        state.model.wte.weight[5] = saved
+    before["wte.weight"] = state.model.wte.weight.detach().clone()
+    list(islice(train(state, RECIPE, windows, val), 2))
+    assert torch.equal(state.model.wte.weight, before["wte.weight"])
+
+
+def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows: Windows) -> None:
+    plain, disturbed = fresh(), fresh()
+    run(plain, windows, until=6)
+    val = windows.validation(8)
+    for _ in train(disturbed, RECIPE, windows, val, until=6):
+        torch.rand(3)
+        np.random.rand(2)
+        evaluate(disturbed.model, val, 64, "fp32")
+    for name, tensor in tensors_of(plain).items():
+        assert torch.equal(tensor, tensors_of(disturbed)[name]), name
+
+
+def test_validation_loss_does_not_depend_on_its_micro_batches(windows: Windows) -> None:
+    state = fresh()
+    val = windows.validation(8)
+    losses = [evaluate(state.model, val, size, "fp32").item() for size in (1, 64, 100_000)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+
+
+def test_padding_never_reaches_loss_or_gradient(windows: Windows) -> None:
+    state = fresh()
+    assert state.model.config.padded_vocab_size == 64 > VOCAB
+    run(state, windows, until=5)
+    assert not state.model.wte.weight[VOCAB:].any()
+    assert state.model(torch.zeros((1, 4), dtype=torch.int64)).shape == (1, 4, VOCAB)
+
+
+def test_weight_decay_spares_vectors_and_positions() -> None:
+    state = fresh()
+    decayed = {
+        name
+        for group in state.optimizer.param_groups
+        if group["weight_decay"]
+        for name in group["param_names"]
+    }
+    assert "wte.weight" in decayed and "h.0.attn.c_attn.weight" in decayed
+    assert not {"wpe.weight", "ln_f.weight", "h.0.mlp.c_fc.bias"} & decayed
+
+
+def test_activation_checkpointing_gives_the_same_gradient(windows: Windows) -> None:
+    grads = []
+    for on in (False, True):
+        recipe = replace(RECIPE, train=replace(RECIPE.train, activation_checkpointing=on))
+        model = build_model(recipe, VOCAB, CPU)
+        plan = plan_step(recipe, Progress())
+        build_forward_backward(recipe, model, CPU)(windows.batch(plan), plan)
+        grads.append([p.grad for p in model.parameters()])
+    for with_, without in zip(*grads, strict=True):
+        assert torch.equal(with_, without)
+
+
+def test_initialization_is_gpt2s() -> None:
+    model = build_model(replace(RECIPE, model=Model(n_layer=8, n_head=4, n_embd=128, seq_len=64)), 1000, CPU)
+    parameters = dict(model.named_parameters())
+    assert parameters["wte.weight"][:1000].std().item() == pytest.approx(0.02, rel=0.02)
+    assert parameters["h.3.attn.c_attn.weight"].std().item() == pytest.approx(0.02, rel=0.02)
+    assert parameters["h.3.mlp.c_proj.weight"].std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    assert not parameters["h.3.mlp.c_proj.bias"].any() and (parameters["ln_f.weight"] == 1).all()
+
+
+def test_deterministic_kernels_are_what_the_recipe_says(windows: Windows) -> None:
+    recipe = replace(RECIPE, train=replace(RECIPE.train, deterministic=True))
+    try:
+        first = run(fresh(recipe), windows, recipe, until=3)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        second = run(fresh(), windows, until=3)
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        torch.use_deterministic_algorithms(False)
+    assert [row.get("loss") for row in first] == [row.get("loss") for row in second]
+
+
+def test_a_narrow_residual_stream_changes_little(windows: Windows) -> None:
+    """As on CUDA; on a CPU the layer norms are narrow too."""
+    plan = plan_step(RECIPE, Progress())
+    batch = windows.batch(plan)
+    losses = []
+    for narrow in (False, True):
+        model = build_model(RECIPE, VOCAB, CPU)
+        assert not model.narrow_stream
+        model.narrow_stream = narrow
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = model.embed(batch.tokens)
+            assert x.dtype == (torch.bfloat16 if narrow else torch.float32)
+            losses.append(model.loss_sum(batch.tokens, batch.targets).item() / batch.tokens.numel())
+        assert model.embed(batch.tokens).dtype == torch.float32
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)

@@ -1,0 +1,178 @@
+"""The warmups in the training loop: what is trained on, what is counted, and that neutral settings change no bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.plan.plan import after_step, assumed_result, plan_step
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.plan.step import Progress, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.training.gradient import build_forward_backward, build_model
+from efftrain_cli.training.trainer import read_records, train
+from tests.resume_law import VOCAB_SIZE, RandomTokens, fresh, tensors_of
+
+CPU = torch.device("cpu")
+FULL, BATCH = 32, 6
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=FULL),
+    optim=Optim(lr=3e-3, warmup_steps=3),
+    train=Train(tokens=FULL * BATCH * 12, batch_size=BATCH, micro_batch_tokens=64, dtype="fp32"),
+    eval=Eval(every=5, windows=2),
+)
+WARMUPS = {
+    "linear": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9)},
+    "root": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, pacing="root")},
+    "reshape": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, mode="reshape")},
+    "two-stage": {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,))},
+    "batch": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=20)},
+}
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
+    """Tokens 0, 1, 2, ... so that every token tells where it stood."""
+    folder = tmp_path_factory.mktemp("shards")
+    writer = ShardWriter(folder, "train", vocab_size=20_001, eot_id=20_000, tokenizer_sha256="0" * 64)
+    writer.add(np.arange(20_000, dtype=np.uint32), "made")
+    writer.close()
+    return Windows(TokenShards([open_shard(path) for path in writer.paths]), FULL, seed=3)
+
+
+def rows_of(recipe: Recipe, data: object) -> tuple[list[dict], dict[str, torch.Tensor]]:
+    state = fresh(recipe)
+    val = torch.stack([RandomTokens(FULL).window(10**6 + i) for i in range(2)])
+    rows = []
+    for record in train(state, recipe, data, val):  # type: ignore[arg-type]
+        rows += read_records(state, recipe, [record])
+    return rows, tensors_of(state)
+
+
+@pytest.mark.parametrize("warmup", WARMUPS)
+def test_rows_count_the_targets_that_were_trained_on(warmup: str, windows: Windows) -> None:
+    """An independent count: the tokens in the batches themselves, by where they stood in the text."""
+    recipe = replace(RECIPE, **WARMUPS[warmup])
+    progress, counted, seen_windows = Progress(), 0, 0
+    lengths = []
+    while progress.tokens < recipe.train.tokens:
+        plan = plan_step(recipe, progress)
+        batch = windows.batch(plan)
+        assert batch.tokens.shape == batch.targets.shape == (plan.batch_size, plan.seq_len)
+        assert torch.equal(batch.targets, batch.tokens + 1)
+        counted += len(set(batch.targets.flatten().tolist()))
+        # Every sequence comes from the windows that this step consumes, from their beginnings on.
+        count = -(-plan.batch_size // plan.pieces)
+        starts = windows.starts(progress.windows, count)
+        pieces = (starts[:, None] + np.arange(plan.pieces) * plan.seq_len).reshape(-1)[: plan.batch_size]
+        assert batch.tokens[:, 0].tolist() == pieces.tolist()
+        progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, None))
+        seen_windows += count
+        lengths.append(plan.seq_len)
+        assert progress.tokens == counted
+        assert progress.tokens + progress.tokens_discarded == seen_windows * FULL == progress.windows * FULL
+    assert lengths[-1] == FULL
+    if warmup != "batch":
+        assert lengths[0] == 8 or warmup == "root"
+        assert all(before <= after for before, after in pairwise(lengths))
+
+
+@pytest.mark.parametrize("warmup", [name for name in WARMUPS if name != "reshape"])
+def test_rows_are_those_of_the_plan(warmup: str) -> None:
+    recipe = replace(RECIPE, **WARMUPS[warmup])
+    rows, _ = rows_of(recipe, RandomTokens(FULL))
+    steps = rows[1:]
+    assert sum(row["batch_size"] * row["seq_len"] for row in steps) == rows[-1]["tokens"]
+    assert rows[-1]["tokens"] >= recipe.train.tokens > rows[-2]["tokens"]
+    assert {row["seq_len"] for row in steps} != {FULL} or {row["batch_size"] for row in steps} != {BATCH}
+    # Validation is at full length whatever the step's: as it was before the first step, so at a fresh state.
+    plain, _ = rows_of(RECIPE, RandomTokens(FULL))
+    assert rows[0]["val_loss"] == plain[0]["val_loss"]
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"seq_len_warmup": SeqLenWarmup(start=FULL, steps=5)},
+        {"seq_len_warmup": SeqLenWarmup(start=8, steps=1)},
+        {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(FULL,))},
+        {"batch_size_warmup": BatchSizeWarmup(start=BATCH, increment=1, sequences=10)},
+    ],
+)
+def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral: dict) -> None:
+    rows, tensors = rows_of(RECIPE, RandomTokens(FULL))
+    others, other_tensors = rows_of(replace(RECIPE, **neutral), RandomTokens(FULL))
+    for row, other in zip(rows, others, strict=True):
+        for key in ("step", "tokens", "lr", "loss", "grad_norm", "val_loss", "adam_sqrt_v_l1"):
+            assert row.get(key) == other.get(key)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, other_tensors[name]), name
+
+
+def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
+    """A short step is cut by tokens into few micro-batches; cutting it as at full length, by sequences, computes the same."""
+    long = replace(RECIPE.train, tokens=10**6)
+    recipe = replace(RECIPE, train=long, seq_len_warmup=SeqLenWarmup(start=8, steps=1000))
+    short = plan_step(recipe, Progress())
+    full = plan_step(RECIPE, Progress())
+    assert (short.seq_len, short.accumulation_steps, full.accumulation_steps) == (8, 1, 3)
+    batch = RandomTokens(FULL).batch(short)
+    found = []
+    for cuts in (short.accumulation_steps, full.accumulation_steps, BATCH):
+        model = build_model(recipe, VOCAB_SIZE, CPU).double()
+        gradient = build_forward_backward(recipe, model, CPU)(batch, short._replace(accumulation_steps=cuts))
+        found.append((gradient.loss, [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    for loss, grads in found[1:]:
+        torch.testing.assert_close(loss, found[0][0], rtol=1e-6, atol=0)
+        for have, want in zip(grads, found[0][1], strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-8)
+
+
+def test_micro_batches_hold_about_the_same_tokens_at_any_length() -> None:
+    recipe = replace(
+        RECIPE,
+        train=replace(RECIPE.train, batch_size=64, micro_batch_tokens=512, tokens=10**6),
+        seq_len_warmup=SeqLenWarmup(start=8, steps=50),
+    )
+    progress = Progress()
+    for step in range(60):
+        plan: StepPlan = plan_step(recipe, progress._replace(step=step))
+        largest = -(-plan.batch_size // plan.accumulation_steps) * plan.seq_len
+        # At most one sequence more than the recipe's tokens, never less than half of them.
+        assert 256 <= largest <= 512 + plan.seq_len
+
+
+@pytest.mark.parametrize("warmup", WARMUPS)
+def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup: str) -> None:
+    """A warmup hides its memory need: its first steps are small. What is probed is what the last steps need."""
+    recipe = replace(RECIPE, **WARMUPS[warmup])
+    assert summarize_plan(recipe).largest_micro_batch == summarize_plan(RECIPE).largest_micro_batch == (2, FULL)
+
+
+def test_positions_that_no_sequence_has_reached_do_not_move() -> None:
+    long = replace(RECIPE.train, tokens=10**6)
+    recipe = replace(RECIPE, train=long, seq_len_warmup=SeqLenWarmup(start=8, steps=1000))
+    state = fresh(recipe)
+    before = state.model.wpe.weight.detach().clone()
+    val = RandomTokens(FULL).window(5)[None]
+    list(train(state, recipe, RandomTokens(FULL), val, until=4))  # type: ignore[arg-type]
+    after = state.model.wpe.weight.detach()
+    assert not torch.equal(before[:8], after[:8])
+    assert torch.equal(before[8:], after[8:])
+
+
+def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(efftrain) -> None:
+    result = efftrain("pretrain", "--recipe", "gpt2-117m-slw", "--plan", "--format", "csv")
+    assert result.returncode == 0, result.stderr
+    header, *_, final = result.stdout.splitlines()
+    assert header.startswith("step,tokens,lr,batch_size,seq_len")
+    assert final.startswith("47500,157288497152,1e-05,4096,1024,")

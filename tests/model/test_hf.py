@@ -1,0 +1,201 @@
+"""Our GPT against transformers' GPT-2: the same numbers, both ways, in the same files."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.model.generate import GREEDY, generate
+from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.hf import (
+    CONV1D_WEIGHTS,
+    from_hf,
+    from_hf_config,
+    read_hf,
+    to_hf,
+    to_hf_config,
+    write_hf,
+)
+from tests.trained_run import random_gpt
+
+CONFIG = GPTConfig(n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101, padded_vocab_size=128)
+
+
+def random_ours(config: GPTConfig = CONFIG) -> GPT:
+    return random_gpt(config, spread=0.2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """(our GPT, transformers' GPT-2 with the same weights)."""
+    transformers = pytest.importorskip("transformers")
+    ours = random_ours()
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_hf_config(CONFIG, eot_id=100)))
+    missing = theirs.load_state_dict(to_hf(ours), strict=False)
+    assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys
+    return ours, theirs
+
+
+def test_logits_loss_and_gradients_agree(pair) -> None:
+    ours, theirs = pair
+    tokens = torch.randint(
+        CONFIG.vocab_size, (2, CONFIG.seq_len + 1), generator=torch.Generator().manual_seed(5)
+    )
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    logits = ours(inputs)
+    reference = theirs(inputs).logits
+    assert logits.shape == reference.shape == (2, CONFIG.seq_len, CONFIG.vocab_size)
+    assert torch.allclose(logits, reference, atol=1e-4)
+
+    loss = ours.loss_sum(inputs, targets) / targets.numel()
+    reference_loss = torch.nn.functional.cross_entropy(reference.flatten(0, 1), targets.flatten())
+    assert abs(loss.item() - reference_loss.item()) < 1e-4
+    # transformers shifts labels itself: its loss over all the tokens leaves out the one target it has no input for.
+    own_shift = theirs(inputs, labels=inputs).loss
+    assert (
+        abs(own_shift.item() - (ours.loss_sum(inputs[:, :-1], inputs[:, 1:]) / inputs[:, 1:].numel()).item())
+        < 1e-4
+    )
+
+    ours.zero_grad()
+    theirs.zero_grad()
+    loss.backward()
+    reference_loss.backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.transformer.named_parameters()}
+    assert gradients.keys() == dict(ours.named_parameters()).keys()
+    for name, parameter in ours.named_parameters():
+        expected = gradients[name].t() if name.endswith(CONV1D_WEIGHTS) else gradients[name]
+        found = parameter.grad[: CONFIG.vocab_size] if name == "wte.weight" else parameter.grad
+        assert expected.abs().max() > 0, name
+        assert torch.allclose(found, expected, atol=1e-4), name
+    assert not ours.wte.weight.grad[CONFIG.vocab_size :].any()  # padding gets no gradient
+
+
+def test_weights_survive_both_ways_bit_for_bit() -> None:
+    ours = random_ours()
+    back = from_hf(to_hf(ours), CONFIG)
+    for name, parameter in ours.named_parameters():
+        rows = CONFIG.vocab_size if name == "wte.weight" else parameter.shape[0]
+        assert torch.equal(back[name][:rows], parameter[:rows]), name
+    assert not back["wte.weight"][CONFIG.vocab_size :].any()
+
+
+def test_the_released_format_is_read(tmp_path: Path) -> None:
+    """No "transformer." before the names, causal masks among the weights, as in the files released with GPT-2."""
+    from safetensors.torch import save_file
+
+    ours = random_ours()
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_hf(ours).items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, CONFIG.seq_len, CONFIG.seq_len).tril()
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = to_hf_config(CONFIG, eot_id=100)
+    for key in (
+        "tie_word_embeddings",
+        "scale_attn_weights",
+        "n_inner",
+    ):  # absent from the released config.json
+        del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, _ = read_hf(tmp_path)
+    assert model.config == CONFIG
+    tokens = torch.arange(20)[None]
+    assert torch.equal(model(tokens), ours(tokens))
+
+
+def test_shards_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = to_hf(random_ours())
+    names = sorted(tensors)
+    for i, part in enumerate((names[:10], names[10:])):
+        save_file({name: tensors[name] for name in part}, tmp_path / f"model-{i}.safetensors")
+    weight_map = {name: f"model-{int(i >= 10)}.safetensors" for i, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
+    model, _ = read_hf(tmp_path)
+    assert torch.equal(model.wpe.weight, tensors["transformer.wpe.weight"])
+
+
+def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path: Path) -> None:
+    config = to_hf_config(CONFIG, eot_id=100) | {"activation_function": "relu", "n_inner": 7, "n_head": 5}
+    with pytest.raises(CheckpointError) as error:
+        from_hf_config(config)
+    for key in ("activation_function", "n_inner", "n_head"):
+        assert key in str(error.value)
+
+    tensors = to_hf(random_ours())
+    del tensors["transformer.ln_f.bias"]
+    tensors["transformer.wpe.weight"] = torch.zeros(3, 32)
+    tensors["transformer.surprise"] = torch.zeros(1)
+    with pytest.raises(CheckpointError) as error:
+        from_hf(tensors, CONFIG)
+    for word in ("ln_f.bias is missing", "wpe.weight is (3, 32)", "surprise"):
+        assert word in str(error.value)
+
+    tensors = to_hf(random_ours())
+    with pytest.raises(CheckpointError, match="ties"):
+        from_hf(tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, CONFIG)
+
+
+def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch canary'\ntR.")
+    with pytest.raises(CheckpointError, match="pickle"):
+        read_hf(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json() -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, and the dog sat on the log. "] * 20, trainer)
+    return tokenizer.to_str()
+
+
+def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json: str, monkeypatch) -> None:
+    """F48: equal logits and equal greedy text, with the Hub switched off."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    size = tokenizer.get_vocab_size()
+    eot_id = tokenizer.token_to_id("<|endoftext|>")
+    config = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=96, vocab_size=size, padded_vocab_size=320)
+    ours = random_ours(config)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    for text in ("the dog sat", " and\n\tthe  mat ", "Übergröße 猫", "x<|endoftext|>y"):
+        assert their_tokenizer(text)["input_ids"] == tokenizer.encode(text, add_special_tokens=False).ids
+        ids = their_tokenizer(text)["input_ids"]
+        assert their_tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=False)
+    assert their_tokenizer.eos_token_id == eot_id
+    tokens = torch.tensor([tokenizer.encode("the cat sat on the log").ids])
+    assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-4)
+
+    # Greedy text of both, each with its own loop and cache.
+    written = theirs.generate(tokens, max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    ours_written = [int(token) for token in islice(generate(ours, tokens, GREEDY), 64)]
+    assert written[0, tokens.shape[1] :].tolist() == ours_written
+
+    with pytest.raises(UsageError, match="empty"):
+        write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")
+    model, _ = read_hf(tmp_path / "export")
+    assert torch.equal(model(tokens), ours(tokens))

@@ -1,0 +1,126 @@
+"""What each step shall be, and the schedule's printed forms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from efftrain_cli.plan.plan import after_step, assumed_result, plan_run, plan_step
+from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
+from efftrain_cli.plan.step import Progress, StepResult
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=64),
+    optim=Optim(lr=1e-3, min_lr=1e-4, warmup_steps=10),
+    train=Train(tokens=64 * 8 * 100, batch_size=8, micro_batch_tokens=200),
+    eval=Eval(every=30),
+)
+
+
+def test_budget_ends_with_the_first_step_that_reaches_it() -> None:
+    recipe = replace(RECIPE, train=replace(RECIPE.train, tokens=64 * 8 * 100 - 1))
+    steps = list(plan_run(recipe))
+    assert len(steps) == 100
+    assert steps[-1][1].tokens == 64 * 8 * 100
+    assert steps[-2][1].tokens < recipe.train.tokens
+
+
+def test_last_step_is_evaluated_and_every_thirtieth() -> None:
+    assert [plan.step for plan, _ in plan_run(RECIPE) if plan.evaluate] == [30, 60, 90, 100]
+
+
+def test_learning_rate_warms_up_by_steps_and_ends_at_the_minimum() -> None:
+    rates = [plan.lr for plan, _ in plan_run(RECIPE)]
+    assert rates[0] == pytest.approx(1e-4)
+    assert rates[9] == pytest.approx(1e-3)
+    assert max(rates) == rates[9]
+    assert rates[-1] == pytest.approx(1e-4)
+    # Half-way through the decay a cosine stands at the mean of its ends; step 55 includes its own tokens.
+    assert rates[54] == pytest.approx((1e-3 + 1e-4) / 2)
+
+
+def test_micro_batches_hold_their_tokens() -> None:
+    plan = plan_step(RECIPE, Progress())
+    assert plan.accumulation_steps == 3  # 512 tokens in pieces of at most 200
+    narrow = replace(RECIPE, train=replace(RECIPE.train, micro_batch_tokens=1))
+    assert plan_step(narrow, Progress()).accumulation_steps == 8  # never less than a sequence
+
+
+def test_progress_is_the_sum_of_its_steps() -> None:
+    progress = Progress()
+    for _ in range(3):
+        plan = plan_step(RECIPE, progress)
+        assert plan.window_start == progress.windows
+        progress = after_step(RECIPE, progress, plan, assumed_result(RECIPE, plan, 512))
+    assert (progress.step, progress.sequences, progress.windows, progress.tokens) == (3, 24, 24, 3 * 512)
+    assert progress.lr_warmup_tokens == 3 * 512  # still warming up
+    assert progress.flops > 0
+
+
+def test_summary_counts_what_the_plan_yields() -> None:
+    summary = summarize_plan(RECIPE, vocab_size=500)
+    assert (summary.steps, summary.tokens, summary.evaluations) == (100, 51200, 4)
+    assert summary.largest_micro_batch == (3, 64)
+    assert summarize_plan(RECIPE, until=7).steps == 7
+
+
+def test_csv_has_one_line_per_step_with_tokens_after_it() -> None:
+    lines = list(csv_lines(RECIPE))
+    assert len(lines) == 101
+    header = lines[0].split(",")
+    assert header[:2] == ["step", "tokens"] and {"lr", "batch_size", "seq_len"} <= set(header)
+    assert lines[1].startswith("1,512,")
+
+
+def test_turning_points_name_first_warmup_end_and_last() -> None:
+    reasons = {plan.step: reason for reason, plan, _ in turning_points(RECIPE)}
+    assert reasons[1] == "first step"
+    assert reasons[10] == "LR warmup ends"
+    assert reasons[100] == "last step"
+
+
+def test_a_plan_is_fast_and_needs_no_torch() -> None:
+    code = (
+        "import sys, time\n"
+        "from efftrain_cli.recipe.recipe import Model, Optim, Recipe, Train\n"
+        "from efftrain_cli.plan.preview import csv_lines\n"
+        "recipe = Recipe(model=Model(n_layer=12, n_head=12, n_embd=768, seq_len=1024),"
+        " optim=Optim(lr=6e-4, warmup_steps=3000), train=Train(tokens=512 * 1024 * 50_000, batch_size=512))\n"
+        "start = time.process_time()\n"
+        "count = sum(1 for _ in csv_lines(recipe))\n"
+        "print(count / (time.process_time() - start), 'torch' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert out[1] == "False"
+    # The promise is 100,000 steps per second (docs/performance.md has the figure); a busy machine gets half of it.
+    assert float(out[0]) > 50_000, f"{out[0]} steps/s"
+
+
+def test_a_step_changes_only_what_it_is_about() -> None:
+    """Every other field is carried over, each in its place."""
+    before = Progress(
+        step=5, segment=2, stage=0, stage_step=3, stage_curve=((1, 2.0),), windows=40, sequences=41, tokens=2560,
+        tokens_discarded=7, flops=11.0, train_seconds=13.0, batch_size=0, schedule_step=6, schedule_tokens=2570,
+        lr_warmup_tokens=100, best_loss=17.0, evaluation_due=True, simigrad_window=((1.0, 2.0, 3.0),),
+    )  # fmt: skip
+    assert all(value not in (None, False, ()) for value in before[4:11] + before[12:])
+    plan = plan_step(RECIPE, before)
+    after = after_step(RECIPE, before, plan, StepResult(tokens=100, flops=0.5))
+    assert after == before._replace(
+        step=6, windows=40 + plan.batch_size, sequences=41 + plan.batch_size, tokens=2660,
+        tokens_discarded=7 + plan.batch_size * RECIPE.model.seq_len - 100, flops=11.5, schedule_step=7, schedule_tokens=2670,
+        lr_warmup_tokens=100 if RECIPE.optim.warmup_steps < 7 else 2670,
+    )  # fmt: skip
+
+
+def test_plan_step_is_pure() -> None:
+    progress = Progress(step=5, tokens=2560, windows=40, sequences=40, schedule_step=5, schedule_tokens=2560)
+    start = time.monotonic()
+    assert plan_step(RECIPE, progress) == plan_step(RECIPE, progress)
+    assert time.monotonic() - start < 1

@@ -1,0 +1,120 @@
+"""The recipes that ship: each loads, and the published ones say what was published."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.recipe.file import first_comment
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.recipe.rules import warnings_of
+from tests.conftest import REPOSITORY
+
+FILES = sorted((REPOSITORY / "recipes").glob("*.toml"))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes must be found from any folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_promised_recipes_are_there() -> None:
+    promised = {"quickstart", "small", "gpt2-117m", "gpt2-117m-large-batch", "gpt2-1.5b", "gpt3-125m"}
+    assert promised <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_recipe_loads_and_says_what_it_is(path: Path) -> None:
+    recipe = load_recipe(path.stem)
+    assert recipe == load_recipe(str(path))
+    # Staged training's published schedule ends long after the point at which its runs are compared.
+    published = "never reaches min_lr" if "-staged-" in path.stem else None
+    assert [warning for warning in warnings_of(recipe) if published is None or published not in warning] == []
+    assert 20 <= len(first_comment(path)) <= 130, "the first sentence of the file's comment, for `recipes list`"
+    base = tomllib.loads(path.read_text()).get("base")
+    assert base is None or base in {other.stem for other in FILES}, "shipped recipes build on shipped ones"
+
+
+def parameters(recipe: Recipe, vocab_size: int) -> int:
+    """Parameters of a GPT-2: embeddings, 12 d^2 + 13 d per block (two layer norms, four matrices, biases), final norm."""
+    d, model = recipe.model.n_embd, recipe.model
+    return (vocab_size + model.seq_len) * d + model.n_layer * (12 * d * d + 13 * d) + 2 * d
+
+
+def test_gpt2_sizes_are_the_released_ones() -> None:
+    """Parameter counts of OpenAI's released gpt2 and gpt2-xl checkpoints."""
+    assert parameters(load_recipe("gpt2-117m"), 50257) == 124_439_808
+    assert parameters(load_recipe("gpt2-1.5b"), 50257) == 1_557_611_200
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "batch_size", "lr"),
+    [
+        ("gpt2-117m", 300_000, 512, 1.5e-4),
+        ("gpt2-117m-large-batch", 37_500, 4096, 6e-4),
+        ("gpt2-1.5b", 300_000, 512, 1.5e-4),
+    ],
+)
+def test_gpt2_recipes_are_the_published_baselines(name: str, steps: int, batch_size: int, lr: float) -> None:
+    """arXiv 2108.06084: the same 157 billion tokens at each batch size."""
+    recipe = load_recipe(name)
+    assert (recipe.train.batch_size, recipe.optim.lr) == (batch_size, lr)
+    assert recipe.train.tokens == steps * batch_size * 1024
+    assert recipe.optim.decay_tokens == recipe.train.tokens
+    assert (recipe.optim.min_lr, recipe.optim.warmup_steps, recipe.optim.weight_decay) == (1e-5, 3000, 0.01)
+    assert (recipe.optim.betas, recipe.optim.grad_clip) == ((0.9, 0.999), 1.0)
+
+
+def test_gpt3_warms_up_over_its_published_tokens() -> None:
+    """375 million tokens of learning-rate warmup and 4 billion of batch size warmup, in the units that the recipe uses."""
+    recipe = load_recipe("gpt3-125m")
+    ramp = recipe.batch_size_warmup
+    assert ramp is not None
+    sequences = step = 0
+    while sequences * 2048 < 375e6:
+        sequences += ramp.batch_size_at(sequences, recipe.train.batch_size)
+        step += 1
+    assert step == recipe.optim.warmup_steps
+    assert ramp.sequences * 2048 == 4_000_000_000
+    assert (ramp.start, recipe.train.batch_size) == (16, 256)
+    assert (recipe.train.tokens, recipe.optim.decay_tokens) == (300_000_000_000, 260_000_000_000)
+
+
+@pytest.mark.slow
+def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
+    """Installed without its repository, the program still knows its recipes."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("efftrain_cli", "recipes"):
+        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(REPOSITORY / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    built = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300, check=False)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    shutil.rmtree(source)
+    (tmp_path / "work").mkdir()
+    for command in (["recipes", "list"], ["recipes", "show", "gpt2-117m-large-batch"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "efftrain_cli", *command],
+            cwd=tmp_path / "work",
+            env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert str(tmp_path / "installed") in done.stdout or command[1] == "list"
+        if command[1] == "list":
+            assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(path.stem for path in FILES)

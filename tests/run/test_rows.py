@@ -1,0 +1,195 @@
+"""Rows that count, torn lines, replaced segments, formats."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.run.jsonl_columns import read_columns
+from efftrain_cli.run.rows import flatten, read_metrics, read_rows, read_run
+from tests.fake_runs import rows_of, write_rows, write_run
+
+
+def by_json(path: Path) -> list[dict[str, float | None]]:
+    """What the fast reader must agree with: the standard library, line by line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_same(path: Path) -> None:
+    expected = by_json(path)
+    table = read_columns(path).table
+    keys = dict.fromkeys(key for row in expected for key in row)
+    assert set(table.column_names) == {*keys, "_line"}
+    for row, found in zip(expected, table.to_pylist(), strict=True):
+        assert {key: row.get(key) for key in keys} == {key: found[key] for key in keys}
+
+
+def test_fast_reader_equals_json_on_the_rows_of_a_run(tmp_path: Path) -> None:
+    assert_same(write_run(tmp_path, "r", 0) / "metrics.jsonl")
+
+
+def test_fast_reader_equals_json_on_awkward_numbers(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    rows = [
+        {
+            "step": i,
+            "whole": draw.choice([None, draw.randrange(-(2**53), 2**53)]),
+            "real": draw.choice([None, draw.uniform(-1, 1) * 10 ** draw.randrange(-300, 300), 0.1 + 0.2, -0.0, 5e-324]),
+            "mixed": draw.choice([1, 2.5, None]),
+            "flag": draw.choice([True, False, None]),
+            "empty": None,
+        }
+        for i in range(5000)
+    ]
+    write_rows(tmp_path, rows)
+    assert_same(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"step": 1, "a": 1.0}, {"step": 2}, {"step": 3, "b": 2.0}, {"a": 3.0, "step": 4}],
+        [{"step": i, "names": ["x", "y"], "text": "a,b"} for i in range(5)],
+        [{"step": i, "late": None if i < 3000 else 0.5} for i in range(3005)],
+        [{"step": i, "a": 1.0} if i % 2 else {"a": 1.0, "step": i} for i in range(5000)],
+        [{"step": 1}],
+    ],
+)
+def test_reader_equals_json_where_rows_are_not_uniform(tmp_path: Path, rows: list[dict[str, float]]) -> None:
+    write_rows(tmp_path, rows)
+    assert_same(tmp_path / "metrics.jsonl")
+
+
+def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "r", 0)
+    rows = read_rows(path, ["val_loss", "nothing"])
+    expected = [np.nan if row["val_loss"] is None else row["val_loss"] for row in by_json(path / "metrics.jsonl")]
+    np.testing.assert_array_equal(rows.columns["val_loss"], expected)
+    assert np.isnan(rows.columns["nothing"]).all() and len(rows.columns["nothing"]) == 101
+
+
+@pytest.mark.parametrize("cut", [1, 5, 100, 300])
+def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
+    """F30."""
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    frame = read_metrics(path)
+    assert list(frame.step) == list(range(100))
+    assert read_rows(path, ["loss"]).torn
+
+
+def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) -> None:
+    """F30: duplicates after a kill at step 60 and a resume from the checkpoint of step 40."""
+    path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0))
+    frame = read_metrics(path)
+    assert list(frame.step) == list(range(101))
+    assert set(frame.segment[frame.step > 40]) == {1} and set(frame.segment[frame.step <= 40]) == {0}
+    rows = read_rows(path, ["loss"])
+    assert (rows.total, rows.superseded, rows.segments) == (121, 20, 2)
+    assert set(rows.columns["loss"][41:]) == {7.0}
+
+
+def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path: Path) -> None:
+    """The run is where its last segment left it: older rows beyond belong to a past that was given up."""
+    path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(50, 0, segment=1, first=41))
+    assert list(read_metrics(path).step) == list(range(51))
+
+
+def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path) -> None:
+    """A stop during the evaluation of step 40: the resumed run writes its loss first, in a row without a training step."""
+    first = rows_of(40, 0)
+    late = {key: first[0][key] for key in first[0]} | {"step": 40, "segment": 1, "tokens": 40960, "val_loss": 4.5}
+    first[40]["val_loss"] = None
+    path = write_run(tmp_path, "r", 0, rows=[*first, late, *rows_of(60, 0, segment=1, first=41)])
+    frame = read_metrics(path)
+    assert list(frame.step) == list(range(61))
+    assert (frame.val_loss[40], frame.loss[40], frame.segment[40]) == (4.5, first[40]["loss"], 1)
+
+
+def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    torn = path.read_text()[:-40]
+    second = "".join(json.dumps(row) + "\n" for row in rows_of(120, 0, segment=1, first=91))
+    path.write_text(torn + second)
+    rows = read_rows(path, ["loss"])
+    assert len(rows.columns["loss"]) == 121
+    assert rows.damaged == (101,)
+
+
+def test_more_damage_than_the_kills_explain_is_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[20] = lines[50] = "{broken"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="line 21 is the first"):
+        read_metrics(path)
+
+
+def test_nan_is_not_json(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    for i in (20, 50):
+        lines[i] = lines[i].replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="no JSON"):
+        read_metrics(path)
+
+
+def test_empty_and_missing_files(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "r", 0, rows=[])
+    assert len(read_metrics(path)) == 0
+    assert len(read_rows(path, ["loss"]).columns["loss"]) == 0
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match="not logged"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize(("version", "word"), [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")])
+def test_other_formats_are_refused_clearly(tmp_path: Path, version: object, word: str) -> None:
+    """F52."""
+    path = write_run(tmp_path, "r", 0, origin={"schema_version": version})
+    with pytest.raises(DataError, match=word):
+        read_run(path)
+
+
+def test_the_format_before_this_one_can_be_read(tmp_path: Path) -> None:
+    """F52."""
+    assert read_run(write_run(tmp_path, "r", 0, origin={"schema_version": 0})).origin["schema_version"] == 0
+
+
+def test_read_run(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, "r", 3))
+    assert (run.name, run.recipe["seed"], run.origin["recipe"], run.locked) == ("r-seed3", 3, "r", False)
+    assert run.events[0]["event"] == "start"
+
+
+def test_damaged_small_files_are_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "r", 0)
+    (path / "origin.json").write_text("{")
+    with pytest.raises(DataError, match=r"origin\.json is damaged"):
+        read_run(path)
+    (path / "origin.json").unlink()
+    with pytest.raises(DataError, match=r"origin\.json is missing"):
+        read_run(path)
+    (path / "recipe.toml").write_text("= 1")
+    with pytest.raises(DataError, match=r"recipe\.toml is damaged"):
+        read_run(path)
+    with pytest.raises(DataError, match="no run directory"):
+        read_run(tmp_path)
+
+
+def test_flatten() -> None:
+    recipe = {"seed": 1, "optim": {"lr": 1.0}, "stages": [{"n": 1}, {"n": 2}], "on": {}, "list": [1, 2]}
+    assert flatten(recipe) == {
+        "seed": 1,
+        "optim.lr": 1.0,
+        "stages.0.n": 1,
+        "stages.1.n": 2,
+        "on": {},
+        "list": [1, 2],
+    }

@@ -1,0 +1,160 @@
+"""Measures of instability, on series whose values can be worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.run.stability import (
+    EarlyWarning,
+    GradientJump,
+    Spike,
+    SpikeAlarm,
+    Watch,
+    describe,
+    loss_ratios,
+    measure,
+    message,
+)
+
+
+def rows_of(losses: list[float | None], **columns: list[float]) -> list[dict[str, object]]:
+    ratios = loss_ratios(losses)
+    return [
+        {
+            "step": i + 1,
+            "loss": losses[i],
+            "loss_ratio": ratios[i],
+            "nonfinite": losses[i] is None,
+            **{name: values[i] for name, values in columns.items()},
+        }
+        for i in range(len(losses))
+    ]
+
+
+def test_loss_ratio_is_against_the_best_so_far() -> None:
+    assert loss_ratios([4.0, 2.0, 3.0, None, 1.0, 1.5, math.nan, 1.0]) == [None, 0.5, 1.5, None, 0.5, 1.5, None, 1.0]
+
+
+def test_counts_and_shares() -> None:
+    found = measure(rows_of([4.0, 2.0, 2.4, 2.5, 3.1, 2.0, None]))
+    # Ratios 0.5, 1.2 (not above), 1.25, 1.55, 1.0.
+    assert (found.steps, found.above_slight, found.above_severe) == (5, 2, 1)
+    assert (found.share_slight, found.share_severe) == (0.4, 0.2)
+    assert (found.max_loss_ratio, found.max_loss_ratio_step) == (1.55, 5)
+    assert found.first_nonfinite_step == 7
+    assert "2 of 5 steps (40.0%)" in describe(found)[0]
+    assert "from step 7" in describe(found)[-1]
+
+
+def test_a_run_without_losses() -> None:
+    found = measure([{"step": 0, "val_loss": 6.0}])
+    assert (found.steps, found.share_slight, found.max_loss_ratio) == (0, 0.0, None)
+    assert describe(found)
+
+
+def test_correlations_are_pearson_s() -> None:
+    # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with one degree of freedom).
+    found = measure(rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2]))
+    norm, largest = found.correlations["adam_sqrt_v_l1"], found.correlations["adam_sqrt_v_max"]
+    assert norm is not None and largest is not None
+    assert norm.r == pytest.approx(1)
+    assert (largest.r, largest.p, largest.n) == (pytest.approx(-0.5), pytest.approx(2 / 3), 3)
+    assert found.correlations["grad_norm"] is None  # no such column
+    assert measure(rows_of([4.0, 2.0, 2.0, 3.0], grad_norm=[1, 1, 1, 1])).correlations["grad_norm"] is None  # constant
+
+
+def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
+    """A training curve from 6 towards 2 nats with normal noise."""
+    draw = random.Random(seed)
+    return [2 + 4 / (1 + step / 50) ** 0.5 + draw.gauss(0, noise) for step in range(steps)]
+
+
+@pytest.mark.parametrize("at", [10, 40, 700])
+def test_a_threefold_loss_is_noticed_at_once(at: int) -> None:
+    losses = falling(1000, 0.1)
+    losses[at : at + 5] = [3 * loss for loss in losses[at : at + 5]]
+    alarm = SpikeAlarm()
+    spikes = [spike for row in rows_of(losses) if (spike := alarm.read(row))]
+    assert [spike.step for spike in spikes] == [at + 1]
+
+
+def test_each_jump_is_one_alarm() -> None:
+    losses = falling(300, 0.05)
+    for at in (100, 200):
+        losses[at : at + 3] = [9.0, 9.0, 9.0]
+    alarm = SpikeAlarm()
+    assert [spike.step for row in rows_of(losses) if (spike := alarm.read(row))] == [101, 201]
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_noise_alone_raises_no_alarm(noise: float) -> None:
+    alarm = SpikeAlarm()
+    assert not any(alarm.read(row) for row in rows_of(falling(10_000, noise)))
+
+
+def norms(values: list[float]) -> list[dict[str, object]]:
+    return [{"step": i + 1, "grad_norm": value} for i, value in enumerate(values)]
+
+
+def warned(values: list[float]) -> list[int]:
+    warning = EarlyWarning()
+    return [found.step for row in norms(values) if (found := warning.read(row))]
+
+
+def test_a_gradient_far_above_its_usual_norm_is_an_early_warning() -> None:
+    assert warned([0.5, 0.4, 0.3, 0.3, 0.3, 2.0, 0.3]) == [6]
+    # Once per jump: armed again when the norm has been near its usual value.
+    assert warned([0.3] * 10 + [3.0, 3.0, 2.5, 0.3, 3.0]) == [11, 15]
+    assert warned([0.3] * 10 + [1.7] * 3) == []
+    # A norm that rises slowly is no jump, and too few norms are no usual value.
+    assert warned([0.3 * 1.05**i for i in range(100)]) == []
+    assert warned([0.1, 5.0, 0.1]) == []
+
+
+def test_what_is_not_finite_is_passed_over_by_the_alarms() -> None:
+    watch = Watch()
+    for row in rows_of(falling(50, 0.01)):
+        assert watch.read(row) == []
+    assert watch.read({"step": 51, "loss": None, "grad_norm": None, "nonfinite": True}) == []
+    assert watch.read({"step": 0, "val_loss": 6.0}) == []
+
+
+def test_notices_are_told_in_one_line() -> None:
+    assert message(Spike(7, 9.0, 3.0)) == "spike: step 7: loss 9.000, 3.00 times the usual 3.000"
+    assert "step 7: gradient norm 6, 12.0 times the usual 0.5" in message(GradientJump(7, 6.0, 0.5))
+
+
+def recorded(name: str) -> list[dict[str, object]]:
+    """Rows of a recorded run: step, loss, grad_norm."""
+    with gzip.open(Path(__file__).parent.parent / "recorded" / f"{name}.csv.gz", "rt", newline="") as file:
+        return [
+            {"step": int(row["step"]), "loss": float(row["loss"]), "grad_norm": float(row["grad_norm"])}
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training() -> None:
+    """A GPT of one block at 8 sequences of 32 tokens a step, and at 2, where single batches scatter widely."""
+    steps = 0
+    for name in ("normal-8x32", "normal-2x32"):
+        alarm = SpikeAlarm()
+        rows = recorded(name)
+        steps += len(rows)
+        assert [spike for row in rows if (spike := alarm.read(row))] == []
+    assert steps == 10_000
+
+
+@pytest.mark.parametrize("at", [100, 3_000])
+@pytest.mark.parametrize("name", ["normal-8x32", "normal-2x32"])
+def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name: str, at: int) -> None:
+    rows = recorded(name)
+    for row in rows[at : at + 5]:
+        row["loss"] = 3 * float(str(row["loss"]))
+    alarm = SpikeAlarm()
+    assert [spike.step for row in rows if (spike := alarm.read(row))] == [at + 1]

@@ -1,0 +1,191 @@
+"""What wandb is given, read back from the file it writes offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run import wandb as wandb_sync
+from efftrain_cli.run.rows import read_metrics
+from tests.fake_runs import rows_of, write_rows, write_run
+from tests.wandb_files import read_history
+
+TINY = """\
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 32
+seq_len = 32
+[data]
+train = "text.txt"
+valid = "valid.txt"
+tokenizer = "bpe:300"
+repeat = true
+[optim]
+lr = 1e-3
+[train]
+tokens = 12800
+batch_size = 8
+micro_batch_tokens = 1024
+dtype = "fp32"
+[eval]
+every = 5
+windows = 4
+"""
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
+
+def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path: Path) -> None:
+    """F29."""
+    rows = rows_of(60, 0, loss=9.0) + rows_of(100, 0, segment=1, first=41, loss=2.0)
+    path = write_run(tmp_path, "small", 0, rows=rows)
+    synced = wandb_sync.sync(path)
+    history = read_history(path / "wandb")
+    frame = read_metrics(path)
+    assert synced.rows == len(history) == len(frame) == 101
+    assert [row["_step"] for row in history] == list(range(101))
+    assert [row["loss"] for row in history[1:]] == [9.0] * 40 + [2.0] * 60
+    for row, expected in zip(history, frame.to_dict("records"), strict=True):
+        for key, value in expected.items():
+            if key != "step":
+                assert row.get(key) == (value if value == value else None), key
+
+
+def test_the_same_rows_give_the_same_run(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "small", 0)
+    first = wandb_sync.sync(path)
+    assert wandb_sync.sync(path).id == first.id
+    write_rows(path, rows_of(101, 0))
+    assert wandb_sync.sync(path).id != first.id
+
+
+def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F53."""
+    secret = "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    path = write_run(tmp_path, "small", 0)
+    wandb_sync.sync(path)
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert len(files) > 4
+    assert not [file for file in files if secret.encode() in file.read_bytes()]
+    assert not list(path.rglob("wandb-metadata.json"))
+
+
+def follower(path: Path, mode: str = "offline", **env: str) -> subprocess.Popen[bytes]:
+    os_env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
+    return subprocess.Popen(
+        [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(path), "--follow", "--mode", mode],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os_env,
+    )
+
+
+def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resume(tmp_path: Path) -> None:
+    """Segments of one run directory are one wandb run; a step that was sent is not sent again."""
+    path = write_run(tmp_path, "small", 0, rows=rows_of(20, 0))
+    child = follower(path)
+    time.sleep(0.5)
+    lines = [json.dumps(row) + "\n" for row in rows_of(60, 0)[21:]]
+    with (path / "metrics.jsonl").open("a") as file:
+        for line in lines[:-1]:
+            file.write(line)
+            file.flush()
+        file.write(lines[-1][:30])
+        file.flush()
+        time.sleep(0.2)
+        file.write(lines[-1][30:])
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0 and errors == b""
+    assert [row["_step"] for row in read_history(path / "wandb")] == list(range(61))
+    ids = {folder.name.rsplit("-", 1)[1] for folder in (path / "wandb").glob("offline-run-*")}
+    for folder in (path / "wandb").glob("offline-run-*"):
+        folder.rename(tmp_path / "first")
+
+    write_rows(path, rows_of(60, 0) + rows_of(80, 0, segment=1, first=41))
+    child = follower(path)
+    _, errors = child.communicate(timeout=60)
+    assert b"20 rows were written anew" in errors
+    assert [row["_step"] for row in read_history(path / "wandb")] == list(range(61, 81))
+    assert ids == {folder.name.rsplit("-", 1)[1] for folder in (path / "wandb").glob("offline-run-*")}
+
+
+def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path: Path) -> None:
+    """F28: no key."""
+    path = write_run(tmp_path, "small", 0)
+    # A folder of settings of its own: the key of whoever runs the tests must not count.
+    child = follower(path, "online", WANDB_API_KEY="", HOME=str(tmp_path), NETRC=str(tmp_path / "netrc"))
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert len(errors.decode().strip().splitlines()) == 1 and b"kept offline" in errors
+    assert len(read_history(path / "wandb")) == 101
+
+
+def test_sync_online_without_a_key_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(UsageError, match=r"wandb \(online\)"):
+        wandb_sync.sync(write_run(tmp_path, "small", 0), "online")
+
+
+@pytest.mark.slow
+def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "small", 0)
+    script = (
+        "import sys, time; from pathlib import Path; from efftrain_cli.run.wandb import start_follower\n"
+        f"child = start_follower(Path({str(path)!r}), 'offline', 'p'); print(child.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+            break
+        time.sleep(0.1)
+    assert len(read_history(path / "wandb")) == 101
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
+    efftrain: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, mode: str
+) -> None:
+    """F28: losses equal those without wandb; without a key, "online" becomes offline with one warning."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
+    (tmp_path / "text.txt").write_text("\n".join(words))
+    (tmp_path / "valid.txt").write_text("\n".join(reversed(words[:800])))
+    env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+    common = ["pretrain", "--recipe", "tiny.toml", "--device", "cpu"]
+    off = efftrain(*common, "--name", "off", **env)
+    on = efftrain(*common, "--name", "on", "--wandb", mode, **env)
+    assert (off.returncode, on.returncode) == (0, 0), off.stderr + on.stderr
+    assert on.stderr.count("kept offline") == (mode == "online")
+    assert not (tmp_path / "runs" / "off" / "wandb").exists()
+    first, second = (read_metrics(tmp_path / "runs" / name) for name in ("off", "on"))
+    for column in ("loss", "val_loss", "grad_norm", "tokens"):
+        assert first[column].equals(second[column])
+    history = read_history(tmp_path / "runs" / "on" / "wandb")
+    assert [row["_step"] for row in history] == list(range(51))
+    assert [row["loss"] for row in history[1:]] == list(second.loss[1:])

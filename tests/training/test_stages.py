@@ -1,0 +1,219 @@
+"""The stages of a recipe: their rules, what they make of the plan, and when a stage ends."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.methods.staged_growth import Switch
+from efftrain_cli.plan.plan import after_evaluation, after_growth, plan_run, stage_ended
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+
+STAGED = """
+[model]
+n_layer = 4
+n_head = 4
+n_embd = 32
+seq_len = 16
+[optim]
+lr = 1e-3
+warmup_steps = 4
+schedule = "linear"
+decay_tokens = 6400
+[train]
+tokens = 6400
+batch_size = 4
+[eval]
+every = 1
+[staged_growth]
+symmetry = "offdiag"
+[[stages]]
+model = { n_layer = 2, n_head = 2, n_embd = 16 }
+lr = 2e-3
+switch = { rule = "tokens", value = 1280 }
+[[stages]]
+operators = ["depth"]
+rewarmup_steps = 5
+switch = { rule = "steps", value = 40 }
+[[stages]]
+operators = ["width"]
+rewarmup_steps = 10
+schedule_ratio = 0.5
+"""
+
+
+def staged(tmp_path: Path, *overrides: str) -> Recipe:
+    path = tmp_path / "staged.toml"
+    path.write_text(STAGED)
+    return load_recipe(str(path), overrides)
+
+
+def test_a_staged_recipe_survives_writing_and_reading(tmp_path):
+    recipe = staged(tmp_path)
+    (tmp_path / "again.toml").write_text(dump_recipe(recipe))
+    assert load_recipe(str(tmp_path / "again.toml")) == recipe
+
+
+def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
+    recipe = staged(tmp_path)
+    shapes = [(m.n_layer, m.n_head, m.n_embd, m.seq_len) for m in map(recipe.model_at, range(3))]
+    assert shapes == [(2, 2, 16, 16), (4, 2, 16, 16), (4, 4, 32, 16)]
+    assert recipe.model_at(2) == recipe.model
+    assert [recipe.optim_at(stage).lr for stage in range(3)] == [2e-3, 1e-3, 1e-3]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (['stages.1.operators=["width:1.5"]'], "whole number"),
+        (["stages.1.operators=[]"], "stage 1 has no operators"),
+        (["stages.0.switch=false"], "stage 0 has no switch"),
+        (['stages.2.switch={rule="steps", value=50}'], "is the last"),
+        (["stages.0.model.n_layer=5"], "growth makes no model smaller"),
+        (["stages.0.model.n_layer=1"], r"end at n_layer = 2, but \[model\] has 4"),
+        (["stages.1.model.n_layer=3"], "stage 1: model.n_layer = 3, but its operators make 4"),
+        (["stages.0.switch.value=-5"], "must be positive"),
+        (['stages.0.switch={rule="slope", value=0.05}'], "is negative"),
+        (['stages.0.switch={rule="steps", value=60}'], "must not be less than an earlier stage"),
+        (["stages.1.lr=0"], "greater than 0"),
+        (["stages.1.schedule_ratio=1.5"], "at most 1"),
+        (["stages.1.factor=2"], "unknown key"),
+    ],
+)
+def test_stages_that_cannot_work_are_refused(tmp_path, overrides, message):
+    with pytest.raises(RecipeError, match=message):
+        staged(tmp_path, *overrides)
+
+
+def test_a_single_stage_is_refused(tmp_path):
+    path = tmp_path / "one.toml"
+    path.write_text(STAGED.split("[[stages]]")[0] + "[[stages]]\n")
+    with pytest.raises(RecipeError, match="one stage"):
+        load_recipe(str(path))
+
+
+def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
+    recipe = staged(tmp_path)
+    steps = list(plan_run(recipe, None, 64))
+    tokens = recipe.train.batch_size * recipe.model.seq_len  # 64 a step
+    by_step = {plan.step: (plan, after) for plan, after in steps}
+    assert len(steps) == 100
+    # 1280 tokens are 20 steps; the second switch is at step 40
+    assert [after.stage for _, after in steps] == [0] * 20 + [1] * 20 + [2] * 60
+    assert [len(plan.keep) for plan, _ in steps] == [2] * 20 + [4] * 80
+    # what was spent is never rewritten
+    assert [after.tokens for _, after in steps] == [tokens * step for step in range(1, 101)]
+    assert [plan.window_start for plan, _ in steps] == [4 * step for step in range(100)]
+    # the schedule: 20 steps by the authors' depth constant are 14, then half of 14 + 20 are 17
+    assert by_step[21][1].schedule_step == 15
+    assert by_step[21][1].schedule_tokens == round(1280 / 1.412) + tokens
+    assert by_step[41][1].schedule_step == 18
+
+    def scheduled(schedule_tokens: int) -> float:
+        return 1e-3 * (1 - (schedule_tokens - 4 * tokens) / (6400 - 4 * tokens))
+
+    for step, start, rewarmup in ((21, 20, 5), (25, 20, 5), (30, 20, 5), (41, 40, 10), (49, 40, 10), (60, 40, 10)):
+        plan, after = by_step[step]
+        factor = min(1.0, (step - start) / rewarmup)
+        assert plan.lr == pytest.approx(factor * scheduled(after.schedule_tokens)), step
+    assert by_step[10][0].lr == pytest.approx(2 * scheduled(10 * tokens))
+    # FLOPs: each stage costs its own model's, so the growing run is cheaper
+    flops = [after.flops - before.flops for (_, before), (_, after) in itertools.pairwise(steps)]
+    assert flops[10] < flops[30] < flops[60]
+
+
+def test_growth_back_into_the_learning_rates_warmup_keeps_the_schedule_whole(tmp_path):
+    """A switch so early that the schedule jumps back into its warmup: the warmup is finished, then the decay begins."""
+    recipe = staged(tmp_path, "optim.warmup_steps=18")
+    plans = dict(enumerate(plan_run(recipe, None, None), 1))
+    plan, after = plans[24]  # the schedule's 18th step
+    assert after.schedule_step == 18
+    assert plan.lr == pytest.approx(1e-3 * 4 / 5)
+    assert after.lr_warmup_tokens == after.schedule_tokens
+
+
+def test_rules_on_counts():
+    progress = Progress(step=10, tokens=1000, flops=1e6)
+    for rule, value in (("steps", 10), ("tokens", 1000), ("flops", 1e6)):
+        assert Switch(rule=rule, value=value).reached(progress)
+        assert not Switch(rule=rule, value=value + 1).reached(progress)
+
+
+def test_counts_may_be_written_short(tmp_path):
+    recipe = staged(tmp_path, 'stages.0.switch.value="2K"')
+    assert recipe.stages[0].switch.value == 2000
+
+
+def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
+    """L = t^-0.06 up to t = 40, then t^-0.03: the slope of 5 evaluations passes -0.05 only once enough lie beyond."""
+    recipe = staged(
+        tmp_path, 'stages.0.switch={rule="slope", value=-0.05, window=5, times=3}', 'stages.1.switch={rule="steps", value=90}'
+    )
+    progress = Progress()
+    ends = None
+    for step in range(1, 80):
+        loss = step**-0.06 if step <= 40 else 40**-0.06 * (step / 40) ** -0.03
+        progress = progress._replace(step=step, tokens=step * 64, schedule_step=step, schedule_tokens=step * 64)
+        progress = after_evaluation(recipe, progress, loss)
+        if stage_ended(recipe, progress):
+            ends = step
+            break
+    # A regression over 5 points weighs its 4 segments 4:6:6:4. The window ending at 41 has slope -(16 * 0.06 + 4 * 0.03) / 20
+    # = -0.054, that at 42 -0.045: the first of three.
+    assert ends == 44
+    assert len(progress.stage_curve) == 7  # window + times - 1: no more is kept
+
+
+def test_evaluations_of_the_warmup_and_rewarmup_do_not_count(tmp_path):
+    recipe = staged(tmp_path, 'stages.1.switch={rule="loss", value=1.0}')
+    grown = Progress(step=22, stage=1, stage_step=20, schedule_step=16)
+    assert not stage_ended(recipe, after_evaluation(recipe, grown, 0.5))
+    assert stage_ended(recipe, after_evaluation(recipe, grown._replace(step=26), 0.5))
+    early = staged(tmp_path, 'stages.0.switch={rule="loss", value=1.0}')
+    assert not stage_ended(early, after_evaluation(early, Progress(step=4, schedule_step=4), 0.5))
+    assert stage_ended(early, after_evaluation(early, Progress(step=5, schedule_step=5), 0.5))
+
+
+def test_latest_ends_a_stage_whose_rule_never_fires(tmp_path):
+    recipe = staged(tmp_path, 'stages.0.switch={rule="slope", value=-0.05, latest=1280}')
+    stages = [after.stage for _, after in plan_run(recipe)]
+    assert stages.index(1) == 20
+
+
+def test_the_last_stage_never_ends(tmp_path):
+    recipe = staged(tmp_path)
+    assert not stage_ended(recipe, Progress(stage=2, step=10**6, tokens=10**9))
+
+
+def test_growth_leaves_what_was_spent_alone(tmp_path):
+    recipe = staged(tmp_path)
+    before = Progress(step=20, tokens=1280, flops=5.0, windows=80, schedule_step=20, schedule_tokens=1280, best_loss=2.0)
+    after = after_growth(recipe, before)
+    assert (after.stage, after.stage_step, after.schedule_step) == (1, 20, 14)
+    assert after._replace(stage=0, stage_step=0, schedule_step=20, schedule_tokens=1280) == before
+
+
+@pytest.mark.parametrize("name", ["depth", "width", "both"])
+def test_small_staged_recipes_spend_what_small_spends(name):
+    """Equal FLOPs, and both at min_lr at their end: a comparison of nothing but the growth."""
+    ends = {}
+    for recipe in (load_recipe("small"), load_recipe(f"small-staged-{name}")):
+        *_, (plan, after) = plan_run(recipe, None, 1024)
+        ends[bool(recipe.stages)] = (plan.lr, after.flops)
+        assert recipe.model == load_recipe("small").model
+        assert plan.lr == pytest.approx(recipe.optim.min_lr, rel=1e-3)
+    assert ends[True][1] == pytest.approx(ends[False][1], rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "saved"), [("depth", 0.054), ("width", 0.164), ("both", 0.164)])
+def test_gpt2_staged_recipes_end_at_the_scratch_recipes_schedule(name, saved):
+    scratch, grown = (load_recipe(f"gpt2-117m-staged-{which}") for which in ("scratch", name))
+    *_, (_, end) = plan_run(scratch, None, 50257)
+    *_, (_, after) = plan_run(grown, None, 50257)
+    assert grown.model == scratch.model
+    assert after.schedule_step == pytest.approx(end.step, abs=1)
+    assert 1 - after.flops / end.flops == pytest.approx(saved, abs=0.005)

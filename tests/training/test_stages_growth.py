@@ -1,0 +1,207 @@
+"""Training through the stages of a recipe: what growth keeps, and that a run can be stopped and resumed anywhere in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.stages import (
+    GrowthRecord,
+    describe_stages,
+    growth_message,
+    set_stage,
+    symmetry_warning,
+    train_stages,
+)
+from efftrain_cli.training.state import (
+    TrainState,
+    load_tensors,
+    model_tensors,
+    optimizer_tensors,
+    progress_from_json,
+    progress_to_json,
+    read_checkpoint,
+    write_checkpoint,
+)
+from efftrain_cli.training.trainer import read_records
+
+VOCAB = 60
+CPU = torch.device("cpu")
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=16),
+    optim=Optim(lr=3e-3, warmup_steps=3),
+    train=Train(tokens=16 * 4 * 24, batch_size=4, dtype="fp32"),
+    eval=Eval(every=100, windows=8),
+    staged_growth=StagedGrowth(),
+    stages=(
+        Stage(model=StageModel(n_layer=1, n_head=1, n_embd=16), switch=Switch(rule="steps", value=8), lr=4e-3),
+        Stage(operators=("depth",), switch=Switch(rule="tokens", value=16 * 4 * 16), rewarmup_steps=4),
+        Stage(operators=("width",), rewarmup_steps=4),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
+    folder = tmp_path_factory.mktemp("shards")
+    ids = np.random.Generator(np.random.Philox(7)).integers(0, VOCAB - 1, 8_000).astype(np.uint32)
+    ids[1::2] = (ids[::2] * 7 + 3) % (VOCAB - 1)  # something to learn
+    writer = ShardWriter(folder, "train", vocab_size=VOCAB, eot_id=VOCAB - 1, tokenizer_sha256="0" * 64)
+    writer.add(ids, "made")
+    writer.close()
+    return Windows(TokenShards([open_shard(path) for path in writer.paths]), RECIPE.model.seq_len, RECIPE.seed)
+
+
+def fresh(recipe: Recipe) -> TrainState:
+    model = build_model(recipe, VOCAB, CPU)
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+def run(
+    state: TrainState, windows: Windows, recipe: Recipe, until: int | None = None
+) -> tuple[list[dict], list[GrowthRecord], list[str]]:
+    """(rows, growths, warnings) of training `state` on."""
+    rows, growths, warnings = [], [], []
+    for record in train_stages(state, recipe, windows, windows.validation(recipe.eval.windows), until):
+        if isinstance(record, GrowthRecord):
+            growths.append(record)
+            continue
+        rows += read_records(state, recipe, [record])
+        warning = symmetry_warning(recipe, state)
+        warnings += [warning] if warning else []
+    return rows, growths, warnings
+
+
+def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
+    return {name: t.clone() for name, t in {**model_tensors(state), **optimizer_tensors(state)}.items()}
+
+
+def numbers_of(state: TrainState) -> dict[str, object]:
+    """The progress without the clock."""
+    return state.progress._replace(train_seconds=0.0)._asdict()
+
+
+def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None:
+    state = fresh(RECIPE)
+    rows, growths, warnings = run(state, windows, RECIPE)
+    assert [row["stage"] for row in rows] == [0] * 9 + [1] * 8 + [2] * 8
+    assert [row["step"] for row in rows] == list(range(25))
+    assert [(g.step, g.stage, g.operators) for g in growths] == [(8, 1, ("depth",)), (16, 2, ("width",))]
+    for growth in growths:
+        assert growth.preserves_loss
+        assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=1e-5)
+        assert "warning" not in growth_message(growth)
+    assert growths[0].parameters_after == growths[1].parameters_before
+    assert growths[1].parameters_after == sum(p.numel() for p in build_model(RECIPE, VOCAB, CPU, 2).parameters())
+    assert state.model.config == build_model(RECIPE, VOCAB, CPU, 2).config
+    # the last step of each stage is evaluated, and the larger model's first loss is that of its own step
+    assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 8, 16, 24]
+    # conservation: nothing that was spent is rewritten by growth
+    assert sum(row["flops"] for row in rows[1:]) == pytest.approx(state.progress.flops)
+    assert state.progress.tokens == 24 * 64 and state.progress.windows == 24 * 4
+    assert warnings == []
+
+
+@pytest.mark.parametrize("moments", ["ema", "paper", "reset"])
+def test_resuming_at_every_step_moves_no_bit(windows: Windows, tmp_path: Path, moments: str) -> None:
+    """Before, at and after each growth: a checkpoint of every step is trained on to the same final bits."""
+    recipe = replace(RECIPE, staged_growth=StagedGrowth(moments=moments))
+    whole = fresh(recipe)
+    rows = []
+    for record in train_stages(whole, recipe, windows, windows.validation(recipe.eval.windows)):
+        if not isinstance(record, GrowthRecord):
+            rows += read_records(whole, recipe, [record])
+            write_checkpoint(tmp_path / f"step-{record.progress.step:08d}", whole, "")
+    for step in range(24) if moments == "ema" else (7, 8, 9, 16, 17):
+        second = fresh(recipe)
+        progress, model, optimizer, _ = read_checkpoint(tmp_path / f"step-{step:08d}")
+        assert progress.stage == (step > 8) + (step > 16)
+        set_stage(second, recipe, progress.stage)
+        load_tensors(second, model, optimizer)
+        second.progress = progress
+        later, _, _ = run(second, windows, recipe)
+        assert [row.get("loss") for row in later if row["step"] > step] == [row.get("loss") for row in rows[step + 1 :]]
+        assert [row.get("lr") for row in later if row["step"] > step] == [row.get("lr") for row in rows[step + 1 :]]
+        final, expected = tensors_of(second), tensors_of(whole)
+        assert final.keys() == expected.keys()
+        assert all(torch.equal(final[name], expected[name]) for name in expected), step
+        assert numbers_of(second) == numbers_of(whole)
+
+
+def test_a_slope_switch_resumes_with_its_curve(windows: Windows) -> None:
+    """The switch decides from evaluations: those before a stop must count after it."""
+    stages = (
+        Stage(model=RECIPE.stages[0].model, switch=Switch(rule="slope", value=-1e-9, window=5, times=2, latest=16 * 4 * 20)),
+        Stage(operators=("depth", "width"), rewarmup_steps=2),
+    )
+    recipe = replace(RECIPE, stages=stages, eval=Eval(every=1, windows=2))
+    whole = fresh(recipe)
+    rows, growths, _ = run(whole, windows, recipe)
+    part = fresh(recipe)
+    run(part, windows, recipe, until=7)
+    assert part.progress.stage == 0 and len(part.progress.stage_curve) == 4
+    part.progress = progress_from_json(progress_to_json(part.progress))
+    later, _, _ = run(part, windows, recipe)
+    assert [row["stage"] for row in rows[8:]] == [row["stage"] for row in later]
+    assert [row["loss"] for row in rows[8:]] == [row["loss"] for row in later]
+    assert len(growths) == 1
+
+
+def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) -> None:
+    """dynamics = "small", no symmetry breaking, no schedule jump: the staged run repeats the losses of the ungrown one."""
+    optim = Optim(lr=3e-3, warmup_steps=3, grad_clip=0.0)
+    narrow = Model(n_layer=1, n_head=1, n_embd=16, seq_len=16)
+    ungrown = Recipe(model=narrow, optim=optim, train=RECIPE.train, eval=RECIPE.eval)
+    stages = (
+        Stage(model=StageModel(n_head=1, n_embd=16), switch=Switch(rule="steps", value=8)),
+        Stage(operators=("width",), rewarmup_steps=0, schedule_ratio=1.0),
+    )
+    wide = Model(n_layer=1, n_head=2, n_embd=32, seq_len=16)
+    growth = StagedGrowth(symmetry="none", dynamics="small")
+    grown = replace(ungrown, model=wide, staged_growth=growth, stages=stages)
+    expected, _, _ = run(fresh(ungrown), windows, ungrown)
+    losses, _, _ = run(fresh(grown), windows, grown)
+    target = replace(grown, staged_growth=StagedGrowth(symmetry="none", dynamics="target"))
+    others, _, _ = run(fresh(target), windows, target)
+
+    def distance(rows: list[dict]) -> float:
+        return max(abs(a["loss"] - b["loss"]) for a, b in zip(rows[1:], expected[1:], strict=True))
+
+    assert distance(losses) < 1e-4
+    assert distance(others) > 1e-3  # the same growth with the target's learning rates does something else
+
+
+@pytest.mark.parametrize(("symmetry", "warned"), [("none", True), ("offdiag", False), ("noise", False)])
+def test_equal_copies_are_noticed_once(windows: Windows, symmetry: str, warned: bool) -> None:
+    stages = (
+        Stage(model=StageModel(n_head=1, n_embd=16), switch=Switch(rule="steps", value=2)),
+        Stage(operators=("width",), rewarmup_steps=2),
+    )
+    recipe = replace(RECIPE, stages=stages, staged_growth=StagedGrowth(symmetry=symmetry))
+    _, growths, warnings = run(fresh(recipe), windows, recipe)
+    assert len(warnings) == warned
+    assert growths[0].preserves_loss == (symmetry != "noise")
+    if warned:
+        assert "step 22" in warnings[0] and "offdiag" in warnings[0]
+
+
+def test_a_run_that_ends_with_its_stage_does_not_grow(windows: Windows) -> None:
+    state = fresh(RECIPE)
+    _, growths, _ = run(state, windows, RECIPE, until=8)
+    assert growths == [] and state.progress.stage == 0
+    _, growths, _ = run(state, windows, RECIPE, until=9)
+    assert [g.step for g in growths] == [8]
+
+
+def test_stages_are_described_by_layers_and_width() -> None:
+    assert describe_stages(RECIPE) == "1 x 16 -> depth -> 2 x 16 -> width -> 2 x 32"

@@ -1,0 +1,100 @@
+"""Taking a model out of a run: the right checkpoint, the right tokenizer, and clear refusals; sample and export on top."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
+from efftrain_cli.training.trained import load_trained
+from tests.trained_run import make_run
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with checkpoints of steps 10 and 20."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    return make_run(tmp_path, steps=(10, 20))
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest_or_the_one_asked_for(run: Path) -> None:
+    newest = load_trained("random", None, CPU)
+    assert newest.progress.step == 20 and newest.checkpoint.name == "step-00000020"
+    for wanted in ("10", "step-00000010"):
+        older = load_trained("random", wanted, CPU)
+        assert older.progress.step == 10
+        assert older.model_sha256 != newest.model_sha256
+        assert not torch.equal(older.model.wpe.weight, newest.model.wpe.weight)
+    with pytest.raises(UsageError, match="checkpoints of steps 10, 20"):
+        load_trained("random", "15", CPU)
+
+
+def test_a_damaged_checkpoint_is_passed_over_or_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(run / "checkpoints" / "step-00000020" / "model.safetensors")
+    assert load_trained("random", None, CPU).progress.step == 10
+    assert "step-00000020" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        load_trained("random", "20", CPU)
+    damage(run / "checkpoints" / "step-00000010" / "progress.json")
+    with pytest.raises(CheckpointError, match="no checkpoint of run 'random' is whole"):
+        load_trained("random", None, CPU)
+
+
+def test_no_checkpoint_and_no_run(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        load_trained("random", None, CPU)
+    with pytest.raises(UsageError, match="did you mean random"):
+        load_trained("randon", None, CPU)
+
+
+def test_another_tokenizer_is_refused(run: Path) -> None:
+    path = run / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    # Two tokens trade places: every file is well formed, and every text would come out wrong.
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(DataError, match="not the tokenizer this run was trained with"):
+        load_trained("random", None, CPU)
+    path.unlink()
+    with pytest.raises(DataError, match="missing"):
+        load_trained("random", None, CPU)
+
+
+def test_sample_and_export_commands(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from efftrain_cli.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+
+    def efftrain(*args: str) -> Any:
+        return CliRunner().invoke(app, args)
+
+    first = efftrain("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3")
+    assert first.exit_code == 0, first.output
+    assert first.stdout.startswith("Anna found") and len(first.stdout) > 20
+    again = efftrain("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "2", "--count", "2")
+    assert again.stdout.startswith("--- seed 2\n")
+    assert again.stdout.split("--- seed 3\n")[1] == first.stdout
+
+    exported = efftrain("export", "random", "--out", "out", "--checkpoint", "10")
+    assert exported.exit_code == 0, exported.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert isinstance(efftrain("export", "random", "--out", "out").exception, UsageError)
+    damage(run / "checkpoints" / "step-00000010" / "model.safetensors")
+    assert isinstance(efftrain("export", "random", "--out", "out2", "--checkpoint", "10").exception, CheckpointError)

@@ -1,0 +1,83 @@
+"""Local evaluation files: what is accepted, and how the rest is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.zeroshot.harness import require_data
+from efftrain_cli.zeroshot.local_data import FORMS, example, read_items, tasks_in
+from efftrain_cli.zeroshot.suites import TASKS
+
+
+def test_every_form_s_example_is_of_that_form(tmp_path: Path) -> None:
+    for name, form in FORMS.items():
+        assert name in TASKS
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(f"{example(form)}\n\n{example(form)}\n")
+        assert len(read_items(path, form)) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"query": "q", "choices": ["a", "b"], "gold": 2}', "gold = 2 is not an index into 'choices'"),
+        (b'{"query": "q", "choices": ["a", "b"], "gold": true}', "gold = true is not"),
+        (b'{"query": "q", "choices": [], "gold": 0}', "choices = [] is not a list of one text or more"),
+        (b'{"query": 3, "choices": ["a"], "gold": 0}', "query = 3 is not a text"),
+        (b'{"query": "q", "choices": ["a"]}', "no field 'gold' (it has query, choices)"),
+        (b'{"query": "q", "choi', "no JSON"),
+        (b'["q"]', "a list, not an object"),
+        (b'{"query": "\xff"}', "byte 11 is not UTF-8"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "hellaswag.jsonl"
+    good = example(FORMS["hellaswag"]).encode()
+    path.write_bytes(good + b"\n" + good + b"\n" + line + b"\n" + good + b"\n")
+    with pytest.raises(DataError) as error:
+        read_items(path, FORMS["hellaswag"])
+    assert f"hellaswag.jsonl:3: {message}" in str(error.value)
+    assert error.value.exit_code == 3
+
+
+def test_an_empty_file_and_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none of the files"):
+        tasks_in(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        tasks_in(tmp_path / "x")
+    (tmp_path / "piqa.jsonl").write_text("\n")
+    assert tasks_in(tmp_path) == ["piqa"]
+    with pytest.raises(DataError, match="holds no items"):
+        require_data(["piqa"], tmp_path)
+
+
+def test_all_missing_sets_are_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    (tmp_path / "piqa.jsonl").write_text(json.dumps({"goal": "g", "sol1": "a", "sol2": "b", "label": 1}))
+    with pytest.raises(DataError) as error:
+        require_data(["piqa", "hellaswag", "anli_r1", "lambada_last_token", "lambada_openai"], tmp_path)
+    message = str(error.value)
+    assert "3 evaluation sets are missing" in message and error.value.exit_code == 3
+    for word in ("Rowan/hellaswag", "anli_r1.jsonl", "EleutherAI/lambada_openai", "HF_HUB_OFFLINE is set", "--tasks offline"):
+        assert word in message
+    assert "baber/piqa" not in message
+    # What the library has in its own cache is there.
+    (tmp_path / "hf" / "datasets" / "Rowan___hellaswag").mkdir(parents=True)
+    require_data(["piqa", "hellaswag"], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_real_sets_are_of_these_forms(shared_data: Path) -> None:
+    folder = shared_data / "evalpack"
+    counts = {
+        name: len(read_items(folder / str(TASKS[name].file), FORMS[name])) for name in tasks_in(folder) if name in FORMS
+    }
+    assert counts["hellaswag"] == 10042 and counts["lambada_openai"] == 5153 and counts["wikitext"] == 62
+    assert len(counts) == 13

@@ -1,0 +1,60 @@
+"""zeroshot.json and its items: keyed, replaced whole, readable later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.zeroshot.results import read_items, read_results, save_result
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "checkpoint_sha256": "a" * 64,
+        "task": "piqa",
+        "protocol": "lm-eval piqa v1.0",
+        "limit": None,
+        "value": 0.5,
+        **changes,
+    }
+
+
+def test_the_same_key_replaces_and_another_adds(tmp_path: Path) -> None:
+    save_result(tmp_path, entry(), [{"doc_id": 0, "acc": 1.0}, {"doc_id": 1, "acc": 0.0}])
+    save_result(tmp_path, entry(limit=1), [{"doc_id": 0, "acc": 1.0}])
+    save_result(tmp_path, entry(checkpoint_sha256="b" * 64), [{"doc_id": 0, "acc": 0.0}])
+    save_result(tmp_path, entry(value=0.75), [{"doc_id": 0, "acc": 0.0}])
+    results = read_results(tmp_path)
+    assert [(r["checkpoint_sha256"][0], r["limit"], r["value"]) for r in results] == [
+        ("a", 1, 0.5), ("b", None, 0.5), ("a", None, 0.75),
+    ]  # fmt: skip
+    items = list(read_items(tmp_path))
+    assert [(i["checkpoint_sha256"][0], i["limit"], i["acc"]) for i in items] == [
+        ("a", 1, 1.0), ("b", None, 0.0), ("a", None, 0.0),
+    ]  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"zeroshot.json", "zeroshot_items.jsonl"}
+
+
+def test_what_json_cannot_hold_changes_nothing(tmp_path: Path) -> None:
+    save_result(tmp_path, entry(), [])
+    with pytest.raises(ValueError):
+        save_result(tmp_path, entry(value=float("nan")), [])
+    assert read_results(tmp_path)[0]["value"] == 0.5
+    assert {path.name for path in tmp_path.iterdir()} == {"zeroshot.json", "zeroshot_items.jsonl"}
+
+
+def test_a_damaged_or_newer_file_is_refused(tmp_path: Path) -> None:
+    assert read_results(tmp_path) == [] and list(read_items(tmp_path)) == []
+    path = tmp_path / "zeroshot.json"
+    for content in ("{", "[1]", '[{"task": "piqa"}]'):
+        path.write_text(content)
+        with pytest.raises(DataError, match=r"zeroshot\.json is damaged"):
+            read_results(tmp_path)
+    path.write_text(json.dumps([entry(schema_version=2)]))
+    with pytest.raises(DataError, match="update efftrain"):
+        read_results(tmp_path)
