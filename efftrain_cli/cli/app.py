@@ -6,11 +6,55 @@ import errno
 import os
 import sys
 
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.errors import DiskError, EfftrainError, StoppedError
 
-app = typer.Typer(
+
+def _shorten_types(parameters: Sequence[Any]) -> None:
+    """Shows no type for a switch, and KEY=VALUE for --set."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        elif parameter.name in ("set_", "override"):
+            parameter.metavar = "KEY=VALUE"
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        _shorten_types(parameters)
+        return parameters
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        _shorten_types(parameters)
+        return parameters
+
+
+class Commands(typer.Typer):
+    """A group of commands, each with examples at the end of its help."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_Group, **options)
+
+    def command(self, name: str | None = None, *, examples: Sequence[str] = (), **options: Any) -> Callable[[Any], Any]:
+        """Registers a command.
+
+        Args:
+            examples: command lines that work as they stand; at most 76 columns each, so that no terminal breaks them.
+        """
+        epilog = "\n".join(["Examples:", *(f"  {example}" for example in examples)]) if examples else None
+        return super().command(name, cls=_Command, epilog=epilog, **options)
+
+
+app = Commands(
     name="efftrain",
     help="Train GPT models with training-efficiency methods and compare them honestly.",
     no_args_is_help=True,
@@ -19,8 +63,28 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def efftrain() -> None:
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from efftrain_cli import __version__
+
+    try:
+        torch = version("torch")  # from the package's own record: importing PyTorch takes seconds
+    except PackageNotFoundError:
+        torch = "missing"
+    print(f"efftrain {__version__} (torch {torch}, Python {platform.python_version()})")
+    raise typer.Exit
+
+
+@app.callback(epilog="Each command's --help ends with examples.")
+def efftrain(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Train GPT models with training-efficiency methods and compare them honestly."""
 
 

@@ -20,7 +20,13 @@ class BenchFormat(StrEnum):
     json = "json"
 
 
-@app.command(rich_help_panel="Train")
+@app.command(
+    rich_help_panel="This machine",
+    examples=(
+        "efftrain bench --recipe small",
+        "efftrain bench --recipe gpt2-117m --device cuda --set train.compile=on",
+    ),
+)
 def bench(
     recipe: Annotated[
         str, typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)

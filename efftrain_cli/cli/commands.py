@@ -5,21 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 
 COMMANDS = (
+    "recipes",
+    "prepare",
     "pretrain",
-    "bench",
     "tune-warmup",
     "grow",
-    "prepare",
-    "recipes",
     "sample",
+    "eval-zeroshot",
     "export",
     "import",
     "compare",
-    "eval-zeroshot",
-    "runs",
-    "wandb-sync",
-    "checkpoint",
     "sweep",
+    "runs",
+    "checkpoint",
+    "wandb-sync",
+    "bench",
     "verify-resume",
 )
 

@@ -24,7 +24,14 @@ class CompareFormat(StrEnum):
     html = "html"
 
 
-@app.command(rich_help_panel="Compare")
+@app.command(
+    rich_help_panel="Compare",
+    examples=(
+        "efftrain compare quickstart quickstart-slw",
+        "efftrain compare 'small*' --plot",
+        "efftrain compare small small-slw --format html -o report.html",
+    ),
+)
 def compare(
     runs: Annotated[
         list[str],

@@ -31,7 +31,14 @@ def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
     return [(name, about) for name, about in named if name.startswith(incomplete)]
 
 
-@app.command("eval-zeroshot", rich_help_panel="Use a trained model")
+@app.command(
+    "eval-zeroshot",
+    rich_help_panel="Use a trained model",
+    examples=(
+        "efftrain eval-zeroshot small-seed1234",
+        "efftrain eval-zeroshot small-seed1234 --tasks gpt2,lambada --limit 100",
+    ),
+)
 def eval_zeroshot(
     run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
     tasks: Annotated[
@@ -70,6 +77,9 @@ def eval_zeroshot(
     """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
     import json
 
+    from efftrain_cli.run.names import find_run
+
+    run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.eval_zeroshot import Question, evaluate_run
     from efftrain_cli.zeroshot.local_data import tasks_in
 

@@ -18,7 +18,12 @@ class ExportFormat(StrEnum):
     hf = "hf"
 
 
-@app.command(rich_help_panel="Use a trained model")
+@app.command(
+    rich_help_panel="Use a trained model",
+    examples=(
+        "efftrain export small-seed1234 --out my-model",
+    ),
+)
 def export(
     run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
     format_: Annotated[
@@ -32,6 +37,9 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained model, with its tokenizer, in a form that other programs load."""
+    from efftrain_cli.run.names import find_run
+
+    run = find_run(run)  # before PyTorch is imported, which takes seconds
     import torch
 
     from efftrain_cli.model.hf import write_hf

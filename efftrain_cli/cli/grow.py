@@ -47,7 +47,14 @@ class Batch(StrEnum):
     varying = "varying"
 
 
-@app.command(rich_help_panel="Train")
+@app.command(
+    rich_help_panel="Train",
+    examples=(
+        "efftrain grow small-shallow-seed1234 --operator depth --set train.tokens=2M",
+        "efftrain grow --plan --target-size 85M --stages 3",
+        "efftrain grow --plan --small small-shallow --target small --operator depth",
+    ),
+)
 def grow(
     run: Annotated[
         str | None, typer.Argument(help="Run to grow; it is only read.", autocompletion=run_names, show_default=False)
@@ -117,6 +124,9 @@ def grow(
         return
     if run is None:
         raise UsageError("name the run to grow (`efftrain runs list` shows all), or give --plan")
+    from efftrain_cli.run.names import find_run
+
+    run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.grow.grow import GrowOptions, grow_run
     from efftrain_cli.training.session import choose_device
 

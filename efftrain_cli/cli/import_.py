@@ -11,7 +11,13 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import override_keys, recipe_names
 
 
-@app.command("import", rich_help_panel="Use a trained model")
+@app.command(
+    "import",
+    rich_help_panel="Use a trained model",
+    examples=(
+        "efftrain import ./gpt2 --name gpt2 --set data.train=my.txt",
+    ),
+)
 def import_(
     directory: Annotated[Path, typer.Argument(help="GPT-2 in transformers' form: config.json, model.safetensors, tokenizer.")],
     name: Annotated[str | None, typer.Option(help="Run name.", show_default="the directory's")] = None,
@@ -24,6 +30,12 @@ def import_(
     ] = None,
 ) -> None:
     """Make a run of a GPT-2 that transformers saved: to evaluate, sample, grow or continue."""
+    from efftrain_cli.foundation.errors import UsageError
+    from efftrain_cli.recipe.file import find_recipe
+
+    find_recipe(recipe)  # before PyTorch is imported, which takes seconds
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is not a directory; name one that transformers' save_pretrained wrote")
     from efftrain_cli.convert import import_hf
 
     path = import_hf(directory, name or directory.resolve().name, recipe, tuple(set_ or ()))

@@ -26,7 +26,12 @@ class Verification(StrEnum):
     full = "full"
 
 
-@app.command(rich_help_panel="Train")
+@app.command(
+    rich_help_panel="Train",
+    examples=(
+        "efftrain prepare --recipe small --set data.train=my.txt",
+    ),
+)
 def prepare(
     recipe: Annotated[
         str,
@@ -46,12 +51,13 @@ def prepare(
     """Read a recipe's text, tokenize it and write token shards, once; training finds them in the cache."""
     from rich.console import Console
 
+    from efftrain_cli.recipe.recipe import load_recipe
+
+    loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
     from efftrain_cli.data.progress import prepare_shown
     from efftrain_cli.foundation.console import make_console
     from efftrain_cli.prepare import describe_corpus, print_corpus
-    from efftrain_cli.recipe.recipe import load_recipe
 
-    loaded = load_recipe(recipe, list(set_ or []))
     as_json = format_ is PrepareFormat.json
     console = Console(stderr=True, highlight=False) if as_json else make_console()
     corpus = prepare_shown(loaded.data, verify=verify_data.value, console=console)

@@ -28,7 +28,15 @@ class PlanFormat(StrEnum):
     json = "json"
 
 
-@app.command(rich_help_panel="Train")
+@app.command(
+    rich_help_panel="Train",
+    examples=(
+        "efftrain pretrain --recipe small",
+        "efftrain pretrain --recipe small --set data.train=my.txt --seed 1",
+        "efftrain pretrain --recipe small-slw --plan",
+        "efftrain pretrain --resume small-seed1234",
+    ),
+)
 def pretrain(
     recipe: Annotated[
         str | None,
@@ -81,7 +89,9 @@ def pretrain(
         if wandb is not None:
             overrides.append(f"wandb.mode={wandb}")
         from efftrain_cli.run.directory import check_free
+        from efftrain_cli.run.names import find_run
 
+        resume = find_run(resume)
         check_free(resume)  # before PyTorch is imported, which takes seconds
         from efftrain_cli.pretrain import resume as resume_run
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from efftrain_cli.cli import complete
-from efftrain_cli.cli.app import app
+from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.foundation.errors import RecipeError
 
-recipes = typer.Typer(no_args_is_help=True)
+recipes = Commands(no_args_is_help=True)
 app.add_typer(
     recipes, name="recipes", help="The settings that runs are made of: list, show, diff.", rich_help_panel="Train"
 )
@@ -32,7 +32,7 @@ RecipeName = Annotated[
 FormatOption = Annotated[Format, typer.Option("--format", help="text, or json for other programs.")]
 
 
-@recipes.command("list")
+@recipes.command("list", examples=("efftrain recipes list", "efftrain recipes list --format json"))
 def list_recipes(format: FormatOption = Format.text) -> None:
     """Every recipe that --recipe finds by name: those in ./recipes, then those that ship with the program."""
     from efftrain_cli.recipe.file import recipe_names
@@ -52,7 +52,7 @@ def list_recipes(format: FormatOption = Format.text) -> None:
         console.print("\n[dim]efftrain recipes show NAME · efftrain pretrain --recipe NAME[/dim]")
 
 
-@recipes.command("show")
+@recipes.command("show", examples=("efftrain recipes show small-slw", "efftrain recipes show quickstart --describe"))
 def show_recipe(
     recipe: RecipeName,
     override: Annotated[
@@ -81,7 +81,7 @@ def show_recipe(
         print(f"warning: {warning}", file=sys.stderr)
 
 
-@recipes.command("diff")
+@recipes.command("diff", examples=("efftrain recipes diff small small-slw",))
 def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.text) -> None:
     """The keys in which two recipes differ, inherited ones and defaults included; nothing else."""
     from efftrain_cli.recipe.file import recipe_name

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from efftrain_cli.cli.app import app
+from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.foundation.errors import UsageError
 
-runs_app = typer.Typer(no_args_is_help=True, help="List, show and remove runs.")
-app.add_typer(runs_app, name="runs", rich_help_panel="Compare")
+runs_app = Commands(no_args_is_help=True, help="List, show and remove runs.")
+app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 
 
 class ListFormat(StrEnum):
@@ -23,7 +23,9 @@ class ListFormat(StrEnum):
     json = "json"
 
 
-@runs_app.command("list")
+@runs_app.command(
+    "list", examples=("efftrain runs list", "efftrain runs list 'small*' --sort loss", "efftrain runs list --format json")
+)
 def list_(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names or globs; default all.", metavar="[RUN...]", autocompletion=run_names)
@@ -70,18 +72,19 @@ def list_(
             print(f"warning: {run.problem}", file=sys.stderr)
 
 
-@runs_app.command()
+@runs_app.command(examples=("efftrain runs show small-seed1234", "efftrain runs show small-seed1234 --format json"))
 def show(name: Annotated[str, typer.Argument(help="The run.", autocompletion=run_names)]) -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
     from efftrain_cli.compare.formats import print_tables
     from efftrain_cli.compare.show import output_console
     from efftrain_cli.compare.show_run import tables_of_run
     from efftrain_cli.run.directory import existing_run
+    from efftrain_cli.run.names import find_run
 
-    print_tables(output_console(), tables_of_run(existing_run(name)))
+    print_tables(output_console(), tables_of_run(existing_run(find_run(name))))
 
 
-@runs_app.command()
+@runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))
 def rm(
     names: Annotated[list[str], typer.Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

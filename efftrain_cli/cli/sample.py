@@ -10,7 +10,13 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
 
 
-@app.command(rich_help_panel="Use a trained model")
+@app.command(
+    rich_help_panel="Use a trained model",
+    examples=(
+        'efftrain sample small-seed1234 --prompt "def "',
+        "efftrain sample small-seed1234 --count 3 --temperature 0.6 --top-p 0.9",
+    ),
+)
 def sample(
     run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
     prompt: Annotated[str, typer.Option(help="Text to continue; empty is the beginning of a document.")] = "",
@@ -31,6 +37,9 @@ def sample(
     """Write text with a trained model."""
     import sys
 
+    from efftrain_cli.run.names import find_run
+
+    run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.model.generate import Sampling, generate_text
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.trained import load_trained

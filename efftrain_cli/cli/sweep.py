@@ -12,7 +12,13 @@ from efftrain_cli.cli.compare import CompareFormat
 from efftrain_cli.cli.complete import override_keys, recipe_names
 
 
-@app.command(rich_help_panel="Compare")
+@app.command(
+    rich_help_panel="Compare",
+    examples=(
+        "efftrain sweep --recipe small --recipe small-slw --seeds 0..2",
+        "efftrain sweep --recipe small --set optim.lr=1e-3,2e-3 --seeds 0 --plan",
+    ),
+)
 def sweep(
     recipe: Annotated[
         list[str], typer.Option(help="Recipe to train; repeat to compare several.", autocompletion=recipe_names)

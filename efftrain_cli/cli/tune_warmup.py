@@ -11,7 +11,14 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
 
 
-@app.command("tune-warmup", rich_help_panel="Train")
+@app.command(
+    "tune-warmup",
+    rich_help_panel="Train",
+    examples=(
+        "efftrain tune-warmup --recipe small-slw --plan",
+        "efftrain tune-warmup --recipe small-slw",
+    ),
+)
 def tune_warmup(
     recipe: Annotated[
         str,

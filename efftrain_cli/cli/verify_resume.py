@@ -10,7 +10,13 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
 
 
-@app.command(rich_help_panel="Train")
+@app.command(
+    rich_help_panel="This machine",
+    examples=(
+        "efftrain verify-resume --recipe small",
+        "efftrain verify-resume --recipe small-simigrad --steps 8",
+    ),
+)
 def verify_resume(
     recipe: Annotated[
         str,
@@ -24,7 +30,9 @@ def verify_resume(
 ) -> None:
     """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
     from efftrain_cli.recipe.recipe import load_recipe
+
+    loaded = load_recipe(recipe, list(set_ or []))  # before PyTorch is imported, which takes seconds
     from efftrain_cli.verify_resume import verify_resume as verify
 
-    for line in verify(load_recipe(recipe, list(set_ or [])), device=device, half=steps):
+    for line in verify(loaded, device=device, half=steps):
         print(line)

@@ -20,7 +20,13 @@ class WandbMode(StrEnum):
     online = "online"
 
 
-@app.command("wandb-sync", rich_help_panel="Compare")
+@app.command(
+    "wandb-sync",
+    rich_help_panel="Runs",
+    examples=(
+        "efftrain wandb-sync small-seed1234 --mode online",
+    ),
+)
 def wandb_sync(
     run: Annotated[str, typer.Argument(help="The run, or its folder.", autocompletion=run_names)],
     mode: Annotated[WandbMode, typer.Option(help="offline writes files that `wandb sync` sends later.")] = WandbMode.offline,
@@ -32,8 +38,9 @@ def wandb_sync(
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
     from efftrain_cli.run import wandb as wandb_sync
     from efftrain_cli.run.directory import existing_run
+    from efftrain_cli.run.names import find_run
 
-    path = Path(run) if (Path(run) / "recipe.toml").is_file() else existing_run(run)
+    path = Path(run) if (Path(run) / "recipe.toml").is_file() else existing_run(find_run(run))
     if follow:
         synced = wandb_sync.follow(path, mode.value, project)
     else:

@@ -14,6 +14,7 @@ from typing import Any
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_names, runs_root
+from efftrain_cli.run.names import runs_by_recipe
 from efftrain_cli.run.rows import NOT_COMPUTED
 
 
@@ -39,7 +40,7 @@ def select_runs(names: Sequence[str]) -> list[Path]:
     """Run directories that `names` stand for, in that order, each once.
 
     A name is a run's, or a glob over runs' names, or the path of a run directory, or a recipe's: then all runs of that
-    recipe are meant. Where a run and a recipe share a name, the run is meant.
+    recipe are meant; or the beginning of one run's name. Where a run and a recipe share a name, the run is meant.
 
     Raises:
         UsageError: a name stands for nothing; the message names all such, and the nearest runs and recipes.
@@ -57,8 +58,9 @@ def select_runs(names: Sequence[str]) -> list[Path]:
             found[Path(name)] = None
             continue
         else:
-            recipes = recipes if recipes is not None else _runs_by_recipe(existing)
-            matches = recipes.get(name.removesuffix(".toml"), [])
+            recipes = recipes if recipes is not None else runs_by_recipe(existing)
+            begun = [run for run in existing if run.startswith(name)]
+            matches = recipes.get(name.removesuffix(".toml"), begun if len(begun) == 1 else [])
         if not matches:
             near = get_close_matches(name, [*existing, *(recipes or {})], n=3, cutoff=0.5)
             missing.append(f"{name!r}" + (f" (did you mean {' or '.join(near)}?)" if near else ""))
@@ -69,24 +71,6 @@ def select_runs(names: Sequence[str]) -> list[Path]:
             "`efftrain runs list` shows the runs there are"
         )
     return list(found)
-
-
-def _runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
-    by_recipe: dict[str, list[str]] = {}
-    for name in names:
-        try:
-            recipe = json.loads((runs_root() / name / "origin.json").read_text()).get("recipe")
-        except (OSError, ValueError, AttributeError):
-            recipe = None
-        if not isinstance(recipe, str) or not recipe:
-            recipe = re.sub(r"-seed\d+(-\d+)?$", "", name)
-        by_recipe.setdefault(Path(recipe).stem if recipe.endswith(".toml") else recipe, []).append(name)
-    return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Orders seed10 after seed9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:

@@ -1,0 +1,62 @@
+"""Which run a name means: the run itself, the only run of a recipe, or the only run whose name begins like that. No torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run.directory import run_names, run_path, runs_root
+
+
+def find_run(name: str) -> str:
+    """The name of the run that `name` means: a run's name or its directory's path, a recipe's name where one run was trained
+    by it, or the beginning of one run's name. Where a run and a recipe share a name, the run is meant.
+
+    Raises:
+        UsageError: there is no such run, or there are several; the message names them, or the nearest ones.
+    """
+    existing = run_names()
+    if name in existing:
+        return name
+    path = Path(name)
+    if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
+        return path.name
+    by_recipe = runs_by_recipe(existing)
+    found = by_recipe.get(name.removesuffix(".toml"), [])
+    what = f"recipe {name!r} has"
+    if not found:
+        found = [run for run in existing if name and run.startswith(name)]
+        what = f"{name!r} is the beginning of"
+    if len(found) == 1:
+        run_path(found[0])  # a link is refused
+        return found[0]
+    if found:
+        shown = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
+        raise UsageError(f"{what} {len(found)} runs: {shown}\n  name one of them")
+    run_path(name)  # a name that no run can have is said to be one
+    near = get_close_matches(name, [*existing, *by_recipe], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`efftrain runs list` shows all"
+    raise UsageError(f"there is no run {name!r} in {runs_root()}; {hint}")
+
+
+def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
+    """Recipe name -> those of the runs `names` that were trained by it, in order of their seeds."""
+    by_recipe: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            recipe = json.loads((runs_root() / name / "origin.json").read_text()).get("recipe")
+        except (OSError, ValueError, AttributeError):
+            recipe = None
+        if not isinstance(recipe, str) or not recipe:
+            recipe = re.sub(r"-seed\d+(-\d+)?$", "", name)
+        by_recipe.setdefault(Path(recipe).stem if recipe.endswith(".toml") else recipe, []).append(name)
+    return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Orders seed10 after seed9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,132 @@
+"""Names of runs and recipes as people type them: found by their beginning, corrected, and refused before PyTorch is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run.names import find_run
+from tests.conftest import REPOSITORY
+from tests.fake_runs import write_run
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EFFTRAIN_RUNS", raising=False)
+    write_run(tmp_path / "runs", "small", 1)
+    write_run(tmp_path / "runs", "small", 2)
+    write_run(tmp_path / "runs", "wide", 7, name="my-wide")
+    write_run(tmp_path / "runs", "deep", 3)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("small-seed1", "small-seed1"),
+        ("runs/small-seed1", "small-seed1"),
+        ("runs/small-seed1/", "small-seed1"),
+        ("wide", "my-wide"),  # the recipe's name, where one run was trained by it
+        ("wide.toml", "my-wide"),
+        ("my", "my-wide"),  # the beginning of one name
+        ("de", "deep-seed3"),
+    ],
+)
+def test_a_run_is_found_by_what_names_it_alone(root: Path, typed: str, meant: str) -> None:
+    assert find_run(typed) == meant
+
+
+def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root: Path) -> None:
+    write_run(root / "runs", "deep", 4, name="deep")
+    assert find_run("deep") == "deep"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("small", "recipe 'small' has 2 runs: small-seed1, small-seed2"),
+        ("small-s", "'small-s' is the beginning of 2 runs: small-seed1, small-seed2"),
+        ("small-sead1", "did you mean small-seed1"),
+        ("zzz", "`efftrain runs list` shows all"),
+        ("../small-seed1", "use 1 to 64 letters"),
+    ],
+)
+def test_what_names_no_run_or_several_is_refused(root: Path, typed: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("`", ".")):
+        find_run(typed)
+
+
+WRONG_RUN = {
+    "sample": ["sample", "smal"],
+    "export": ["export", "smal"],
+    "eval-zeroshot": ["eval-zeroshot", "smal"],
+    "grow": ["grow", "smal", "--operator", "depth"],
+    "grow-plan": ["grow", "--plan", "--small", "smal", "--operator", "depth"],
+    "pretrain": ["pretrain", "--resume", "smal"],
+    "runs-show": ["runs", "show", "smal"],
+    "runs-rm": ["runs", "rm", "smal", "--yes"],
+    "checkpoint-list": ["checkpoint", "list", "smal"],
+    "checkpoint-verify": ["checkpoint", "verify", "smal"],
+    "wandb-sync": ["wandb-sync", "smal"],
+    "compare": ["compare", "smal"],
+}
+WRONG_RECIPE = {
+    "pretrain": ["pretrain", "--recipe", "smal"],
+    "prepare": ["prepare", "--recipe", "smal"],
+    "bench": ["bench", "--recipe", "smal"],
+    "verify-resume": ["verify-resume", "--recipe", "smal"],
+    "tune-warmup": ["tune-warmup", "--recipe", "smal"],
+    "sweep": ["sweep", "--recipe", "smal"],
+    "recipes-show": ["recipes", "show", "smal"],
+    "recipes-diff": ["recipes", "diff", "small", "smal"],
+    "import": ["import", ".", "--recipe", "smal"],
+    "import-folder": ["import", "no-such-folder"],
+    "tasks": ["eval-zeroshot", "small-seed1", "--tasks", "lambda"],
+}
+
+ANSWERS = """
+import contextlib, io, json, sys
+sys.modules["torch"] = None  # importing it is an error
+import efftrain_cli.cli.app as application
+from efftrain_cli.cli.commands import register
+register()
+answers = {}
+for name, words in json.loads(sys.argv[1]).items():
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            application.app(words, prog_name="efftrain", standalone_mode=False)
+        answers[name] = ["nothing", ""]
+    except BaseException as error:
+        answers[name] = [getattr(error, "exit_code", None), f"{type(error).__name__}: {error}"]
+print(json.dumps(answers))
+"""
+
+
+def answers(cwd: Path, cases: dict[str, list[str]]) -> dict[str, list[object]]:
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERS, json.dumps(cases)],
+        cwd=cwd,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> None:
+    for name, (code, said) in answers(root, WRONG_RUN).items():
+        assert code == 2, f"{name}: {said}"
+        # `runs rm` takes whole names only: a beginning would be a dangerous abbreviation
+        assert "small-seed1" in str(said), f"{name}: {said}"
+    for name, (code, said) in answers(root, WRONG_RECIPE).items():
+        assert code == 2, f"{name}: {said}"
+        assert name in ("import-folder", "tasks") or "did you mean 'small'" in str(said), f"{name}: {said}"
