@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
@@ -34,11 +36,17 @@ class RunSummary:
     """Why it is unreadable."""
 
 
-def list_runs(names: Sequence[str] = ()) -> list[RunSummary]:
-    """The runs called `names`, or matching them as globs; all without names. The one written to last comes first."""
+def list_runs(names: Sequence[str] = (), sort: Literal["age", "name", "loss", "tokens"] = "age") -> list[RunSummary]:
+    """The runs called `names`, or matching them as globs; all without names. Sorted by age (the one written to last comes
+    first), name, best validation loss (lowest first; runs without one last) or tokens (most first)."""
     chosen = [name for name in run_names() if not names or any(fnmatchcase(name, pattern) for pattern in names)]
     with ThreadPoolExecutor(2) as pool:
-        return sorted(pool.map(summarize, chosen), key=lambda run: (run.age_seconds, run.name))
+        found = sorted(pool.map(summarize, chosen), key=lambda run: run.name)
+    if sort == "loss":
+        return sorted(found, key=lambda run: math.inf if run.best_val_loss is None else run.best_val_loss)
+    if sort == "tokens":
+        return sorted(found, key=lambda run: -run.tokens)
+    return found if sort == "name" else sorted(found, key=lambda run: run.age_seconds)
 
 
 def summarize(name: str) -> RunSummary:

@@ -16,6 +16,15 @@ runs_app = Commands(no_args_is_help=True, help="List, show and remove runs.")
 app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 
 
+class Sort(StrEnum):
+    """Orders of a list."""
+
+    age = "age"
+    name = "name"
+    loss = "loss"
+    tokens = "tokens"
+
+
 class ListFormat(StrEnum):
     """Forms of a list."""
 
@@ -28,15 +37,18 @@ class ListFormat(StrEnum):
 )
 def list_(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names or globs; default all.", metavar="[RUN...]", autocompletion=run_names)
+        list[str] | None, typer.Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names)
     ] = None,
-    format_: Annotated[ListFormat, typer.Option("--format")] = ListFormat.table,
+    sort: Annotated[
+        Sort, typer.Option(help="age: newest first; name; loss: lowest first; tokens: most first.")
+    ] = Sort.age,
+    format_: Annotated[ListFormat, typer.Option("--format", help="A table, or JSON.")] = ListFormat.table,
 ) -> None:
-    """List runs, the one written to last first: status, recipe, seed, tokens, best validation loss, age."""
+    """List runs: status, recipe, seed, tokens, best validation loss, age."""
     from efftrain_cli.run.directory import runs_root
     from efftrain_cli.runs import list_runs
 
-    found = list_runs(names or [])
+    found = list_runs(names or [], sort.value)
     if format_ is ListFormat.json:
         import json
         from dataclasses import asdict
@@ -73,15 +85,24 @@ def list_(
 
 
 @runs_app.command(examples=("efftrain runs show small-seed1234", "efftrain runs show small-seed1234 --format json"))
-def show(name: Annotated[str, typer.Argument(help="The run.", autocompletion=run_names)]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="The run.", autocompletion=run_names)],
+    format_: Annotated[ListFormat, typer.Option("--format", help="Tables, or JSON.")] = ListFormat.table,
+) -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
     from efftrain_cli.compare.formats import print_tables
     from efftrain_cli.compare.show import output_console
-    from efftrain_cli.compare.show_run import tables_of_run
+    from efftrain_cli.compare.show_run import tables_of_run, values_of_run
     from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run
 
-    print_tables(output_console(), tables_of_run(existing_run(find_run(name))))
+    path = existing_run(find_run(name))
+    if format_ is ListFormat.json:
+        import json
+
+        print(json.dumps(values_of_run(path), indent=1, allow_nan=False))
+        return
+    print_tables(output_console(), tables_of_run(path))
 
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))

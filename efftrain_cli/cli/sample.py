@@ -8,6 +8,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
+from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
@@ -27,6 +28,10 @@ def sample(
     top_k: Annotated[
         int | None, typer.Option(min=1, help="Draw among the k likeliest tokens only.", show_default="all")
     ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw among the likeliest tokens that together have this probability, as 0.9.", show_default="all"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="Texts to write, with seeds counting up from --seed.")] = 1,
     checkpoint: Annotated[
@@ -39,6 +44,8 @@ def sample(
 
     from efftrain_cli.run.names import find_run
 
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageError(f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9")
     run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.model.generate import Sampling, generate_text
     from efftrain_cli.training.session import choose_device
@@ -48,7 +55,7 @@ def sample(
     for number in range(count):
         if count > 1:
             print(f"--- seed {seed + number}")
-        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed + number)
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number)
         sys.stdout.write(prompt)
         for piece in generate_text(trained.model, trained.tokenizer, prompt, sampling, max_tokens):
             sys.stdout.write(piece)

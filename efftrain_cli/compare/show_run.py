@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,41 @@ def tables_of_run(path: Path) -> list[Table]:
         *_zero_shot(run),
         *_small_files(path, run.recipe, run.origin),
     ]
+
+
+def values_of_run(path: Path) -> dict[str, Any]:
+    """What `tables_of_run` shows, as values for other programs: seconds, tokens, nats per token and shares in percent, not
+    rounded. A measure that does not exist is left out; a run without rows has no measures.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    small = read_run(path)
+    values: dict[str, Any] = {"name": path.name, "folder": str(path), "status": "not started"}
+    if (path / "metrics.jsonl").exists():
+        run = read_numbers(path)
+        measured = measure_run(run, {}, None, Costs())
+        values |= {
+            "status": run.status,
+            "marks": list(run.marks),
+            "recipe_name": run.recipe_name,
+            "seed": run.seed,
+            "steps": run.step,
+            "tokens": run.tokens,
+            "measures": {key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)},
+            "seconds": {"train_seconds": run.seconds, **run.other_seconds, "wall_seconds": run.wall_seconds},
+            "zero_shot": [
+                {"task": task, "protocol": protocol, "limit": limit, "checkpoint": result.checkpoint, "metrics": result.metrics}
+                for result in run.zero_shot
+                for task, protocol, limit in [result.key]
+            ],
+        }
+    return values | {
+        "events": read_events(path),
+        "checkpoints": [checkpoint.name for checkpoint in checkpoints_of(path)],
+        "recipe": small.recipe,
+        "origin": small.origin,
+    }
 
 
 def _status(path: Path, run: RunNumbers) -> Table:

@@ -27,6 +27,9 @@ class Sampling:
     """Logits are divided by it; 0 takes the most probable token."""
     top_k: int | None = None
     """Draw among the k most probable tokens only; None draws among all."""
+    top_p: float | None = None
+    """Draw among the fewest most probable tokens whose probabilities, after `temperature` and `top_k`, add up to this or more
+    (nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751); None draws among all."""
     seed: int = 0
     """Same seed, same text, on the same device type."""
 
@@ -35,6 +38,8 @@ class Sampling:
             raise ValueError(f"temperature {self.temperature} must be 0 or greater")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k {self.top_k} must be 1 or greater")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p} must be above 0 and at most 1")
 
 
 GREEDY = Sampling(temperature=0)
@@ -77,7 +82,12 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         kth = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < kth, float("-inf"))
-    drawn = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator)[:, 0]
+    probabilities = logits.softmax(-1)
+    if sampling.top_p is not None:
+        falling, order = probabilities.sort(-1, descending=True)
+        beyond = falling.cumsum(-1) - falling >= sampling.top_p  # what stands before it already adds up to top_p
+        probabilities = probabilities.masked_fill(beyond.gather(-1, order.argsort(-1)), 0.0)
+    drawn = torch.multinomial(probabilities.cpu(), 1, generator=generator)[:, 0]
     return drawn.to(logits.device)
 
 

@@ -111,3 +111,30 @@ def test_rm_follows_no_link(root: Path, tmp_path_factory: pytest.TempPathFactory
     (inner / "elsewhere").symlink_to(outside)
     run("rm", "small-seed0", "--yes")
     assert not inner.exists() and (outside / "recipe.toml").exists()
+
+
+def test_show_as_json_holds_the_numbers_unrounded(root: Path) -> None:
+    rows = rows_of(100, 0)
+    path = write_run(root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}])
+    value = json.loads(run("show", "small", "--format", "json").stdout)
+    losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
+    assert value["measures"]["best_loss"] == min(losses)
+    assert (value["status"], value["steps"], value["tokens"], value["seed"]) == ("finished", 100, 102400, 0)
+    assert value["events"] == [{"event": "start", "time": "T", "device": "cpu"}]
+    assert value["recipe"]["optim"]["lr"] == 1e-3 and value["origin"]["torch"] == "2.13.0+cpu"
+    (path / "metrics.jsonl").unlink()
+    assert json.loads(run("show", "small", "--format", "json").stdout)["status"] == "not started"
+
+
+def test_list_is_sorted_as_asked(root: Path) -> None:
+    write_run(root, "b", 0, steps=100, speed=3.0)
+    write_run(root, "a", 0, steps=50, speed=1.0)
+    write_run(root, "c", 0, rows=[])
+    (root / "c-seed0" / "metrics.jsonl").unlink()
+
+    def order(*words: str) -> str:
+        return "".join(entry["name"][0] for entry in json.loads(run("list", *words, "--format", "json").stdout))
+
+    assert order("--sort", "name") == "abc"
+    assert order("--sort", "loss") == "bac", "the faster run has the lower loss; one without a loss comes last"
+    assert order("--sort", "tokens") == "bac"

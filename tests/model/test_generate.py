@@ -68,6 +68,22 @@ def test_draw_follows_the_softmax_and_top_k() -> None:
     assert top[:2].sum() == 0
 
 
+def test_top_p_draws_among_the_fewest_tokens_that_reach_it() -> None:
+    """Probabilities .5 .3 .15 .05, not in order: 0.7 needs the first two, 0.8 exactly them, 0.81 three."""
+    logits = torch.log(torch.tensor([[0.05, 0.5, 0.15, 0.3]], dtype=torch.float64)).expand(4000, 4)
+
+    def drawn(top_p: float) -> dict[int, float]:
+        tokens = draw(logits, Sampling(temperature=1.0, top_p=top_p, seed=1), torch.Generator().manual_seed(1))
+        return {token: float((tokens == token).double().mean()) for token in sorted(set(tokens.tolist()))}
+
+    two = drawn(0.7)
+    assert two.keys() == {1, 3}
+    assert two[1] == pytest.approx(0.5 / 0.8, abs=0.04)
+    assert drawn(0.81).keys() == {1, 2, 3}
+    assert drawn(0.01).keys() == {1}, "the likeliest token always stays"
+    assert drawn(1.0).keys() == {0, 1, 2, 3}
+
+
 def test_impossible_sampling_is_refused() -> None:
     for wrong in ({"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": 0}):
         with pytest.raises(ValueError, match="must be"):

@@ -1,0 +1,77 @@
+"""What `--help` and `--version` say: types only where they say something, examples that exist, and answers without PyTorch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from efftrain_cli import __version__
+from efftrain_cli.cli.app import app
+
+ROOT: Any = typer.main.get_command(app)
+
+
+def commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that these words begin with, and the words after it."""
+    command, rest = ROOT, list(words)
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    return command, rest
+
+
+def help_of(*path: str) -> str:
+    done = CliRunner().invoke(app, [*path, "--help"], prog_name="efftrain", env={"COLUMNS": "80", "TERM": "dumb"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_help_ends_with_examples_that_exist(path: tuple[str, ...]) -> None:
+    shown = help_of(*path)
+    assert "bool>" not in shown
+    assert "Examples:" in shown, "give @app.command(..., examples=(...))"
+    examples = [line.strip() for line in shown.split("Examples:")[1].splitlines() if line.strip()]
+    assert examples
+    for example in examples:
+        assert example.startswith("efftrain "), f"broken over lines: {example!r}"
+        words = shlex.split(example)[1:]
+        command, rest = command_of(words)
+        assert tuple(words[: len(path)]) == path
+        known = {name for parameter in command.params for name in parameter.opts}
+        for word in rest:
+            assert not word.startswith("-") or word in known, f"{example}: no option {word}"
+
+
+def test_commands_stand_in_the_panel_of_their_purpose() -> None:
+    shown = help_of()
+    panels: dict[str, list[str]] = {}
+    for line in shown.splitlines():
+        if title := re.match(r"╭─ (.+?) ─", line):
+            panels[title[1]] = found = []
+        elif name := re.match(r"│ ([a-z][a-z-]+) ", line):
+            found.append(name[1])
+    assert {"pretrain", "prepare", "recipes", "tune-warmup", "grow"} <= set(panels["Train"])
+    assert {"runs", "checkpoint", "wandb-sync"} <= set(panels["Runs"])
+    assert {"compare", "sweep"} <= set(panels["Compare"])
+    assert {"bench", "verify-resume"} <= set(panels["This machine"])
+    assert "bool>" not in shown
+
+
+def test_version_names_the_program_pytorch_and_python() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert done.exit_code == 0
+    assert re.fullmatch(rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output)
