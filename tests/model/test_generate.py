@@ -85,7 +85,7 @@ def test_top_p_draws_among_the_fewest_tokens_that_reach_it() -> None:
 
 
 def test_impossible_sampling_is_refused() -> None:
-    for wrong in ({"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": 0}):
+    for wrong in ({"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ValueError, match="must be"):
             Sampling(**wrong)
 
