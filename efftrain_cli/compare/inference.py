@@ -1,0 +1,437 @@
+"""The inference of a comparison of two recipes over a few seeds: plain functions on numbers, nothing of runs or files.
+
+A seed decides initialization and data order, so two recipes trained on the same seeds are compared by their differences per
+seed: what the seeds share cancels. A handful of seeds carries Student's t and exact tests by counting; it carries no
+bootstrap. One seed supports no claim, and none is made.
+
+Losses and costs are better when lower, so a difference is method less baseline and a ratio is baseline / method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from scipy import optimize, special, stats
+
+ALPHA = 0.05
+"""Error rate of every test; intervals cover 1 - ALPHA."""
+POWER = 0.8
+"""Chance of showing a real difference that plans and "could have seen" stand for."""
+MOST_SEEDS = 10_000
+"""`seeds_needed` looks no further."""
+FEWEST_PAIRS = 4
+"""Pairs among unpaired runs from which their correlation is used; fewer say too little of it."""
+MCNEMAR_FROM = 6
+"""Pairs from which McNemar's exact test can reach 5 %."""
+
+Outcome = Literal["better", "worse", "equivalent", "noninferior", "undecided"]
+Direction = Literal["different", "better", "noninferior", "equivalent"]
+ONE_SEED = "one seed: no claim"
+NO_SPREAD = "no spread between seeds: no claim"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its 95 % interval. Where there is no interval, `reason` says why and no claim is made."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    """Two-sided p-value of "no difference"."""
+    n: int = 0
+    """Pairs behind the mean; where not every run is paired, runs of the smaller side."""
+    sd: float | None = None
+    """Standard deviation of the paired differences; of one side's runs, pooled, where not every run is paired."""
+    se: float | None = None
+    """Standard error of the mean."""
+    df: float | None = None
+    """Degrees of freedom of Student's t."""
+    method: str = ""
+    reason: str = ""
+    """Why there is no interval; empty where there is one."""
+    log: bool = False
+    """`mean`, `low` and `high` are ratios; `sd`, `se` and tests are those of their logarithm."""
+
+
+def _estimate(mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float) -> Estimate:
+    half = se * float(special.stdtrit(df, 1 - alpha / 2))
+    p = float(2 * special.stdtr(df, -abs(mean) / se))
+    return Estimate(mean, mean - half, mean + half, p, n, sd, se, df, method)
+
+
+def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
+    """Mean of paired differences, with Student's t interval on n - 1 degrees of freedom."""
+    values = np.asarray(differences, float)
+    n = len(values)
+    if n == 0:
+        return Estimate(math.nan, reason="no pairs")
+    mean = float(values.mean())
+    if n == 1:
+        return Estimate(mean, n=1, reason=ONE_SEED)
+    sd = float(values.std(ddof=1))
+    # Differences of numbers that agree to rounding have a spread of rounding: that is no evidence of anything.
+    if sd <= 1e-12 * max(1.0, float(np.abs(values).max())):
+        return Estimate(mean, n=n, sd=0.0, reason=NO_SPREAD)
+    return _estimate(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", alpha)
+
+
+def welch_t(baseline: Sequence[float], method: Sequence[float], alpha: float = ALPHA) -> Estimate:
+    """Difference of means of two unpaired samples, method less baseline: Welch's t (1947), for unequal variances."""
+    a, b = dict(enumerate(baseline)), {-1 - i: value for i, value in enumerate(method)}
+    return difference_of_means(a, b, alpha)
+
+
+def difference_of_means(
+    baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
+) -> Estimate:
+    """Mean of `method` less mean of `baseline`, both by seed, with the interval that fits how their seeds overlap.
+
+    All seeds shared: the paired t. None: Welch's t. Some: the t for partially overlapping samples (Derrick, Russ, Toher and
+    White 2017, unequal variances), which uses every run and becomes the other two at the ends; with fewer than FEWEST_PAIRS
+    pairs Welch's t, which ignores them. The estimate is always the difference of the two means.
+    """
+    a, b = np.array(list(baseline.values()), float), np.array(list(method.values()), float)
+    if len(a) == 0 or len(b) == 0:
+        return Estimate(math.nan, reason="no values")
+    shared = sorted(baseline.keys() & method.keys())
+    if len(shared) == len(a) == len(b):
+        return paired_t([method[seed] - baseline[seed] for seed in shared], alpha)
+    mean, n = float(b.mean() - a.mean()), min(len(a), len(b))
+    if n == 1:
+        return Estimate(mean, n=1, reason=ONE_SEED)
+    va, vb = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    scale = max(1.0, float(np.abs(a).max()), float(np.abs(b).max()))
+    if math.sqrt(va + vb) <= 1e-12 * scale:
+        return Estimate(mean, n=n, sd=0.0, reason=NO_SPREAD)
+    df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+    variance, words = va + vb, "Welch's t, seeds not paired"
+    if len(shared) >= FEWEST_PAIRS:
+        x, y = np.array([baseline[seed] for seed in shared]), np.array([method[seed] for seed in shared])
+        spread = x.std() * y.std()
+        r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else 0.0
+        # A negative correlation has no cause here, and would be the noise of a few pairs.
+        variance -= 2 * max(0.0, r) * math.sqrt(va * vb) * len(shared) / math.sqrt(len(a) * len(b))
+        single = len(a) + len(b) - 2 * len(shared)
+        df = (len(shared) - 1) + (df - len(shared) + 1) / (len(a) + len(b)) * single
+        words = f"t for partly paired samples, {len(shared)} pairs"
+    elif shared:
+        words = f"Welch's t; {len(shared)} shared seed{'s are' if len(shared) > 1 else ' is'} too few to pair"
+    sd = math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
+    return _estimate(mean, math.sqrt(variance), df, n, sd, words, alpha)
+
+
+def ratio_of_means(baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA) -> Estimate:
+    """Geometric mean of `baseline` over that of `method`, both positive and by seed: above 1 the method needs less.
+
+    Raises:
+        ValueError: a value is not positive.
+    """
+    if min((*baseline.values(), *method.values()), default=1.0) <= 0:
+        raise ValueError("ratios need positive values")
+    a, b = ({seed: math.log(value) for seed, value in side.items()} for side in (baseline, method))
+    return exponentiated(difference_of_means(b, a, alpha))
+
+
+def exponentiated(on_logs: Estimate) -> Estimate:
+    """An estimate of a ratio from the estimate of its logarithm; `sd`, `se` and p stay those of the logarithm."""
+    return replace(
+        on_logs,
+        mean=math.exp(on_logs.mean),
+        low=None if on_logs.low is None else math.exp(on_logs.low),
+        high=None if on_logs.high is None else math.exp(on_logs.high),
+        method=f"{on_logs.method} on log ratios" if on_logs.method else "",
+        log=True,
+    )
+
+
+def all_pairs(scores: Sequence[Sequence[float]], alpha: float = ALPHA) -> Estimate:
+    """Mean of a score of every method's run (row) against every baseline's run (column), where no seeds are shared.
+
+    The standard error is that of the row means and the column means together, with Welch's degrees of freedom: a run that
+    stands in many pairs counts once.
+    """
+    table = np.asarray(scores, float)
+    if table.size == 0:
+        return Estimate(math.nan, reason="no values")
+    # The columns' share enters a difference with the other sign; the mean of all is kept in the rows.
+    rows, columns = table.mean(1), table.mean() - table.mean(0)
+    estimate = difference_of_means(dict(enumerate(columns)), {-1 - i: value for i, value in enumerate(rows)}, alpha)
+    return replace(estimate, method="all pairs of runs, seeds not paired") if estimate.method else estimate
+
+
+def _shift_p(estimate: Estimate, shift: float) -> tuple[float, float]:
+    """One-sided p-values of "the difference is at least `shift`" and "at most `shift`", on the scale of the test."""
+    if estimate.se is None or estimate.df is None:
+        return 1.0, 1.0
+    mean = math.log(estimate.mean) if estimate.log else estimate.mean
+    t = (mean - shift) / estimate.se
+    return float(special.stdtr(estimate.df, t)), float(special.stdtr(estimate.df, -t))
+
+
+def _better_sign(estimate: Estimate) -> float:
+    """+1 where a larger mean is the better one: ratios baseline / method."""
+    return 1.0 if estimate.log else -1.0
+
+
+def better_p(estimate: Estimate) -> float:
+    """One-sided p-value of "the method is no better"."""
+    at_least, at_most = _shift_p(estimate, 0.0)
+    return at_most if estimate.log else at_least
+
+
+def noninferiority_p(estimate: Estimate, margin: float) -> float:
+    """One-sided p-value of "the method is worse by `margin` or more"; a ratio's margin is the share lost, 0.05 for 5 %."""
+    _check_margin(margin)
+    at_least, at_most = _shift_p(estimate, -math.log1p(margin) if estimate.log else margin)
+    return at_most if estimate.log else at_least
+
+
+def equivalence_p(estimate: Estimate, margin: float) -> float:
+    """p-value of "the two differ by `margin` or more": the larger of two one-sided tests (Schuirmann 1987)."""
+    _check_margin(margin)
+    size = math.log1p(margin) if estimate.log else margin
+    return max(_shift_p(estimate, size)[0], _shift_p(estimate, -size)[1])
+
+
+def _check_margin(margin: float) -> None:
+    if not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"a margin is a positive number, not {margin}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an estimate says about a question, at error rate `alpha`."""
+
+    outcome: Outcome
+    p: float | None
+    """Of the question's own test, adjusted where it is one of several; None where nothing could be tested."""
+    p_equivalent: float | None = None
+    """Of the two one-sided tests against the margin, adjusted alike; None without a margin."""
+    could_see: float | None = None
+    """The smallest true difference that a study of this spread and size shows with power 0.8; for ratios the share less 1."""
+
+
+def decide(
+    estimates: Sequence[Estimate],
+    *,
+    margin: float | None = None,
+    direction: Direction = "different",
+    alpha: float = ALPHA,
+) -> list[Decision]:
+    """The outcome of each of several comparisons with one baseline, each kind of claim corrected by Holm over them.
+
+    "different": better or worse by the two-sided test; else equivalent, where a margin is given and both one-sided tests pass.
+    "better", "noninferior", "equivalent": that one claim, at one-sided `alpha` (two one-sided tests for the last), or undecided.
+
+    Raises:
+        ValueError: the direction needs a margin, or the margin is not positive.
+    """
+    if direction in ("noninferior", "equivalent") and margin is None:
+        raise ValueError(f"{direction!r} needs a margin: how much worse still counts as no worse")
+    tested = [i for i, estimate in enumerate(estimates) if estimate.p is not None]
+    those = [estimates[i] for i in tested]
+    if direction == "better":
+        raw = [better_p(estimate) for estimate in those]
+    elif direction == "noninferior":
+        raw = [noninferiority_p(estimate, margin or 0.0) for estimate in those]
+    elif direction == "equivalent":
+        raw = [equivalence_p(estimate, margin or 0.0) for estimate in those]
+    else:
+        raw = [estimate.p or 0.0 for estimate in those]
+    p = dict(zip(tested, holm(raw), strict=True))
+    equal = {}
+    if margin is not None:
+        equal = dict(zip(tested, holm([equivalence_p(estimate, margin) for estimate in those]), strict=True))
+    found = []
+    for i, estimate in enumerate(estimates):
+        outcome: Outcome = "undecided"
+        if i in p and p[i] < alpha:
+            if direction == "different":
+                gain = (math.log(estimate.mean) if estimate.log else estimate.mean) * _better_sign(estimate)
+                outcome = "better" if gain > 0 else "worse"
+            else:
+                outcome = direction
+        elif direction == "different" and equal.get(i, 1.0) < alpha:
+            outcome = "equivalent"
+        seen = detectable(estimate, alpha / max(1, len(tested)), one_sided=direction in ("better", "noninferior"))
+        found.append(Decision(outcome, p.get(i), equal.get(i), seen))
+    return found
+
+
+def detectable(estimate: Estimate, alpha: float = ALPHA, power: float = POWER, one_sided: bool = False) -> float | None:
+    """The smallest true difference that a t test with this standard error shows in `power` of studies; None without one.
+
+    For ratios the factor less 1: 0.05 means 1.05x.
+    """
+    if not estimate.se or estimate.df is None:
+        return None
+    df = estimate.df
+    critical = float(special.stdtrit(df, 1 - (alpha if one_sided else alpha / 2)))
+
+    def lacking(noncentrality: float) -> float:
+        return 1 - float(special.nctdtr(df, noncentrality, critical)) - power
+
+    # The far tail adds nothing that could be seen at power 0.8.
+    size = estimate.se * optimize.brentq(lacking, 0.0, 10 * critical + 10)
+    return math.expm1(size) if estimate.log else size
+
+
+@dataclass(frozen=True, slots=True)
+class ExactTest:
+    """An exact test by counting, where some runs have no number."""
+
+    outcome: Outcome
+    p: float
+    """Two-sided."""
+    smallest_p: float
+    """The smallest p that so many runs can give without ties: above ALPHA, no result of this study could decide."""
+    wins: float
+    """Share of the pairs (method's run, baseline's run) in which the method is better; ties and unknown ones count half."""
+    method: str
+
+
+def rank_sum(
+    baseline: Sequence[float],
+    method: Sequence[float],
+    baseline_beyond: Sequence[bool] | None = None,
+    method_beyond: Sequence[bool] | None = None,
+    alpha: float = ALPHA,
+) -> ExactTest:
+    """Exact permutation test of the rank sum, lower values better, seeds not paired; ties and bounds allowed.
+
+    A failed run is math.inf, the worst rank. Where `*_beyond` is True the value is a bound: the run needs more than that.
+    Pairs whose order a bound leaves open count as ties (Gehan 1965). Every split of the runs into two groups of these sizes
+    is counted.
+    """
+    values = np.array([*baseline, *method], float)
+    beyond = np.array([*(baseline_beyond or [False] * len(baseline)), *(method_beyond or [False] * len(method))], bool)
+    failed = np.isinf(values)
+    v, w = values[:, None], values[None, :]
+    above = (v > w) | (beyond[:, None] & (v == w))
+    above = np.where(beyond[None, :], False, above) | (failed[:, None] & ~failed[None, :])
+    order = above.astype(int) - above.T.astype(int)
+    scores = order.sum(1)
+    n, k = len(values), len(method)
+    if k == 0 or k == n:
+        return ExactTest("undecided", 1.0, 1.0, math.nan, "exact rank sum")
+    observed = int(scores[n - k :].sum())
+    p = _share_as_extreme(scores, k, observed)
+    smallest = min(1.0, 2 / math.comb(n, k))
+    pairs = order[n - k :, : n - k]
+    wins = float((pairs < 0).mean() + 0.5 * (pairs == 0).mean())
+    outcome: Outcome = "undecided"
+    if p < alpha:
+        outcome = "better" if observed < 0 else "worse"
+    return ExactTest(outcome, p, smallest, wins, "exact rank sum")
+
+
+def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
+    """Share of the k-subsets of `scores`, which sum to 0, whose sum is at least as far from 0 as `observed`."""
+    reach = int(np.abs(scores).sum())
+    ways = np.zeros((k + 1, 2 * reach + 1))
+    ways[0, reach] = 1
+    for i, score in enumerate(scores.tolist()):
+        for size in range(min(i + 1, k), 0, -1):
+            ways[size] += np.roll(ways[size - 1], score)
+    far = np.abs(np.arange(-reach, reach + 1)) >= abs(observed)
+    return float(min(1.0, ways[k][far].sum() / ways[k].sum()))
+
+
+def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool], alpha: float = ALPHA) -> ExactTest:
+    """Exact test of whether runs fail equally often; True: the seed's run failed.
+
+    McNemar's test where all seeds are shared and at least MCNEMAR_FROM, else Fisher's.
+    """
+    shared = baseline.keys() & method.keys()
+    na, nb = len(baseline), len(method)
+    a, b = sum(baseline.values()), sum(method.values())
+    if len(shared) == na == nb and na >= MCNEMAR_FROM:
+        only_a = sum(baseline[seed] and not method[seed] for seed in shared)
+        only_b = sum(method[seed] and not baseline[seed] for seed in shared)
+        p, smallest, words = mcnemar(only_a, only_b), 2 * 0.5**na, "McNemar's exact test"
+    else:
+        p = float(stats.fisher_exact([[a, na - a], [b, nb - b]]).pvalue) if na and nb else 1.0
+        smallest = float(stats.fisher_exact([[na, 0], [0, nb]]).pvalue) if na and nb else 1.0
+        words = "Fisher's exact test"
+    wins = math.nan
+    if na and nb:
+        wins = (a * (nb - b) + 0.5 * (a * b + (na - a) * (nb - b))) / (na * nb)
+    outcome: Outcome = "undecided"
+    if p < alpha:
+        outcome = "better" if a * nb > b * na else "worse"
+    return ExactTest(outcome, p, smallest, wins, words)
+
+
+def mcnemar(only_baseline: int, only_method: int) -> float:
+    """Exact two-sided p-value that two sides are equally often right (or fail) on the same items (McNemar, 1947)."""
+    n = only_baseline + only_method
+    return float(stats.binomtest(only_baseline, n).pvalue) if n else 1.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's (1979) step-down adjustment: the family-wise error of the tests together stays below ALPHA."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
+    """Chance that a two-sided t test finds a true difference of `effect` standard deviations with `n` seeds per recipe."""
+    df, noncentrality = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
+    if noncentrality > 30:
+        return 1.0
+    critical = float(special.stdtrit(df, 1 - alpha / 2))
+    upper = special.nctdtr(df, noncentrality, critical)
+    lower = special.nctdtr(df, noncentrality, -critical)
+    return float(1 - upper + (0.0 if math.isnan(lower) else lower))
+
+
+def seeds_needed(difference: float, sd: float, paired: bool = True, alpha: float = ALPHA) -> int | None:
+    """Fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
+
+    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False. None: more than
+    MOST_SEEDS, or no spread to plan with.
+    """
+    if sd <= 0 or difference == 0 or not math.isfinite(difference):
+        return None
+    effect = abs(difference) / sd
+    low, high = 2, 2
+    while power_of(high, effect, paired, alpha) < POWER:
+        low, high = high, high * 2
+        if low > MOST_SEEDS:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        if power_of(middle, effect, paired, alpha) >= POWER:
+            high = middle
+        else:
+            low = middle + 1
+    return high if high <= MOST_SEEDS else None
+
+
+def sd_interval(sd: float, n: int) -> tuple[float, float]:
+    """95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
+    df = n - 1
+    return (
+        sd * math.sqrt(df / float(special.chdtri(df, ALPHA / 2))),
+        sd * math.sqrt(df / float(special.chdtri(df, 1 - ALPHA / 2))),
+    )
+
+
+def over_items(differences: Sequence[float]) -> Estimate:
+    """Mean difference of two checkpoints' scores on the same items, with the interval over items.
+
+    It says how sure the difference of these two checkpoints is; it says nothing about other seeds.
+    """
+    estimate = paired_t(differences)
+    reason = estimate.reason.replace("one seed", "one item").replace("between seeds", "between items")
+    return replace(estimate, method="paired over items", reason=reason)

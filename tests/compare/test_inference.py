@@ -1,0 +1,346 @@
+"""The inference against simulation, textbook values and scipy's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from efftrain_cli.compare import inference
+from efftrain_cli.compare.inference import (
+    decide,
+    difference_of_means,
+    paired_t,
+    rank_sum,
+    ratio_of_means,
+    welch_t,
+)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_t_interval_covers_the_truth_in_94_to_96_percent_of_10000_normal_draws(n: int) -> None:
+    """F50."""
+    random = np.random.default_rng(n)
+    truth = 0.03
+    covered = 0
+    for sample in random.normal(truth, 0.1, (10_000, n)):
+        estimate = paired_t(sample)
+        covered += estimate.low <= truth <= estimate.high
+    assert 9400 <= covered <= 9600
+
+
+def test_welch_interval_covers_with_unequal_variances() -> None:
+    random = np.random.default_rng(3)
+    covered = 0
+    for a, b in zip(random.normal(0, 1, (5000, 5)), random.normal(0.5, 2, (5000, 6)), strict=True):
+        estimate = welch_t(a, b)
+        covered += estimate.low <= 0.5 <= estimate.high
+    assert 0.935 <= covered / 5000 <= 0.965
+
+
+def test_t_tests_agree_with_scipy() -> None:
+    a = [3.1, 3.3, 3.2, 3.6]
+    b = [3.0, 3.1, 3.15, 3.2]
+    expected = stats.ttest_rel(b, a)
+    estimate = paired_t(np.subtract(b, a))
+    low, high = expected.confidence_interval()
+    assert (estimate.p, estimate.low, estimate.high) == pytest.approx((expected.pvalue, low, high))
+    expected = stats.ttest_ind(b, a, equal_var=False)
+    estimate = welch_t(a, b)
+    low, high = expected.confidence_interval()
+    assert (estimate.p, estimate.low, estimate.high) == pytest.approx((expected.pvalue, low, high))
+
+
+def test_equal_differences_make_no_claim() -> None:
+    """Copies of one run under several names have no spread; that is no evidence."""
+    assert paired_t([0.1, 0.1, 0.1]).p is None
+    assert paired_t([0.0, 0.0]).reason == "no spread between seeds: no claim"
+    assert welch_t([1.0, 1.0], [2.0, 2.0]).p is None
+
+
+def test_holm_worked_example() -> None:
+    """Holm (1979): ordered p-values times m, m - 1, ..., made monotone."""
+    assert inference.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert inference.holm([0.6, 0.7]) == [1.0, 1.0]
+    assert inference.holm([]) == []
+
+
+def test_holm_keeps_the_family_wise_error() -> None:
+    random = np.random.default_rng(0)
+    false_claims = 0
+    for _ in range(2000):
+        p = [paired_t(sample).p for sample in random.normal(0, 1, (5, 4))]
+        false_claims += min(inference.holm(p)) < inference.ALPHA
+    assert false_claims / 2000 < 0.06
+
+
+@pytest.mark.parametrize(("effect", "n"), [(1.0, 10), (0.5, 34), (0.8, 15), (2.0, 5)])
+def test_seeds_needed_matches_published_tables_of_the_paired_t_test(effect: float, n: int) -> None:
+    """Two-sided 5 %, power 80 %: 34 pairs for d = 0.5, 15 for 0.8, 10 for 1 (Cohen, 1988; G*Power)."""
+    assert inference.seeds_needed(effect, 1.0) == n
+
+
+def test_seeds_needed_unpaired_matches_cohen() -> None:
+    """64 per group for d = 0.5, 26 for d = 0.8 (Cohen, 1992, table 2)."""
+    assert inference.seeds_needed(0.5, 1.0, paired=False) == 64
+    assert inference.seeds_needed(0.8, 1.0, paired=False) == 26
+
+
+def test_seeds_needed_reaches_its_power_in_simulation() -> None:
+    n = inference.seeds_needed(0.02, 0.015)
+    assert n is not None
+    random = np.random.default_rng(1)
+    found = sum(paired_t(s).p < inference.ALPHA for s in random.normal(0.02, 0.015, (4000, n)))
+    assert found / 4000 >= 0.78
+    fewer = sum(paired_t(s).p < inference.ALPHA for s in random.normal(0.02, 0.015, (4000, n - 1)))
+    assert fewer / 4000 < 0.82
+
+
+def test_seeds_needed_has_no_answer_without_spread_or_difference() -> None:
+    assert inference.seeds_needed(0.1, 0.0) is None
+    assert inference.seeds_needed(0.0, 1.0) is None
+    assert inference.seeds_needed(1e-6, 1.0) is None
+    assert inference.seeds_needed(100.0, 1.0) == 2
+
+
+def test_sd_interval_covers() -> None:
+    random = np.random.default_rng(2)
+    covered = 0
+    for sample in random.normal(0, 2.0, (4000, 4)):
+        low, high = inference.sd_interval(float(sample.std(ddof=1)), 4)
+        covered += low <= 2.0 <= high
+    assert 0.935 <= covered / 4000 <= 0.965
+
+
+def test_mcnemar_matches_the_binomial_test() -> None:
+    assert inference.mcnemar(5, 15) == pytest.approx(stats.binomtest(5, 20).pvalue)
+    assert inference.mcnemar(0, 0) == 1.0
+    assert inference.mcnemar(4, 4) == 1.0
+
+
+def by_seed(values: list[float], first: int = 0) -> dict[int, float]:
+    return dict(enumerate(values, first))
+
+
+def test_one_seed_makes_no_claim() -> None:
+    for estimate in (
+        paired_t([-0.5]),
+        welch_t([1.0], [0.5]),
+        welch_t([1.0, 1.1], [0.5]),
+        ratio_of_means({0: 2.0}, {0: 1.0}),
+        difference_of_means({0: 1.0, 1: 1.1}, {0: 0.5}),
+    ):
+        assert estimate.reason == "one seed: no claim"
+        assert estimate.p is estimate.low is estimate.high is None
+        assert decide([estimate])[0].outcome == "undecided"
+
+
+def test_ratio_is_a_geometric_mean_and_needs_positive_values() -> None:
+    estimate = ratio_of_means({0: 200.0, 1: 800.0}, {0: 100.0, 1: 100.0})
+    assert estimate.mean == pytest.approx(4.0)
+    assert estimate.low < 4 < estimate.high
+    with pytest.raises(ValueError, match="positive"):
+        ratio_of_means({0: 0.0, 1: 1.0}, {0: 1.0, 1: 1.0})
+
+
+def test_unpaired_ratio_is_baseline_over_method() -> None:
+    """The baseline needs twice as much: 2.0, never 0.5; by Welch's t on the logarithms."""
+    baseline, method = [200.0, 220.0, 190.0], [100.0, 104.0, 99.0, 101.0]
+    estimate = ratio_of_means(by_seed(baseline), by_seed(method, 10))
+    assert estimate.mean == pytest.approx(np.exp(np.log(baseline).mean() - np.log(method).mean()))
+    expected = stats.ttest_ind(np.log(baseline), np.log(method), equal_var=False)
+    low, high = np.exp(expected.confidence_interval())
+    assert (estimate.p, estimate.low, estimate.high) == pytest.approx((expected.pvalue, low, high))
+    assert decide([estimate])[0].outcome == "better"
+
+
+def test_pairs_are_of_one_seed_not_of_one_place() -> None:
+    """Every seed's difference is 0.1 but for rounding's sake, while the order of the two dicts differs."""
+    baseline = {0: 3.0, 1: 3.5, 2: 4.0}
+    method = {2: 4.11, 0: 3.10, 1: 3.59}
+    estimate = difference_of_means(baseline, method)
+    assert estimate.mean == pytest.approx(0.1) and estimate.sd == pytest.approx(0.01)
+    assert estimate.method == "paired t" and estimate.n == 3
+
+
+def test_seeds_0_1_2_against_1_2_3_use_all_six_runs() -> None:
+    """The mean is that of all runs, so that it agrees with the means shown; two pairs are too few to pair."""
+    baseline, method = by_seed([3.0, 3.2, 3.1]), by_seed([3.1, 3.0, 2.9], 1)
+    estimate = difference_of_means(baseline, method)
+    assert estimate.mean == pytest.approx(-0.1)
+    expected = stats.ttest_ind([3.1, 3.0, 2.9], [3.0, 3.2, 3.1], equal_var=False)
+    assert estimate.p == pytest.approx(expected.pvalue)
+    assert "2 shared seeds are too few" in estimate.method
+
+
+def test_partly_paired_t_is_narrower_than_welch_where_seeds_matter() -> None:
+    """Derrick et al. (2017), worked by hand: r = 1 on four shared seeds of five and five."""
+    baseline = by_seed([1.0, 2.0, 3.0, 4.0, 5.0])
+    method = by_seed([2.5, 3.5, 4.5, 5.5, 6.5], 1)
+    estimate = difference_of_means(baseline, method)
+    assert estimate.mean == pytest.approx(1.5)
+    # s^2 = 2.5 in both; 2.5/5 + 2.5/5 - 2 * 1 * sqrt(0.5 * 0.5) * 4 / 5 = 0.2; df = 3 + (8 - 3) / 10 * 2 = 4
+    assert (estimate.se, estimate.df) == pytest.approx((np.sqrt(0.2), 4.0))
+    assert estimate.se < welch_t(list(baseline.values()), list(method.values())).se
+
+
+def test_all_pairs_of_two_unpaired_sides() -> None:
+    """Where the score is a plain difference, the estimate and its standard error are Welch's."""
+    a, b = np.array([1.0, 1.4, 0.9]), np.array([2.0, 2.2, 2.1, 2.6])
+    estimate, welch = inference.all_pairs(b[:, None] - a[None, :]), welch_t(a, b)
+    assert (estimate.mean, estimate.se, estimate.df, estimate.p) == pytest.approx((welch.mean, welch.se, welch.df, welch.p))
+
+
+def test_three_outcomes_by_hand() -> None:
+    """n = 4, sd 0.01: standard error 0.005, t(3) critical 3.182 two-sided and 2.353 one-sided."""
+    spread = np.array([-1, 1, -1, 1]) * 0.01 * np.sqrt(3) / 2
+    at = lambda mean: paired_t(spread + mean)  # noqa: E731
+    assert at(0.0).se == pytest.approx(0.005)
+    assert decide([at(-0.017)])[0].outcome == "better" and decide([at(0.017)])[0].outcome == "worse"
+    assert decide([at(-0.015)])[0].outcome == "undecided"
+    # Equivalent within 0.02 where |mean| + 2.353 * 0.005 < 0.02, so up to 0.00823.
+    assert decide([at(0.0080)], margin=0.02)[0].outcome == "equivalent"
+    assert decide([at(0.0085)], margin=0.02)[0].outcome == "undecided"
+    assert decide([at(0.0080)])[0].outcome == "undecided"
+    # No worse than 0.02 looks at one side only.
+    assert decide([at(0.0080)], margin=0.02, direction="noninferior")[0].outcome == "noninferior"
+    assert decide([at(0.0085)], margin=0.02, direction="noninferior")[0].outcome == "undecided"
+    assert decide([at(-0.05)], margin=0.02, direction="noninferior")[0].outcome == "noninferior"
+    assert decide([at(-0.05)], margin=0.02, direction="equivalent")[0].outcome == "undecided"
+    assert decide([at(-0.0120)], direction="better")[0].outcome == "better"  # one-sided: beyond 0.01177
+    assert decide([at(0.0120)], direction="better")[0].outcome == "undecided"
+    with pytest.raises(ValueError, match="margin"):
+        decide([at(0.0)], direction="equivalent")
+    with pytest.raises(ValueError, match="positive"):
+        decide([at(0.0)], margin=0.0)
+
+
+def test_outcomes_of_ratios_are_on_the_logarithm() -> None:
+    logs = np.array([-1, 1, -1, 1]) * 0.01 * np.sqrt(3) / 2
+    at = lambda log: inference.exponentiated(paired_t(logs + log))  # noqa: E731
+    assert decide([at(0.017)])[0].outcome == "better" and decide([at(-0.017)])[0].outcome == "worse"
+    # log 1.02 = 0.0198: equivalent up to 0.0198 - 0.01177 = 0.00803.
+    assert decide([at(0.0079)], margin=0.02)[0].outcome == "equivalent"
+    assert decide([at(0.0082)], margin=0.02)[0].outcome == "undecided"
+    assert decide([at(-0.0079)], margin=0.02, direction="noninferior")[0].outcome == "noninferior"
+    assert decide([at(0.05)], margin=0.02, direction="noninferior")[0].outcome == "noninferior"
+    assert decide([at(-0.05)], margin=0.02, direction="noninferior")[0].outcome == "undecided"
+    assert decide([at(0.0120)], direction="better")[0].outcome == "better"
+    assert decide([at(0.0)])[0].could_see == pytest.approx(np.expm1(decide([paired_t(logs)])[0].could_see))
+
+
+def test_holm_counts_only_what_was_tested() -> None:
+    clear, faint = paired_t([0.1, 0.11, 0.12]), paired_t([0.01, 0.03, 0.04])
+    decisions = decide([clear, paired_t([0.1]), faint])
+    assert [d.p for d in decisions] == [pytest.approx(2 * clear.p), None, pytest.approx(faint.p)]
+
+
+@pytest.mark.parametrize(("n", "effect"), [(3, 0.082), (5, 0.043), (8, 0.029), (10, 0.025)])
+def test_what_a_study_could_have_seen(n: int, effect: float) -> None:
+    """Smallest effect at power 0.8 and sd 0.025; the same as asking how many seeds that effect needs."""
+    sample = np.random.default_rng(n).normal(0, 1, n)
+    sample = (sample - sample.mean()) / sample.std(ddof=1) * 0.025
+    seen = inference.detectable(paired_t(sample))
+    assert seen == pytest.approx(effect, abs=0.0011)
+    assert inference.seeds_needed(seen * 1.0001, 0.025) == n
+
+
+def test_rank_sum_without_ties_is_the_exact_mann_whitney_test() -> None:
+    random = np.random.default_rng(0)
+    for n, m in ((3, 3), (5, 5), (4, 7), (10, 10)):
+        a, b = random.normal(0, 1, n), random.normal(0.8, 1, m)
+        found = rank_sum(a, b)
+        assert found.p == pytest.approx(stats.mannwhitneyu(a, b, method="exact").pvalue)
+        assert found.wins == pytest.approx(stats.mannwhitneyu(a, b).statistic / (n * m))
+
+
+def test_rank_sum_with_ties_counts_every_split() -> None:
+    a, b = [1.0, 2.0, 2.0, np.inf], [2.0, np.inf, np.inf, np.inf]
+    ranks = stats.rankdata([*a, *b])
+    expected = stats.permutation_test(
+        (ranks[:4], ranks[4:]), lambda x, y: abs(np.sum(x) - np.sum(y)), n_resamples=np.inf, alternative="greater"
+    )
+    assert rank_sum(a, b).p == pytest.approx(expected.pvalue)
+
+
+def test_a_failed_run_is_the_worst_rank() -> None:
+    """All five baselines diverged, no method did: 2 of the 252 splits are as far apart."""
+    found = rank_sum([np.inf] * 5, [3.0, 3.1, 3.2, 3.3, 9.9])
+    assert (found.outcome, found.wins) == ("better", 1.0)
+    assert found.p == pytest.approx(2 / 252) == found.smallest_p
+    assert rank_sum([3.0, 3.1, 3.2], [np.inf] * 3).outcome == "undecided"  # three seeds: p is 0.1 at best
+    assert rank_sum([3.0, 3.1, 3.2], [np.inf] * 3).smallest_p == pytest.approx(0.1)
+
+
+def test_a_bound_beats_only_what_it_must() -> None:
+    """More than 10 is above 10 and 9, not known against 12 or another bound, and better than a failure."""
+    assert rank_sum([9.0], [10.0], method_beyond=[True]).wins == 0.0
+    assert rank_sum([10.0], [10.0], method_beyond=[True]).wins == 0.0
+    assert rank_sum([12.0], [10.0], method_beyond=[True]).wins == 0.5
+    assert rank_sum([12.0], [10.0], baseline_beyond=[True], method_beyond=[True]).wins == 0.5
+    assert rank_sum([np.inf], [10.0], method_beyond=[True]).wins == 1.0
+    five = rank_sum([10.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0], baseline_beyond=[True] * 5)
+    assert five.outcome == "better"
+
+
+def test_failures_by_fisher_and_from_six_pairs_by_mcnemar() -> None:
+    yes, no = {seed: True for seed in range(5)}, {seed: False for seed in range(5)}
+    found = inference.failure_test(yes, no)
+    assert found.method == "Fisher's exact test" and found.outcome == "better"
+    assert found.p == pytest.approx(2 / 252) == found.smallest_p
+    assert inference.failure_test(no, yes).outcome == "worse" and inference.failure_test(no, no).p == 1.0
+    six = {seed: True for seed in range(6)}
+    found = inference.failure_test(six, {seed: seed == 0 for seed in range(6)})
+    assert found.method == "McNemar's exact test" and found.outcome == "undecided"
+    assert found.p == pytest.approx(stats.binomtest(0, 5).pvalue)
+    assert inference.failure_test(six, {seed: False for seed in range(6)}).p == pytest.approx(2 / 64)
+    assert inference.failure_test(six, {seed: False for seed in range(9, 15)}).method == "Fisher's exact test"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paired", [0, 2, 5, 8])
+def test_partly_paired_t_holds_its_level(paired: int) -> None:
+    """8 + 8 runs of which some share a seed, seeds' correlation 0 and 0.8: at most 6 % false verdicts."""
+    random = np.random.default_rng(paired)
+    for correlation in (0.0, 0.8):
+        found = 0
+        for _ in range(2000):
+            seeds = random.normal(0, np.sqrt(correlation), 16)
+            own = random.normal(0, np.sqrt(1 - correlation), 16)
+            baseline = {i: seeds[i] + own[i] for i in range(8)}
+            method = {8 - paired + i: seeds[8 - paired + i] + own[8 + i] for i in range(8)}
+            estimate = difference_of_means(baseline, method)
+            assert estimate.mean == pytest.approx(np.mean(list(method.values())) - np.mean(list(baseline.values())))
+            found += estimate.p < inference.ALPHA
+        assert found / 2000 <= 0.065
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_the_margin_holds_its_level(n: int) -> None:
+    """Two methods exactly the margin apart are called equivalent, or no worse, in at most 5 % of studies (+ noise)."""
+    random = np.random.default_rng(n)
+    equivalent = noninferior = 0
+    for sample in random.normal(0.02, 0.015, (3000, n)):
+        estimate = paired_t(sample)
+        equivalent += decide([estimate], margin=0.02, direction="equivalent")[0].outcome == "equivalent"
+        noninferior += decide([estimate], margin=0.02, direction="noninferior")[0].outcome == "noninferior"
+    assert equivalent / 3000 <= 0.06 and 0.04 <= noninferior / 3000 <= 0.06
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_switching_to_ranks_where_runs_failed_holds_the_level(n: int) -> None:
+    """The rule: the t test where all finished, the exact rank sum where any run failed; both sides fail equally often."""
+    random = np.random.default_rng(n)
+    for share in (0.05, 0.3):
+        found = 0
+        for _ in range(1500):
+            seeds = random.normal(0, 0.02, n)
+            a, b = seeds + random.normal(0, 0.02, n), seeds + random.normal(0, 0.02, n)
+            a[random.random(n) < share], b[random.random(n) < share] = np.inf, np.inf
+            if np.isinf([*a, *b]).any():
+                found += rank_sum(a, b).outcome != "undecided"
+            else:
+                found += paired_t(b - a).p < inference.ALPHA
+        assert found / 1500 <= 0.07
