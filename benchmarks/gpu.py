@@ -45,7 +45,6 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.flops import flops_per_token, peak_flops
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.optim.adamw import adam_sqrt_v
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.compiling import compile_blocks, compile_seconds, compile_whole, compiled_graphs
@@ -224,7 +223,7 @@ def speed(bench: Bench) -> list[Figure]:
     rate = rates(bench, run, steps=9)
     figures = [rate_figure("117M, 8 x 64 x 1024, as shipped", rate)]
     seconds = rate["tokens_per_step"] / rate["tokens_per_second"]  # type: ignore
-    measures = repeated_seconds(bench, lambda: adam_sqrt_v(run.state.optimizer))
+    measures = repeated_seconds(bench, run.state.optimizer.measures)
     figures.append(figure("stability measures", measures / seconds, "of a step", f"{1000 * measures:.2f} ms"))
     (bench.folder / "phases").mkdir()
     windows = random_windows(run.recipe, run.state.model.config.vocab_size, bench.folder / "phases")

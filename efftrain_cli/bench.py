@@ -24,7 +24,6 @@ from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import flops_per_token, peak_flops
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.optim.adamw import adam_sqrt_v
 from efftrain_cli.plan.plan import padded_vocab_size, plan_step
 from efftrain_cli.plan.step import Batch, Progress
 from efftrain_cli.recipe.recipe import Recipe
@@ -230,7 +229,7 @@ def phase_seconds(
         measured["backward"][-1] -= measured["forward"][-1]
         loss = gradients[0].loss
         timed("optimizer", lambda lr=plan.lr, loss=loss: update(state, lr, recipe.optim.grad_clip, loss))
-        timed("measures", lambda: adam_sqrt_v(state.optimizer))
+        timed("measures", state.optimizer.measures)
         measured["other"][-1] -= sum(measured[phase][-1] for phase in PHASES)
         if i == 0:  # the first round warms up
             for times in measured.values():

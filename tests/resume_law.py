@@ -15,7 +15,6 @@ from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
     model_tensors,
-    optimizer_tensors,
     progress_from_json,
     progress_to_json,
 )
@@ -52,7 +51,7 @@ def fresh(recipe: Recipe) -> TrainState:
 
 
 def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in (model_tensors(state) | optimizer_tensors(state)).items()}
+    return {name: tensor.clone() for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()}
 
 
 def timeless(progress: Progress) -> Progress:
@@ -78,7 +77,7 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
     last = state.progress.step
     for step in range(last):
         resumed = fresh(replace(recipe, seed=recipe.seed + 1))
-        optimizer = {name for name in tensors[step] if name.split(".", 1)[0] in ("step", "exp_avg", "exp_avg_sq")}
+        optimizer = resumed.optimizer.tensors().keys()
         load_tensors(
             resumed,
             {name: tensor for name, tensor in tensors[step].items() if name not in optimizer},

@@ -40,7 +40,6 @@ from efftrain_cli.training.stages import grow_stage, parameters_of, set_stage
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
-    optimizer_tensors,
     progress_from_json,
     read_checkpoint,
     write_checkpoint,
@@ -251,7 +250,7 @@ def _state_of(checkpoint: Path, setting: Setting, weights_only: bool) -> TrainSt
         )
     if progress.stage:
         set_stage(state, setting.recipe, progress.stage)
-    load_tensors(state, model, optimizer_tensors(state) if optimizer is None else optimizer)
+    load_tensors(state, model, state.optimizer.tensors() if optimizer is None else optimizer)
     state.progress = progress
     return state
 

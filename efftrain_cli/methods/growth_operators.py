@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
+from efftrain_cli.model.parameter_kinds import parameter_kind
+from efftrain_cli.optim.groups import GroupScale
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from efftrain_cli.model.gpt import GPTConfig
-    from efftrain_cli.optim.adamw import GroupScale
 
 OFFDIAG_SCALE = 0.5
 """Standard deviation of the blocks of A, relative to W's."""
@@ -26,41 +27,20 @@ NOISE_SCALE = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GrowthState:
-    """What an operator maps: a model's shape, its parameters and AdamW's state, all by the model's parameter names.
+    """What an operator maps: a model's shape, its parameters and its optimizer's state, all by the model's parameter names.
 
-    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. The three dicts of the
-    optimizer are empty where its state is lost. Operators share tensors they leave alone with the state they were given.
+    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. Operators share tensors they
+    leave alone with the state they were given.
     """
 
     config: GPTConfig
     parameters: Mapping[str, Tensor]
-    exp_avg: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Adam's first moments, m."""
-    exp_avg_sq: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Adam's second moments, v."""
-    steps: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Adam's step counter of each parameter (0-d), which its bias correction reads."""
-
-
-_VECTORS = ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "mlp.c_fc.bias", "mlp.c_proj.bias")
-_MATRICES = ("attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-
-
-def _kind(name: str) -> str:
-    """Which rule of §width a parameter follows."""
-    if name in ("wte.weight", "wpe.weight"):
-        return "embedding"
-    if name in ("ln_f.weight", "ln_f.bias"):
-        return "last_norm"
-    _, _, rest = name.removeprefix("h.").partition(".")
-    if name.startswith("h."):
-        if rest in ("attn.c_attn.weight", "attn.c_attn.bias"):
-            return "fused_matrix" if rest.endswith("weight") else "fused_vector"
-        if rest in _VECTORS:
-            return "vector"
-        if rest in _MATRICES:
-            return "matrix"
-    raise ValueError(f"no growth operator knows the parameter {name!r}; they grow GPT-2's parameters")
+    optimizer: Mapping[str, Mapping[str, Tensor]] = dataclasses.field(default_factory=dict)
+    """For each kind of state (Adam's `exp_avg`, `exp_avg_sq` and `step`) its tensors by parameter name; a parameter may have
+    none of a kind. Empty where the state is lost."""
+    gradient_powers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """For each kind of state: with which power of the gradient it scales; 0 for a counter (0-d), which no operator
+    reshapes. See `efftrain_cli.optim.optimizer.Optimizer`."""
 
 
 def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
@@ -69,7 +49,7 @@ def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
 
     if kind.startswith("fused"):  # q, k and v grow one by one, not the fused matrix
         return torch.cat([_widen(kind.removeprefix("fused_"), part, factor, fill) for part in tensor.chunk(3)])
-    if kind == "embedding":
+    if kind.endswith("embedding"):
         return tensor.repeat(1, factor)
     if kind != "matrix":
         return tensor.repeat(factor)
@@ -121,7 +101,7 @@ def grow_width(
 
     parameters: dict[str, Tensor] = {}
     for name, old in state.parameters.items():
-        kind = _kind(name)
+        kind = parameter_kind(name)
         new = _widen(kind, old, factor, fill=False)
         if kind == "last_norm":
             new = new / factor
@@ -134,20 +114,19 @@ def grow_width(
             new = new + (noise * (NOISE_SCALE * old.double().std(correction=0).cpu())).to(new.dtype).to(new.device)
         parameters[name] = new
 
-    exp_avg: dict[str, Tensor] = {}
-    exp_avg_sq: dict[str, Tensor] = {}
-    for name, old in state.exp_avg.items():
-        kind = _kind(name)
-        # the last layer norm is halved itself, so its gradient is not
-        scale = 1 if kind == "last_norm" else factor
-        exp_avg[name] = _widen(kind, old, factor, fill=moments == "ema") / scale
-        exp_avg_sq[name] = _widen(kind, state.exp_avg_sq[name], factor, fill=moments == "ema") / scale**2
+    optimizer: dict[str, dict[str, Tensor]] = {}
+    for key, tensors in state.optimizer.items():
+        power = state.gradient_powers[key]
+        optimizer[key] = grown_tensors = {}
+        for name, old in tensors.items():
+            kind = parameter_kind(name)
+            # the last layer norm is halved itself, so its gradient is not
+            scale = 1 if kind == "last_norm" else factor
+            grown_tensors[name] = _widen(kind, old, factor, fill=moments == "ema") / scale**power if power else old
     config = dataclasses.replace(
         state.config, n_embd=factor * state.config.n_embd, n_head=factor * state.config.n_head
     )
-    grown = GrowthState(
-        config=config, parameters=parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, steps=dict(state.steps)
-    )
+    grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
     return reset_moments(grown) if moments == "reset" else grown
 
 
@@ -192,18 +171,15 @@ def grow_depth(
     else:
         sources = [(j // factor, j % factor > 0) for j in range(factor * layers)]
     for name in state.parameters:
-        _kind(name)
+        parameter_kind(name)
     parts = [name.removeprefix("h.0.") for name in state.parameters if name.startswith("h.0.")]
     parameters: dict[str, Tensor] = {}
-    exp_avg: dict[str, Tensor] = {}
-    exp_avg_sq: dict[str, Tensor] = {}
-    steps: dict[str, Tensor] = {}
+    optimizer: dict[str, dict[str, Tensor]] = {key: {} for key in state.optimizer}
 
     def take(new: str, old: str, fresh: bool) -> None:
-        if old in state.exp_avg:
-            exp_avg[new] = torch.zeros_like(state.exp_avg[old]) if fresh else state.exp_avg[old].clone()
-            exp_avg_sq[new] = torch.zeros_like(state.exp_avg_sq[old]) if fresh else state.exp_avg_sq[old].clone()
-            steps[new] = torch.zeros_like(state.steps[old]) if fresh else state.steps[old].clone()
+        for key, tensors in state.optimizer.items():
+            if old in tensors:
+                optimizer[key][new] = torch.zeros_like(tensors[old]) if fresh else tensors[old].clone()
 
     for name in state.parameters:  # the model's own order of names: wte, wpe, the layers, ln_f
         if not name.startswith("h."):
@@ -222,22 +198,18 @@ def grow_depth(
                     fresh = inserted and (mode == "zero_out_proj" or (mode == "identity" and moments == "paper"))
                     take(new, old, fresh)
     config = dataclasses.replace(state.config, n_layer=factor * layers)
-    grown = GrowthState(
-        config=config, parameters=parameters, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, steps=steps
-    )
+    grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
     return reset_moments(grown) if moments == "reset" else grown
 
 
 def reset_moments(state: GrowthState) -> GrowthState:
-    """The same model with Adam as if it had never stepped: moments and step counters 0."""
+    """The same model with an optimizer that has never stepped: moments and step counters 0."""
     import torch
 
-    return dataclasses.replace(
-        state,
-        exp_avg={name: torch.zeros_like(tensor) for name, tensor in state.exp_avg.items()},
-        exp_avg_sq={name: torch.zeros_like(tensor) for name, tensor in state.exp_avg_sq.items()},
-        steps={name: torch.zeros_like(tensor) for name, tensor in state.steps.items()},
-    )
+    zeros = {
+        key: {name: torch.zeros_like(tensor) for name, tensor in tensors.items()} for key, tensors in state.optimizer.items()
+    }
+    return dataclasses.replace(state, optimizer=zeros)
 
 
 def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowth, seed: int) -> GrowthState:
@@ -267,9 +239,7 @@ def small_model_scales(name: str, width_factor: int) -> GroupScale:
     where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then repeats the
     small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
     """
-    from efftrain_cli.optim.adamw import GroupScale
-
-    kind = _kind(name)
+    kind = parameter_kind(name)
     if kind == "last_norm":
         return GroupScale(lr=1 / width_factor, weight_decay=width_factor)
     if kind.endswith("matrix"):
@@ -287,10 +257,10 @@ def width_asymmetry(parameters: Mapping[str, Tensor], factor: int) -> float:
     for name, tensor in parameters.items():
         if tensor.dim() != 2:
             continue
-        kind = _kind(name)
+        kind = parameter_kind(name)
         for part in tensor.chunk(3) if kind == "fused_matrix" else (tensor,):
             exchanged = part.roll(part.shape[1] // factor, 1)
-            if kind != "embedding":
+            if not kind.endswith("embedding"):
                 exchanged = exchanged.roll(part.shape[0] // factor, 0)
             difference += float((part.double() - exchanged.double()).square().sum())
             total += float(part.double().square().sum())

@@ -79,7 +79,7 @@ def turning_points(
     recipe: Recipe, until: int | None = None, most: int = 24
 ) -> list[tuple[str, StepPlan, Progress]]:
     """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup,
-    growth, changes of length, batch size or keep probability (thinned to the first, the last and a few between), and quarters of the budget."""
+    begin of a late decay, growth, changes of length, batch size or keep probability (thinned to the first, the last and a few between), and quarters of the budget."""
     always: list[tuple[str, StepPlan, Progress]] = []
     changes: list[tuple[str, StepPlan, Progress]] = []
     quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]
@@ -106,6 +106,8 @@ def turning_points(
                 always.append((f"grown: {operators}", plan, after))
             if plan.step == recipe.optim.warmup_steps:
                 always.append(("LR warmup ends", plan, after))
+            if recipe.optim.schedule == "wsd" and plan.lr < before.lr == recipe.optim_at(stage).lr:
+                always.append(("LR decay begins", plan, after))
         while quarters and after.tokens >= quarters[0]:
             quarters.pop(0)
             always.append((f"{75 - 25 * len(quarters)}% done", plan, after))

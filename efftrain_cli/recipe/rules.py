@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.methods.staged_growth import stage_problems
+from efftrain_cli.methods.staged_growth import StagedGrowth, stage_problems
 from efftrain_cli.recipe.check import UnknownValue
 from efftrain_cli.recipe.sections import Model, Optim, Train
 
@@ -43,6 +43,20 @@ def _optim_rules(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
         yield "optim.decay_steps", f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins"
+    if optim.schedule == "wsd" and optim.decay_share is None:
+        yield "optim.decay_share", 'is needed with optim.schedule = "wsd": the share of the budget that decays, usually 0.1 to 0.2'
+    if optim.schedule != "wsd" and optim.decay_share is not None:
+        yield "optim.decay_share", f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it: set it to false'
+    if optim.name == "muon" and optim.muon_lr is None:
+        yield "optim.muon_lr", 'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02'
+    if optim.name != "muon" and optim.muon_lr is not None:
+        yield "optim.muon_lr", f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false'
+    staged_growth: StagedGrowth | None = sections.get("staged_growth")
+    if optim.name == "muon" and staged_growth is not None and staged_growth.dynamics == "small":
+        yield (
+            "staged_growth.dynamics",
+            'must be "target" with optim.name = "muon": the small model\'s dynamics are derived for AdamW',
+        )
     if optim.min_lr > optim.lr:
         yield "optim.min_lr", f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from"
 

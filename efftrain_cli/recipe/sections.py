@@ -53,10 +53,14 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Optim:
-    """AdamW, gradient clipping and the learning-rate schedule."""
+    """The optimizer, gradient clipping and the learning-rate schedule."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """"adamw", or "muon": Muon for the matrices of the blocks, AdamW for embeddings, biases and layer norms."""
     lr: float = Field(gt=0)
-    """Peak learning rate."""
+    """Peak learning rate, AdamW's."""
+    muon_lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate of the matrices that Muon updates; it follows the same schedule as lr."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
@@ -69,8 +73,10 @@ class Optim:
     """Largest global l2 norm of the gradient; 0 clips nothing."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Decay after the warmup."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Decay after the warmup; "wsd" (warmup, stable, decay) stays at the peak and decays linearly at the end."""
+    decay_share: float | None = Field(default=None, gt=0, le=1)
+    """With "wsd": the last share of the budget, in which the learning rate decays."""
     decay_tokens: Annotated[Count, Field(ge=1)] | None = None
     """Tokens at which min_lr is reached; default: train.tokens."""
     decay_steps: int | None = Field(default=None, ge=1)
@@ -81,6 +87,8 @@ class Optim:
 
         Linear warmup by steps, then cosine or linear decay by tokens between `warmup_tokens` (tokens trained when the
         warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set. Megatron-LM, optimizer_param_scheduler.py.
+        With "wsd" (Hu et al. 2024, MiniCPM, section 4) the decay is linear and begins where the last `decay_share` of
+        `decay_tokens` or `decay_steps` does.
         """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
@@ -92,6 +100,10 @@ class Optim:
             done, start, end = tokens, warmup_tokens, decay_tokens
         if done >= end:
             return self.min_lr
+        if self.decay_share is not None:
+            start = max(start, (1 - self.decay_share) * end)
+            if done <= start:
+                return self.lr
         ratio = (done - start) / (end - start)
         share = 0.5 * (1 + math.cos(math.pi * ratio)) if self.schedule == "cosine" else 1 - ratio
         return self.min_lr + (self.lr - self.min_lr) * share

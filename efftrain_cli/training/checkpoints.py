@@ -23,14 +23,13 @@ from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
     model_tensors,
-    optimizer_tensors,
     progress_to_json,
     read_checkpoint,
     write_checkpoint,
 )
 
-_SHAPE_KEYS = ("model.", "data.tokenizer")
-"""Recipe keys that decide the shapes of tensors."""
+_SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name")
+"""Recipe keys that decide which tensors there are, and their shapes."""
 
 
 def save(run: Run, state: TrainState, recipe: Recipe) -> float:
@@ -125,8 +124,8 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:
         raise CheckpointError(
-            f"{checkpoint} was written with another model: {_described(shapes)}. A checkpoint only continues with the shapes "
-            "it has; give the values back, or start a new run"
+            f"{checkpoint} was written with another model or optimizer: {_described(shapes)}. A checkpoint only continues "
+            "with the tensors it has; give the values back, or start a new run"
         )
     accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
 
@@ -193,7 +192,7 @@ def accept_differences(run: Run, differences: list[list[Any]], override: bool, w
 def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     """Bytes that a checkpoint of `state` takes on disk, within 2 %."""
     total = 0
-    for tensors in (model_tensors(state), optimizer_tensors(state), state.method_tensors):
+    for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
         data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # safetensors' header: {"NAME":{"dtype":"F32","shape":[..],"data_offsets":[..,..]},...}
         header = sum(

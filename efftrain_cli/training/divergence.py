@@ -71,7 +71,7 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
 def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan) -> tuple[float, dict[str, float]]:
     """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes nothing."""
     forward_backward = build_forward_backward(setting.recipe, state.model, setting.device)
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     gradient = forward_backward(setting.train_data.batch(plan).to(setting.device), plan)
     layers: dict[str, list[torch.Tensor]] = {}
     for name, parameter in state.model.named_parameters():
@@ -79,7 +79,7 @@ def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan)
         if parameter.grad is not None:
             layers.setdefault(layer, []).append(parameter.grad)
     norms = {layer: float(torch.nn.utils.get_total_norm(grads)) for layer, grads in layers.items()}
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     return float(gradient.loss), norms
 
 

@@ -14,7 +14,10 @@ from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.kernels import attention_kernels, choose_determinism
-from efftrain_cli.optim.adamw import AdamW, build_adamw
+from efftrain_cli.model.parameter_kinds import parameter_kind
+from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.muon import Muon
+from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
@@ -81,14 +84,28 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     return model.to(device)
 
 
-def build_optimizer(recipe: Recipe, model: GPT) -> AdamW:
-    """The recipe's AdamW over `model`, which may be that of any stage."""
+def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
+    """The recipe's optimizer over `model`, which may be that of any stage."""
     optim = recipe.optim
+    parameters = dict(model.named_parameters())
+    kinds = {name: parameter_kind(name) for name in parameters}
+    if optim.name == "muon":
+        assert optim.muon_lr is not None  # a rule of the recipe
+        return Muon(
+            parameters,
+            kinds,
+            lr_ratio=optim.muon_lr / optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+        )
     scales = None
     if recipe.stages and recipe.staged_growth is not None and recipe.staged_growth.dynamics == "small":
         factor = model.config.n_embd // recipe.model_at(0).n_embd
-        scales = {name: small_model_scales(name, factor) for name, _ in model.named_parameters()}
-    return build_adamw(model, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales)
+        scales = {name: small_model_scales(name, factor) for name in parameters}
+    return AdamW(
+        parameters, kinds, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales
+    )
 
 
 def build_loss_sum(recipe: Recipe, model: GPT, device: torch.device) -> LossSum:

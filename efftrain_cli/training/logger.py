@@ -158,7 +158,7 @@ def train_and_log(
     book = Logbook(run, state, setting, screen, rewinding)
 
     def stop() -> None:
-        state.optimizer.zero_grad(set_to_none=True)
+        state.model.zero_grad(set_to_none=True)
         book.flush()
         save(run, state, setting.recipe)
         run.sync()

@@ -106,7 +106,7 @@ def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
             torch.cuda.synchronize(setting.device)
         seconds = time.perf_counter() - start
     # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     return seconds / (sequences * seq_len)
 
 

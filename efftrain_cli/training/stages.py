@@ -52,13 +52,15 @@ class GrowthRecord:
 
 def growth_state(state: TrainState) -> GrowthState:
     """The state as the operators take it: named tensors on the state's device, not copied."""
-    adam = {name: state.optimizer.state[parameter] for name, parameter in state.model.named_parameters()}
+    optimizer: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in state.optimizer.tensors().items():
+        key, name = full_name.split(".", 1)
+        optimizer.setdefault(key, {})[name] = tensor
     return GrowthState(
         config=state.model.config,
         parameters=model_tensors(state),
-        exp_avg={name: values["exp_avg"] for name, values in adam.items()},
-        exp_avg_sq={name: values["exp_avg_sq"] for name, values in adam.items()},
-        steps={name: values["step"] for name, values in adam.items()},
+        optimizer=optimizer,
+        gradient_powers=state.optimizer.gradient_powers,
     )
 
 
@@ -89,14 +91,9 @@ def grow_stage(state: TrainState, recipe: Recipe) -> None:
 
 
 def load_grown(state: TrainState, grown: GrowthState) -> None:
-    """Copies grown tensors into a state of their size. Without optimizer tensors Adam stays as if it had never stepped."""
-    optimizer: dict[str, Tensor] = {}
-    for key, tensors in (("exp_avg", grown.exp_avg), ("exp_avg_sq", grown.exp_avg_sq), ("step", grown.steps)):
-        optimizer |= {f"{key}.{name}": tensor for name, tensor in tensors.items()}
-    if not optimizer:
-        for name, parameter in state.model.named_parameters():
-            optimizer |= {f"{key}.{name}": value for key, value in state.optimizer.state[parameter].items()}
-    load_tensors(state, dict(grown.parameters), optimizer)
+    """Copies grown tensors into a state of their size. Without optimizer tensors the optimizer is as if it had never stepped."""
+    optimizer = {f"{key}.{name}": tensor for key, tensors in grown.optimizer.items() for name, tensor in tensors.items()}
+    load_tensors(state, dict(grown.parameters), optimizer or state.optimizer.tensors())
 
 
 def parameters_of(state: TrainState) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import fsync
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.run.manifest import MANIFEST, SCHEMA_VERSION, verify_checkpoint, write_manifest
 from efftrain_cli.training.tensor_file import sha256_of_pieces, tensor_pieces, write_pieces
@@ -29,7 +29,6 @@ __all__ = [
     "TrainState",
     "load_tensors",
     "model_tensors",
-    "optimizer_tensors",
     "progress_from_json",
     "progress_to_json",
     "read_checkpoint",
@@ -43,7 +42,7 @@ class TrainState:
     """Everything that a step changes."""
 
     model: GPT
-    optimizer: AdamW
+    optimizer: Optimizer
     progress: Progress = field(default_factory=Progress)
     nonfinite: Tensor = field(default_factory=lambda: torch.zeros(()))
     """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
@@ -56,15 +55,6 @@ def model_tensors(state: TrainState) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
 
 
-def optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
-    """Adam's state by parameter name: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`."""
-    tensors = {}
-    for name, parameter in state.model.named_parameters():
-        for key, value in state.optimizer.state[parameter].items():
-            tensors[f"{key}.{name}"] = value
-    return tensors
-
-
 def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
     """Copies named tensors into `state`.
 
@@ -74,7 +64,7 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
     problems = []
     for kind, have, given in (
         ("model", model_tensors(state), model),
-        ("optimizer", optimizer_tensors(state), optimizer),
+        ("optimizer", state.optimizer.tensors(), optimizer),
     ):
         problems += [f"{kind} tensor {name} is missing" for name in have.keys() - given.keys()]
         problems += [f"{kind} tensor {name} is not part of this model" for name in given.keys() - have.keys()]
@@ -86,7 +76,7 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
     if problems:
         raise CheckpointError("the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20]))
     with torch.no_grad():
-        for have, given in ((model_tensors(state), model), (optimizer_tensors(state), optimizer)):
+        for have, given in ((model_tensors(state), model), (state.optimizer.tensors(), optimizer)):
             for name, tensor in have.items():
                 tensor.copy_(given[name])
 
@@ -132,7 +122,7 @@ def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> No
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
     # The largest first: its hash, the longest of all work here, then goes on beside everything else.
-    files = {"optimizer.safetensors": optimizer_tensors(state), "model.safetensors": model_tensors(state)}
+    files = {"optimizer.safetensors": state.optimizer.tensors(), "model.safetensors": model_tensors(state)}
     if state.method_tensors:
         files["method.safetensors"] = state.method_tensors
     texts = {

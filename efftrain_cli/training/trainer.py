@@ -19,7 +19,6 @@ from efftrain_cli.foundation.signals import Stop, interruptible
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.optim.adamw import adam_sqrt_v, set_lr
 from efftrain_cli.plan.plan import (
     after_evaluation,
     after_step,
@@ -152,11 +151,11 @@ def train(
                 next_plan = plan_step(recipe, progress)
                 ahead = next_plan, train_data.batch(next_plan).to(device)
         grad_norm = update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
-        sqrt_v_l1, sqrt_v_max = adam_sqrt_v(state.optimizer)
+        measures = state.optimizer.measures()
         result = result._replace(
             grad_norm=grad_norm,
-            adam_sqrt_v_l1=sqrt_v_l1,
-            adam_sqrt_v_max=sqrt_v_max,
+            adam_sqrt_v_l1=measures.get("adam_sqrt_v_l1"),
+            adam_sqrt_v_max=measures.get("adam_sqrt_v_max"),
             nonfinite=state.nonfinite,
         )
         state.progress = progress
@@ -185,8 +184,8 @@ def train(
 
 
 def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tensor:
-    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes AdamW's step at `lr` and drops
-    them. Returns their norm before clipping, 0-d fp32.
+    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr` and
+    drops them. Returns their norm before clipping, 0-d fp32.
 
     Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
     """
@@ -196,11 +195,8 @@ def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tens
         torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
     state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
-    set_lr(state.optimizer, lr)
-    # The fused kernels leave everything alone where found_inf is 1; nobody waits for the device to find out.
-    state.optimizer.found_inf = state.nonfinite
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
+    state.optimizer.step(lr, found_inf=state.nonfinite)
+    state.model.zero_grad(set_to_none=True)
     return grad_norm
 
 

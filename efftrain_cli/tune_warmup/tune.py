@@ -192,7 +192,7 @@ def _train_until_clear(
     book = Logbook(run, state, setting, screen)
 
     def stop() -> None:
-        state.optimizer.zero_grad(set_to_none=True)
+        state.model.zero_grad(set_to_none=True)
         book.flush()
         save(run, state, setting.recipe)
         run.event("end", {"status": "stopped", "step": state.progress.step})

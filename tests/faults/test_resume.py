@@ -22,7 +22,7 @@ from efftrain_cli.run.directory import checkpoint_path
 from efftrain_cli.training.checkpoints import load_checkpoint
 from efftrain_cli.training.session import fresh_state, prepare_setting
 from efftrain_cli.training.stages import train_stages
-from efftrain_cli.training.state import model_tensors, optimizer_tensors, read_checkpoint, write_checkpoint
+from efftrain_cli.training.state import model_tensors, read_checkpoint, write_checkpoint
 from efftrain_cli.training.trainer import StepRecord, evaluate, read_records
 from efftrain_cli.verify_resume import compare_runs, cut_recipe
 from tests.launch import BASELINE, TIMES, Laboratory, made_text
@@ -140,7 +140,7 @@ def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
         assert timeless(row) == timeless(rows[step + 1]), step
         wanted, model, optimizer, _ = read_checkpoint(checkpoints / f"step-{step + 1:08d}")
         assert state.progress._replace(train_seconds=0) == wanted._replace(train_seconds=0), step
-        for have, want in ((model_tensors(state), model), (optimizer_tensors(state), optimizer)):
+        for have, want in ((model_tensors(state), model), (state.optimizer.tensors(), optimizer)):
             assert have.keys() == want.keys()
             for name, tensor in have.items():
                 assert torch.equal(tensor, want[name]), (step, name)

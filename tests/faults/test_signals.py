@@ -89,12 +89,12 @@ state.fsync = stalled_fsync
 from efftrain_cli.optim.adamw import AdamW
 step, calls = AdamW.step, 0
 
-def stalled_step(self, closure=None):
+def stalled_step(self, lr, found_inf):
     global calls
     calls += 1
     if calls == 7:
         stall(2)
-    return step(self, closure)
+    return step(self, lr, found_inf)
 
 AdamW.step = stalled_step
 """,

@@ -24,7 +24,6 @@ from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
     model_tensors,
-    optimizer_tensors,
     read_checkpoint,
     write_checkpoint,
 )
@@ -70,7 +69,7 @@ def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int
 
 
 def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
-    both = {**model_tensors(state), **optimizer_tensors(state)}
+    both = {**model_tensors(state), **state.optimizer.tensors()}
     return {name: tensor.clone() for name, tensor in both.items()}
 
 

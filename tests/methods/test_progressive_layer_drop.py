@@ -15,7 +15,7 @@ from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop, dr
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.flops import block_parameters, flops_per_token
 from efftrain_cli.model.gpt import GPT, Block, GPTConfig
-from efftrain_cli.optim.adamw import set_lr
+from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import assumed_result, method_columns, plan_run, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import Batch, Progress, StepPlan
@@ -217,16 +217,15 @@ def random_batch(plan: StepPlan, vocab_size: int = 64) -> Batch:
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
-def train(recipe: Recipe, steps: int) -> tuple[GPT, torch.optim.AdamW]:
+def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
     """A bare loop: the trainer's steps without data, clipping and records."""
     model = build_model(recipe, 64, CPU)
     optimizer = build_optimizer(recipe, model)
     forward_backward = build_forward_backward(recipe, model, CPU)
     for plan, _ in itertools.islice(plan_run(recipe), steps):
         forward_backward(random_batch(plan), plan)
-        set_lr(optimizer, plan.lr)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.step(plan.lr, found_inf=torch.zeros(()))
+        model.zero_grad()
     return model, optimizer
 
 
@@ -323,19 +322,19 @@ def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> No
     for plan, _ in itertools.islice(plan_run(dropping), 6):
         forward_backward(random_batch(plan), plan)
         last_ran = expected_gates(dropping, plan)[0][-1]
-        weight = model.h[-1].mlp.c_fc.weight
+        name = "h.3.mlp.c_fc.weight"
+        weight, state = model.get_parameter(name), optimizer.tensors()
         assert weight.grad is not None
-        before, momentum = weight.detach().clone(), optimizer.state[weight]["exp_avg"].clone()
+        before, momentum = weight.detach().clone(), state[f"exp_avg.{name}"].clone()
         if not last_ran:
             assert not weight.grad.any()
             skipped += 1
-        set_lr(optimizer, plan.lr)
-        optimizer.step()
+        optimizer.step(plan.lr, found_inf=torch.zeros(()))
         if not last_ran:
-            assert torch.allclose(optimizer.state[weight]["exp_avg"], 0.9 * momentum)
+            assert torch.allclose(state[f"exp_avg.{name}"], 0.9 * momentum)
             assert not torch.equal(weight, before)
-        assert optimizer.state[weight]["step"].item() == plan.step
-        optimizer.zero_grad(set_to_none=True)
+        assert state[f"step.{name}"].item() == plan.step
+        model.zero_grad()
     assert skipped >= 3
 
 

@@ -14,6 +14,7 @@ from efftrain_cli.methods.growth_operators import (
     grow,
     grow_depth,
     grow_width,
+    reset_moments,
     small_model_scales,
     width_asymmetry,
 )
@@ -26,7 +27,8 @@ from efftrain_cli.methods.staged_growth import (
     rewarmup_factor,
 )
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.optim.adamw import build_adamw, set_lr
+from efftrain_cli.model.parameter_kinds import parameter_kind
+from efftrain_cli.optim.adamw import AdamW
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
 
@@ -53,9 +55,12 @@ def state_of(model: GPT) -> GrowthState:
     return GrowthState(
         config=model.config,
         parameters=parameters,
-        exp_avg={name: draw(p) for name, p in parameters.items()},
-        exp_avg_sq={name: draw(p).square() for name, p in parameters.items()},
-        steps={name: torch.tensor(7.0) for name in parameters},
+        optimizer={
+            "exp_avg": {name: draw(p) for name, p in parameters.items()},
+            "exp_avg_sq": {name: draw(p).square() for name, p in parameters.items()},
+            "step": {name: torch.tensor(7.0) for name in parameters},
+        },
+        gradient_powers=AdamW.gradient_powers,
     )
 
 
@@ -141,7 +146,8 @@ def test_copied_layers_stand_where_their_names_say():
 def test_grown_names_are_the_large_models_own_in_its_order():
     state = grow(state_of(small_model()), [Operator("depth", 2), Operator("width", 2)], StagedGrowth(), seed=0)
     expected = [name for name, _ in GPT(state.config).named_parameters()]
-    for tensors in (state.parameters, state.exp_avg, state.exp_avg_sq, state.steps):
+    assert len(state.optimizer) == 3
+    for tensors in (state.parameters, *state.optimizer.values()):
         assert list(tensors) == expected
 
 
@@ -159,7 +165,9 @@ def test_paper_moments_are_the_released_operators_bit_for_bit():
         small = state_of(small_model(dtype))
         grown = grow_width(small, 2, moments="paper", symmetry="none")
         for which, divisor in (("parameters", 1), ("exp_avg", 2), ("exp_avg_sq", 4)):
-            before, after = getattr(small, which), getattr(grown, which)
+            before, after = (
+                state.parameters if which == "parameters" else state.optimizer[which] for state in (small, grown)
+            )
             for name, p in before.items():
                 if name.startswith("ln_f"):
                     expected = torch.cat([p, p]) / (2 if which == "parameters" else 1)
@@ -174,7 +182,7 @@ def test_paper_moments_are_the_released_operators_bit_for_bit():
                         rows += [torch.cat([b / divisor, zero], 1), torch.cat([zero, b / divisor], 1)]
                     expected = torch.cat(rows)
                 assert torch.equal(after[name], expected), (which, name)
-        assert all(step == 7 for step in grown.steps.values())
+        assert all(step == 7 for step in grown.optimizer["step"].values())
 
 
 @pytest.mark.parametrize("factor", [2, 3])
@@ -187,11 +195,12 @@ def test_gradients_after_widening_are_the_moments_ratio(factor):
     small = {name: p.grad for name, p in model.named_parameters()}
     wide = model_of(grow_width(state, factor, symmetry="none"))
     mean_loss(wide, tokens).backward()
-    gradient_state = dataclasses.replace(state, exp_avg=small, exp_avg_sq={n: g.square() for n, g in small.items()})
+    moments = {"exp_avg": small, "exp_avg_sq": {n: g.square() for n, g in small.items()}}
+    gradient_state = dataclasses.replace(state, optimizer=moments)
     grown = grow_width(gradient_state, factor, moments="ema", symmetry="none")
     for name, p in wide.named_parameters():
-        assert (p.grad - grown.exp_avg[name]).abs().max() < 1e-14, name
-        assert (p.grad.square() - grown.exp_avg_sq[name]).abs().max() < 1e-14, name
+        assert (p.grad - grown.optimizer["exp_avg"][name]).abs().max() < 1e-14, name
+        assert (p.grad.square() - grown.optimizer["exp_avg_sq"][name]).abs().max() < 1e-14, name
 
 
 @pytest.mark.parametrize("mode", ["identity", "zero_out_proj"])
@@ -222,79 +231,76 @@ def test_moments_of_inserted_and_copied_layers():
         ("identity", "ema", False),
         ("copy_interleave", "paper", False),
     ]:
-        grown = grow_depth(state, 2, mode=mode, moments=moments)
-        expected = torch.zeros_like(state.exp_avg[source]) if fresh else state.exp_avg[source]
-        assert torch.equal(grown.exp_avg[name], expected), (mode, moments)
-        assert grown.steps[name] == (0 if fresh else 7)
-        assert torch.equal(grown.exp_avg_sq["h.2.ln_1.bias"], state.exp_avg_sq["h.1.ln_1.bias"])
+        grown = grow_depth(state, 2, mode=mode, moments=moments).optimizer
+        before = state.optimizer
+        expected = torch.zeros_like(before["exp_avg"][source]) if fresh else before["exp_avg"][source]
+        assert torch.equal(grown["exp_avg"][name], expected), (mode, moments)
+        assert grown["step"][name] == (0 if fresh else 7)
+        assert torch.equal(grown["exp_avg_sq"]["h.2.ln_1.bias"], before["exp_avg_sq"]["h.1.ln_1.bias"])
 
 
 def test_reset_forgets_every_moment_and_counter():
     grown = grow(
         state_of(small_model()), [Operator("width", 2), Operator("depth", 2)], StagedGrowth(moments="reset"), seed=0
     )
-    for tensors in (grown.exp_avg, grown.exp_avg_sq, grown.steps):
+    assert len(grown.optimizer) == 3
+    for tensors in grown.optimizer.values():
         assert tensors and all(not t.any() for t in tensors.values())
 
 
 def test_weights_grow_without_an_optimizer_state():
-    state = dataclasses.replace(state_of(small_model()), exp_avg={}, exp_avg_sq={}, steps={})
+    state = dataclasses.replace(state_of(small_model()), optimizer={})
     grown = grow(state, [Operator("depth", 2), Operator("width", 2)], StagedGrowth(), seed=0)
-    assert grown.exp_avg == {} and grown.exp_avg_sq == {} and grown.steps == {}
+    assert grown.optimizer == {}
 
 
 # --- dynamics ---
 
 
-def adamw(
-    model: GPT, state: GrowthState, lr: float, weight_decay: float, factor: int | None = None
-) -> torch.optim.AdamW:
+def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | None = None) -> AdamW:
     """AdamW over `model`, loaded with the state's moments; with `factor`, every parameter at `small_model_scales`."""
     scales = {name: small_model_scales(name, factor) for name, _ in model.named_parameters()} if factor else None
-    optimizer = build_adamw(model, betas=(0.9, 0.98), eps=1e-6, weight_decay=weight_decay, scales=scales)
-    set_lr(optimizer, lr)
-    for name, p in model.named_parameters():
-        optimizer.state[p] = {
-            "step": state.steps[name].clone(),
-            "exp_avg": state.exp_avg[name].clone(),
-            "exp_avg_sq": state.exp_avg_sq[name].clone(),
-        }
+    optimizer = AdamW(
+        dict(model.named_parameters()),
+        {name: parameter_kind(name) for name, _ in model.named_parameters()},
+        betas=(0.9, 0.98),
+        eps=1e-6,
+        weight_decay=weight_decay,
+        scales=scales,
+    )
+    for full_name, tensor in optimizer.tensors().items():
+        key, name = full_name.split(".", 1)
+        tensor.copy_(state.optimizer[key][name])
     return optimizer
 
 
-def train_steps(model: GPT, optimizer: torch.optim.AdamW, steps: int, start: int) -> list[float]:
+def train_steps(model: GPT, optimizer: AdamW, steps: int, start: int) -> list[float]:
     losses = []
     for i in range(steps):
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = mean_loss(model, tokens_of(model.config, seed=1000 + start + i))
         loss.backward()
-        optimizer.step()
+        optimizer.step(3e-3, found_inf=torch.zeros(()))
         losses.append(loss.item())
     return losses
 
 
-def state_after(model: GPT, optimizer: torch.optim.AdamW) -> GrowthState:
-    named = dict(model.named_parameters())
+def state_after(model: GPT, optimizer: AdamW) -> GrowthState:
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for full_name, tensor in optimizer.tensors().items():
+        key, name = full_name.split(".", 1)
+        state.setdefault(key, {})[name] = tensor.clone()
     return GrowthState(
         config=model.config,
-        parameters={name: p.detach().clone() for name, p in named.items()},
-        exp_avg={name: optimizer.state[p]["exp_avg"].clone() for name, p in named.items()},
-        exp_avg_sq={name: optimizer.state[p]["exp_avg_sq"].clone() for name, p in named.items()},
-        steps={name: optimizer.state[p]["step"].clone() for name, p in named.items()},
+        parameters={name: p.detach().clone() for name, p in model.named_parameters()},
+        optimizer=state,
+        gradient_powers=optimizer.gradient_powers,
     )
 
 
-def trained_small() -> tuple[GPT, torch.optim.AdamW, GrowthState]:
+def trained_small() -> tuple[GPT, AdamW, GrowthState]:
     model = small_model()
-    zero = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    fresh = GrowthState(
-        config=model.config,
-        parameters=zero,
-        exp_avg=zero,
-        exp_avg_sq=zero,
-        steps={name: torch.tensor(0.0) for name in zero},
-    )
-    optimizer = adamw(model, fresh, 3e-3, 0.1)
+    optimizer = adamw(model, reset_moments(state_of(model)), 0.1)
     train_steps(model, optimizer, 10, 0)
     return model, optimizer, state_after(model, optimizer)
 
@@ -306,7 +312,7 @@ def test_the_wide_model_follows_the_small_one_exactly(factor):
     expected = train_steps(small, optimizer, 60, 10)
     grown = grow_width(state, factor, moments="ema", symmetry="none")
     wide = model_of(grown)
-    losses = train_steps(wide, adamw(wide, grown, 3e-3, 0.1, factor), 60, 10)
+    losses = train_steps(wide, adamw(wide, grown, 0.1, factor), 60, 10)
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) <= 1e-12
     assert len(set(expected)) == 60
 
@@ -317,7 +323,7 @@ def test_the_released_operators_state_at_the_same_lr_does_not_follow():
     expected = train_steps(small, optimizer, 10, 10)
     grown = grow_width(state, 2, moments="paper", symmetry="none")
     wide = model_of(grown)
-    losses = train_steps(wide, adamw(wide, grown, 3e-3, 0.1), 10, 10)
+    losses = train_steps(wide, adamw(wide, grown, 0.1), 10, 10)
     assert losses[0] == pytest.approx(expected[0], abs=1e-12)
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) > 1e-3
 
@@ -327,7 +333,7 @@ def test_asymmetry_tells_copies_from_parted_ways(symmetry, parts):
     _, _, state = trained_small()
     grown = grow_width(state, 2, symmetry=symmetry)
     wide = model_of(grown)
-    optimizer = adamw(wide, grown, 3e-3, 0.1)
+    optimizer = adamw(wide, grown, 0.1)
     train_steps(wide, optimizer, 20, 10)
     asymmetry = width_asymmetry(state_after(wide, optimizer).parameters, 2)
     assert (asymmetry > 1e-3) == parts, asymmetry
@@ -341,7 +347,7 @@ def test_identity_units_stay_dead_with_zero_moments_and_wake_with_copied_ones():
     for moments, dead in (("paper", True), ("ema", False)):
         grown = grow_depth(state, 2, mode="identity", moments=moments)
         deep = model_of(grown)
-        train_steps(deep, adamw(deep, grown, 3e-3, 0.1), 20, 10)
+        train_steps(deep, adamw(deep, grown, 0.1), 20, 10)
         rest = deep.h[1].mlp.c_fc.weight[width:].detach()
         assert (rest.abs().max() == 0) == dead, moments
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
-from efftrain_cli.optim.adamw import build_adamw, set_lr
+from efftrain_cli.optim.adamw import AdamW
 from tests.conftest import REPOSITORY
+
+KINDS = {
+    "0.weight": "matrix",
+    "0.bias": "vector",
+    "1.weight": "vector",
+    "1.bias": "vector",
+    "2.weight": "position_embedding",  # a matrix that no weight decay acts on
+    "2.bias": "vector",
+}
 
 
 def model_and_gradients() -> tuple[nn.Module, list[list[torch.Tensor]]]:
@@ -21,10 +31,10 @@ def model_and_gradients() -> tuple[nn.Module, list[list[torch.Tensor]]]:
 def test_steps_are_those_of_pytorch() -> None:
     ours_model, gradients = model_and_gradients()
     theirs_model, _ = model_and_gradients()
-    ours = build_adamw(ours_model, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    matrices = [p for p in theirs_model.parameters() if p.dim() >= 2]
-    others = [p for p in theirs_model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    ours = AdamW(dict(ours_model.named_parameters()), KINDS, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    decayed = [theirs_model[0].weight]
+    others = [p for p in theirs_model.parameters() if p is not decayed[0]]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     theirs = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, fused=True)
     for i, step in enumerate(gradients):
         for model in (ours_model, theirs_model):
@@ -33,30 +43,39 @@ def test_steps_are_those_of_pytorch() -> None:
         if i == 2:  # a parameter without a gradient is left alone
             for model in (ours_model, theirs_model):
                 model[2].bias.grad = None
-        set_lr(ours, 3e-3)
-        ours.found_inf = torch.zeros(())
-        ours.step()
+        ours.step(3e-3, found_inf=torch.zeros(()))
         theirs.step()
-    for a, b in zip(ours_model.parameters(), theirs_model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    state = ours.tensors()
+    for name, b in theirs_model.named_parameters():
+        assert torch.equal(ours_model.get_parameter(name), b)
         for key in ("step", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(ours.state[a][key], theirs.state[b][key]), key
-    ours.zero_grad()
-    assert all(p.grad is None for p in ours_model.parameters())
+            assert torch.equal(state[f"{key}.{name}"], theirs.state[b][key]), key
+    assert len(state) == 3 * len(KINDS)
 
 
 def test_found_inf_leaves_everything_as_it_is() -> None:
     model, gradients = model_and_gradients()
-    optimizer = build_adamw(model, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    set_lr(optimizer, 1e-2)
-    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = AdamW(dict(model.named_parameters()), KINDS, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for gradient, found_inf in ((gradients[0], torch.zeros(())), ([g * float("nan") for g in gradients[1]], torch.ones(()))):
+        before = [tensor.clone() for tensor in (*model.parameters(), *optimizer.tensors().values())]
+        for p, value in zip(model.parameters(), gradient, strict=True):
+            p.grad = value
+        optimizer.step(1e-2, found_inf)
+        after = [*model.parameters(), *optimizer.tensors().values()]
+        same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+        assert all(same) if found_inf else not any(same)
+
+
+def test_measures_are_of_every_second_moment() -> None:
+    model, gradients = model_and_gradients()
+    optimizer = AdamW(dict(model.named_parameters()), KINDS, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for p, gradient in zip(model.parameters(), gradients[0], strict=True):
-        p.grad = gradient * float("nan")
-    optimizer.found_inf = torch.ones(())
-    optimizer.step()
-    for p, value in zip(model.parameters(), before, strict=True):
-        assert torch.equal(p, value)
-        assert not optimizer.state[p]["step"] and not optimizer.state[p]["exp_avg"].any()
+        p.grad = gradient
+    optimizer.step(1e-2, torch.zeros(()))
+    roots = torch.cat([gradient.flatten().abs() * 0.05**0.5 for gradient in gradients[0]])  # v = (1 - beta2) g^2
+    measured = optimizer.measures()
+    assert measured["adam_sqrt_v_l1"].item() == pytest.approx(roots.sum().item(), rel=1e-5)
+    assert measured["adam_sqrt_v_max"].item() == pytest.approx(roots.max().item(), rel=1e-5)
 
 
 EAGER_STEP = """

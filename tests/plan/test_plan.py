@@ -45,6 +45,31 @@ def test_learning_rate_warms_up_by_steps_and_ends_at_the_minimum() -> None:
     assert rates[54] == pytest.approx((1e-3 + 1e-4) / 2)
 
 
+def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
+    """100 steps of 512 tokens, 10 of warmup; the last fifth decays from 1e-3 to 1e-4."""
+    recipe = replace(RECIPE, optim=replace(RECIPE.optim, schedule="wsd", decay_share=0.2))
+    rates = [plan.lr for plan, _ in plan_run(recipe)]
+    assert rates[4] == pytest.approx(5e-4)
+    assert set(rates[9:80]) == {1e-3}  # step 80 ends where the decay begins
+    # step 81 + k stands at (k + 1) / 20 of the way: 9e-4 / 20 = 4.5e-5 lower with each step
+    assert rates[80:] == pytest.approx([1e-3 - 4.5e-5 * k for k in range(1, 21)])
+    reasons = {plan.step: reason for reason, plan, _ in turning_points(recipe)}
+    assert [step for step, reason in reasons.items() if "LR decay begins" in reason] == [81]
+
+
+def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:
+    wsd = replace(RECIPE.optim, schedule="wsd", decay_share=0.5, warmup_steps=0)
+    by_steps = replace(wsd, decay_steps=40)
+    assert [by_steps.lr_at(step, 0, 0, 1) for step in (20, 30, 40, 41)] == pytest.approx([1e-3, 5.5e-4, 1e-4, 1e-4])
+    assert [wsd.lr_at(1, tokens, 0, 1000) for tokens in (500, 750, 1000, 1001)] == pytest.approx([1e-3, 5.5e-4, 1e-4, 1e-4])
+    # A share that would begin in the warmup begins after it: the linear schedule.
+    whole = replace(RECIPE.optim, schedule="wsd", decay_share=1.0)
+    linear = replace(RECIPE.optim, schedule="linear")
+    assert [whole.lr_at(step, 10 * step, 100, 1000) for step in range(1, 101)] == [
+        linear.lr_at(step, 10 * step, 100, 1000) for step in range(1, 101)
+    ]
+
+
 def test_micro_batches_hold_their_tokens() -> None:
     plan = plan_step(RECIPE, Progress())
     assert plan.accumulation_steps == 3  # 512 tokens in pieces of at most 200

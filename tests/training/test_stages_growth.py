@@ -27,7 +27,6 @@ from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
     model_tensors,
-    optimizer_tensors,
     progress_from_json,
     progress_to_json,
     read_checkpoint,
@@ -83,7 +82,7 @@ def run(
 
 
 def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in {**model_tensors(state), **optimizer_tensors(state)}.items()}
+    return {name: t.clone() for name, t in {**model_tensors(state), **state.optimizer.tensors()}.items()}
 
 
 def numbers_of(state: TrainState) -> dict[str, object]:

@@ -1,0 +1,97 @@
+"""Muon for the matrices of the blocks, AdamW for everything else.
+
+Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (https://kellerjordan.github.io/posts/muon/):
+the momentum of a matrix is brought close to the nearest orthogonal matrix by five Newton-Schulz iterations in bf16, and that
+is the update. The iterations are torch.optim.Muon's. As the paper recommends, q, k and v are orthogonalized one by one, not
+as the one matrix that they are stored in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from efftrain_cli.model.parameter_kinds import ParameterKind
+from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.groups import is_hidden_matrix
+from efftrain_cli.optim.optimizer import WithoutCompiler
+
+MOMENTUM = 0.95
+"""Decay rate of the momentum, Nesterov's; torch's default and the paper's."""
+
+
+class _TorchMuon(WithoutCompiler, torch.optim.Muon):
+    pass
+
+
+class Muon:
+    """torch.optim.Muon with torch's default adjustment of the learning rate, sqrt(max(1, rows / columns)). An `Optimizer`."""
+
+    gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        kinds: Mapping[str, ParameterKind],
+        *,
+        lr_ratio: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        """`lr_ratio` is Muon's learning rate over that of AdamW; `betas` and `eps` are AdamW's."""
+        matrices = {name: parameter for name, parameter in parameters.items() if is_hidden_matrix(kinds[name])}
+        self._lr_ratio = lr_ratio
+        self._adamw = AdamW(
+            {name: parameter for name, parameter in parameters.items() if name not in matrices},
+            kinds,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+        )
+        self._momentum = {name: torch.zeros_like(parameter) for name, parameter in matrices.items()}
+        self._parts: list[tuple[nn.Parameter, int, list[nn.Parameter]]] = []
+        """(matrix, parts, the parts as parameters that share its memory): three of a fused matrix, else one."""
+        for name, matrix in matrices.items():
+            count = 3 if kinds[name] == "fused_matrix" else 1
+            self._parts.append((matrix, count, [nn.Parameter(part) for part in matrix.detach().chunk(count)]))
+        self._muon = _TorchMuon(
+            [part for _, _, parts in self._parts for part in parts],
+            lr=0.0,
+            weight_decay=weight_decay,
+            momentum=MOMENTUM,
+        )
+        for (_, count, parts), momentum in zip(self._parts, self._momentum.values(), strict=True):
+            for part, share in zip(parts, momentum.chunk(count), strict=True):
+                self._muon.state[part]["momentum_buffer"] = share
+
+    def step(self, lr: float, found_inf: Tensor) -> None:
+        """See `Optimizer.step`."""
+        self._adamw.step(lr, found_inf)
+        for group in self._muon.param_groups:
+            group["lr"] = lr * self._lr_ratio
+        for matrix, count, parts in self._parts:
+            gradients = [None] * count if matrix.grad is None else matrix.grad.chunk(count)
+            for part, gradient in zip(parts, gradients, strict=True):
+                part.grad = gradient
+        # torch's Muon knows no `found_inf`: what it changes is kept, and put back on the device where the step must not count.
+        changed = [*(matrix.detach() for matrix, _, _ in self._parts), *self._momentum.values()]
+        before = [tensor.clone() for tensor in changed]
+        self._muon.step()
+        skip = found_inf.bool()
+        for tensor, old in zip(changed, before, strict=True):
+            torch.where(skip, old, tensor, out=tensor)
+        for _, _, parts in self._parts:
+            for part in parts:
+                part.grad = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Optimizer.tensors`: `momentum_buffer.NAME` of each matrix, AdamW's three of each other parameter."""
+        momentum = {f"momentum_buffer.{name}": tensor for name, tensor in self._momentum.items()}
+        return momentum | self._adamw.tensors()
+
+    def measures(self) -> dict[str, Tensor]:
+        """Nothing: sqrt(v) of the few parameters that AdamW updates here would be taken for that of a whole model."""
+        return {}

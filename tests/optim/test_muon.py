@@ -1,0 +1,166 @@
+"""Muon: torch's own on each hidden matrix, AdamW on the rest; skipping, resuming and growing like AdamW."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from efftrain_cli.methods.growth_operators import grow
+from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
+from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.muon import Muon
+from efftrain_cli.optim.optimizer import Optimizer
+from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.stages import growth_state, load_grown
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import read_records, train, update
+from tests.resume_law import VOCAB_SIZE, RandomTokens, assert_resumes_exactly_at_every_step, fresh
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=16),
+    optim=Optim(name="muon", lr=3e-3, muon_lr=0.02, min_lr=1e-4, warmup_steps=2, grad_clip=0.5),
+    train=Train(tokens=8 * 16 * 6, batch_size=8, micro_batch_tokens=64, dtype="fp32"),
+    eval=Eval(every=3),
+)
+MATRICES = ("attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+def trained(recipe: Recipe, steps: int) -> TrainState:
+    state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
+    forward_backward = build_forward_backward(recipe, state.model, CPU)
+    for plan, _ in itertools.islice(plan_run(recipe), steps):
+        gradient = forward_backward(data.batch(plan), plan)
+        update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
+    return state
+
+
+def test_steps_are_those_of_torch_muon_and_adamw() -> None:
+    """q, k and v as matrices of their own; Muon's learning rate is muon_lr / lr times that of the step."""
+    torch.manual_seed(0)
+    ours = build_model(RECIPE, VOCAB_SIZE, CPU)
+    optimizer = build_optimizer(RECIPE, ours)
+    theirs: dict[str, list[torch.nn.Parameter]] = {}
+    for name, p in ours.named_parameters():
+        parts = p.detach().clone().chunk(3) if name.endswith("c_attn.weight") else [p.detach().clone()]
+        theirs[name] = [torch.nn.Parameter(part.clone()) for part in parts]
+    hidden = [name for name in theirs if name.endswith((*MATRICES, "c_attn.weight"))]
+    assert len(hidden) == 8
+    others = [name for name in theirs if name not in (*hidden, "wte.weight")]
+    muon = torch.optim.Muon([p for name in hidden for p in theirs[name]], lr=0.5 * 0.02, weight_decay=0.1, momentum=0.95)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for name in others for p in theirs[name]], "weight_decay": 0.0},
+            {"params": theirs["wte.weight"], "weight_decay": 0.1},
+        ],
+        lr=0.5 * 3e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        fused=True,
+    )
+    for _ in range(4):
+        for name, p in ours.named_parameters():
+            p.grad = torch.randn_like(p)
+            for part, gradient in zip(theirs[name], p.grad.chunk(len(theirs[name])), strict=True):
+                part.grad = gradient.clone()
+        optimizer.step(0.5 * 3e-3, found_inf=torch.zeros(()))
+        muon.step()
+        adamw.step()
+    for name, p in ours.named_parameters():
+        assert torch.equal(p, torch.cat([part.detach() for part in theirs[name]])), name
+
+
+def test_every_parameter_has_one_kind_of_state() -> None:
+    model = build_model(RECIPE, VOCAB_SIZE, CPU)
+    names = set(build_optimizer(RECIPE, model).tensors())
+    expected = set()
+    for name, p in model.named_parameters():
+        in_block = name.startswith("h.") and p.dim() == 2
+        expected |= {f"{key}.{name}" for key in (("momentum_buffer",) if in_block else ("exp_avg", "exp_avg_sq", "step"))}
+    assert names == expected
+    assert build_optimizer(RECIPE, model).measures() == {}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name: str) -> None:
+    muon_lr = 0.02 if name == "muon" else None
+    recipe = dataclasses.replace(RECIPE, optim=dataclasses.replace(RECIPE.optim, name=name, muon_lr=muon_lr))
+    state = trained(recipe, 3)
+    assert isinstance(state.optimizer, Muon if muon_lr else AdamW)
+    before = {name: tensor.clone() for name, tensor in tensors(state).items()}
+    for gradient in (float("nan"), 1.0):  # the second is finite, but comes after
+        for p in state.model.parameters():
+            p.grad = torch.full_like(p, gradient)
+        update(state, 1e-2, 1.0, torch.zeros(()))
+    assert state.nonfinite == 1
+    for name, tensor in tensors(state).items():
+        assert torch.equal(tensor, before[name]), name
+    state.nonfinite = torch.zeros(())
+    for p in state.model.parameters():
+        p.grad = torch.ones_like(p)
+    update(state, 1e-2, 1.0, torch.zeros(()))
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in tensors(state).items())
+
+
+def tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in state.model.named_parameters()} | state.optimizer.tensors()
+
+
+def test_resumes_exactly_at_every_step() -> None:
+    assert len(assert_resumes_exactly_at_every_step(RECIPE)) == 7
+
+
+def test_learns() -> None:
+    """200 steps of a tiny model on text in which three of four tokens follow from the one before."""
+    recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, tokens=8 * 16 * 200, micro_batch_tokens=128), eval=Eval(every=1000))
+    data, state = RandomTokens(16), fresh(recipe)
+    val = torch.stack([data.window(10**6 + i) for i in range(16)])
+    rows = [row for record in train(state, recipe, data, val) for row in read_records(state, recipe, [record])]  # type: ignore[arg-type]
+    assert rows[-1]["step"] == 200 and not rows[-1]["nonfinite"]
+    assert rows[0]["val_loss"] == pytest.approx(4.16, abs=0.05)  # ln 64
+    # Guessing the likely successor costs 1.8 nats: entropy of 1/4 spread over 64 tokens.
+    assert rows[-1]["val_loss"] < 2.4
+    assert rows[-1]["adam_sqrt_v_l1"] is None and rows[-1]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("kind", ["width", "depth"])
+def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
+    state = trained(RECIPE, 4)
+    section = StagedGrowth()
+    grown = grow(growth_state(state), [Operator(kind, 2)], section, seed=1)
+    config = grown.config
+    model = Model(n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, seq_len=config.seq_len)
+    recipe = dataclasses.replace(RECIPE, model=model)
+    larger = fresh(recipe)
+    load_grown(larger, grown)
+    ids = RandomTokens(16).window(5)[None]
+    with torch.no_grad():
+        before, after = (s.model.loss_sum(ids[:, :-1], ids[:, 1:]) / 16 for s in (state, larger))
+    assert after.item() == pytest.approx(before.item(), abs=1e-5)
+    old, new = state.optimizer.tensors(), larger.optimizer.tensors()
+    weight = "momentum_buffer.h.1.mlp.c_fc.weight"
+    if kind == "width":  # what the momentum would be had the wide model always trained: every block's gradient is half
+        assert torch.equal(new[weight], old[weight].repeat(2, 2) / 2)
+        assert torch.equal(new["exp_avg_sq.wte.weight"], old["exp_avg_sq.wte.weight"].repeat(1, 2) / 4)
+        assert torch.equal(new["exp_avg.ln_f.bias"], old["exp_avg.ln_f.bias"].repeat(2))
+    else:
+        assert torch.equal(new["momentum_buffer.h.2.mlp.c_fc.weight"], old[weight])
+        assert not new["momentum_buffer.h.3.mlp.c_fc.weight"].any()  # inserted, its gradient was 0
+        assert new["step.h.2.ln_1.bias"] == 4 and new["step.h.3.ln_1.bias"] == 0
+    data = RandomTokens(16)
+    forward_backward = build_forward_backward(recipe, larger.model, CPU)
+    plan, _ = next(plan_run(recipe))
+    gradient = forward_backward(data.batch(plan), plan)
+    update(larger, 1e-3, 1.0, gradient.loss)
+    assert not larger.nonfinite
+
+
+def test_is_an_optimizer() -> None:
+    optimizer: Optimizer = build_optimizer(RECIPE, build_model(RECIPE, VOCAB_SIZE, CPU))
+    assert optimizer.gradient_powers == {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "step": 0}
