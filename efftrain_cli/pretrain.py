@@ -118,7 +118,7 @@ def resume(
             load_checkpoint(checkpoint, state, recipe)
         check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
         run.report_gaps(state.progress.step)
-        segment = run.next_segment()
+        segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
         state.progress = state.progress._replace(segment=segment)
         run.event(
             "resume",

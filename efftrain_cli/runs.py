@@ -14,6 +14,8 @@ from typing import Literal
 
 from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
+from efftrain_cli.run.lines import split_lines
+from efftrain_cli.run.rows import rows_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,25 @@ def summarize(name: str) -> RunSummary:
         best_val_loss=float(losses.min()) if len(losses) else None,
         age_seconds=age,
     )
+
+
+def verify_rows(path: Path) -> list[str]:
+    """What is damaged in metrics.jsonl and events.jsonl of a run, line by line."""
+    problems = []
+    for name in ("metrics.jsonl", "events.jsonl"):
+        file = path / name
+        try:
+            lines = split_lines(file.read_bytes())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{file} cannot be read: {error.strerror}")
+            continue
+        damaged = rows_of(lines)[1] if name == "metrics.jsonl" else lines.damaged
+        problems += [f"{file}, line {number}: {wrong}" for number, wrong in damaged]
+        if lines.torn:
+            problems.append(f"{file} ends inside a line, which is left out: the run was killed, or is writing now")
+    return problems
 
 
 def remove_runs(names: Sequence[str]) -> list[Path]:

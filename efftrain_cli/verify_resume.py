@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.run.directory import checkpoint_path, runs_root
+from efftrain_cli.run.rows import read_counting
 
 _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 """Endings of the columns that may differ between two equal runs."""
@@ -169,12 +169,7 @@ def _resume(folder: str, name: str, device: str, steps: int) -> None:
 
 def _rows(run: Path) -> dict[int, dict[str, object]]:
     """The rows that count, by step, without what may differ."""
-    rows: dict[int, dict[str, object]] = {}
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["step"] not in rows or row["segment"] >= rows[row["step"]]["segment"]:
-            rows[row["step"]] = row
-    return {step: {key: row[key] for key in row if not key.endswith(_FREE)} for step, row in rows.items()}
+    return {row["step"]: {key: row[key] for key in row if not key.endswith(_FREE)} for row in read_counting(run)}
 
 
 def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:

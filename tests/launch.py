@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TIMES = {"seconds", "train_seconds", "tokens_per_second", "mfu", "segment"}
+TIMES = {"seconds", "train_seconds", "tokens_per_second", "mfu", "segment", "check"}
 """Columns that may differ between two equal runs, besides all whose names end in _seconds."""
 
 BASELINE = """

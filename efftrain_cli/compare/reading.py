@@ -194,7 +194,7 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
     if rows.nonfinite_segments and status != "diverged":
         marks.append(f"non-finite {_times(rows.nonfinite_segments)}")
     if rows.damaged:
-        marks.append(f"{len(rows.damaged)} torn line{'s' if len(rows.damaged) > 1 else ''} inside metrics.jsonl dropped")
+        marks.append(f"{len(rows.damaged)} damaged line{'s' if len(rows.damaged) > 1 else ''} of metrics.jsonl left out")
     return tuple(marks)
 
 

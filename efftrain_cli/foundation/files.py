@@ -1,10 +1,13 @@
-"""Files that survive: whole or not at all, flushed, and known by their sha256."""
+"""Files that survive: whole or not at all, flushed, known by their sha256, and never written through a link."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
+
+from efftrain_cli.foundation.errors import CheckpointError
 
 
 def sha256_of(path: Path) -> str:
@@ -22,13 +25,39 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Writes a text file so that it has either its old content or all of the new."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file so that it has either its old content or all of the new; where `path` is a link, the link is replaced.
+
+    Raises:
+        OSError: the disk is full or not writable; the old content is untouched then.
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(content, encoding="utf-8")
-        fsync(temporary)
+        temporary.unlink(missing_ok=True)  # of a killed process, or a link laid out for us
+        with temporary.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
         fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def open_to_write(path: Path, flags: int) -> int:
+    """Opens a file for writing without ever following a link, and makes it where it is missing.
+
+    Raises:
+        CheckpointError: it is a link, or no ordinary file.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except OSError:
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a symbolic link: nothing is written through it. Remove the link") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no ordinary file: move it away")
+    return descriptor

@@ -29,12 +29,12 @@ from efftrain_cli.run.directory import (
     checkpoint_path,
     checkpoints_of,
     existing_run,
-    read_lines,
     run_path,
     take_lock,
     taken,
 )
 from efftrain_cli.run.manifest import MANIFEST
+from efftrain_cli.run.rows import origin_data, read_counting
 from efftrain_cli.training.session import Setting, fresh_state, origin_of, prepare_setting
 from efftrain_cli.training.stages import grow_stage, parameters_of, set_stage
 from efftrain_cli.training.state import (
@@ -257,7 +257,7 @@ def _state_of(checkpoint: Path, setting: Setting, weights_only: bool) -> TrainSt
 
 def _check_data(source: Path, setting: Setting, options: GrowOptions) -> None:
     """Refuses to continue a run on tokens that mean something else, or silently on another text."""
-    origin = json.loads((source / "origin.json").read_text(encoding="utf-8"))["data"]
+    origin = origin_data(source)
     if (origin["tokenizer_hash"], origin["vocab_size"]) != (setting.corpus.tokenizer_sha256, setting.corpus.vocab_size):
         raise CheckpointError(
             f"run {source.name!r} was trained with another tokenizer than data.train and data.tokenizer make now: its weights "
@@ -301,7 +301,8 @@ def _write_run(
             }
         }
         with Run.create(name, recipe_toml, origin, setting.corpus.tokenizer_path, root) as run:
-            run.log([row for row in read_lines(source / "metrics.jsonl") if int(row.get("step", 0)) <= grown.step])
+            # One segment, however often the source was resumed: the new run was not.
+            run.log([{**row, "segment": 0} for row in read_counting(source, grown.step)])
             run.event(
                 "growth",
                 {
@@ -318,7 +319,9 @@ def _write_run(
                     "grown_from": source.name,
                 },
             )
+            state.progress = state.progress._replace(segment=0)
             write_checkpoint(checkpoint_path(run.path, grown.step), state, recipe_toml)
+            run.event("end", {"status": "paused", "step": grown.step})
         try:
             (root / name).rename(target)
         except OSError:

@@ -33,7 +33,8 @@ from efftrain_cli.methods.staged_growth import Operator
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import load_recipe, method_names
-from efftrain_cli.run.directory import existing_run, read_lines, run_names
+from efftrain_cli.run.directory import existing_run, run_names
+from efftrain_cli.run.rows import origin_data, read_counting
 
 
 def schedule_lines(law: ScalingLaw, planned: list[PlannedStage], batch: str) -> Iterator[str]:
@@ -83,19 +84,11 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
             f"run {source!r} uses {', '.join(found)}: the planner needs runs from scratch whose steps all cost the same"
         )
     model = recipe.model
-    vocab_size = int(read_vocab_size(run))
+    vocab_size = int(origin_data(run)["vocab_size"])
     per_token = flops_per_token(model.n_embd, model.seq_len, padded_vocab_size(recipe, vocab_size), model.n_layer)
     tokens = recipe.train.batch_size * model.seq_len
-    rows = read_lines(run / "metrics.jsonl")
-    points = {float(row["step"]): float(row["val_loss"]) for row in rows if row.get("val_loss") is not None}
+    points = {float(row["step"]): float(row["val_loss"]) for row in read_counting(run) if row.get("val_loss") is not None}
     return make_curve(source, points, per_token.with_logits * tokens, per_token.without_logits * tokens)
-
-
-def read_vocab_size(run: Path) -> int:
-    """The vocabulary's size, from origin.json."""
-    import json
-
-    return int(json.loads((run / "origin.json").read_text(encoding="utf-8"))["data"]["vocab_size"])
 
 
 def csv_flops(

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -26,10 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import CheckpointError, RunLockedError, UsageError
-from efftrain_cli.foundation.files import fsync
+from efftrain_cli.foundation.files import fsync, open_to_write
+from efftrain_cli.run.lines import JsonLines, read_lines
+from efftrain_cli.run.rows import SCHEMA_VERSION, read_counting
 
-SCHEMA_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10))}
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
@@ -107,8 +110,8 @@ class Run:
         self.path = path
         self.name = path.name
         self._lock = take_lock(path / "lock")
-        self._metrics = _Lines(path / "metrics.jsonl")
-        self._events = _Lines(path / "events.jsonl")
+        self._metrics = JsonLines(path / "metrics.jsonl")
+        self._events = JsonLines(path / "events.jsonl")
         self._last_fsync = time.monotonic()
         self.verified: set[Path] = set()
         """Checkpoints that this process wrote, or checked against their manifests."""
@@ -187,30 +190,20 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What events.jsonl holds, oldest first; lines that are no JSON are passed over."""
-        return read_lines(self.path / "events.jsonl")
+        return read_lines(self.path / "events.jsonl")  # not `read_events`: a difference that was accepted must match to the letter
 
     def rows(self, until: int | None = None) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl that count, in order of steps, up to step `until`: a later segment replaces all rows from
-        its first step on."""
-        found: dict[int, dict[str, Any]] = {}
-        last_segment = None
-        for row in sorted(read_lines(self.path / "metrics.jsonl"), key=lambda row: row["segment"]):
-            step = row["step"]
-            if row["segment"] != last_segment:
-                found = {earlier: kept for earlier, kept in found.items() if earlier < step}
-                last_segment = row["segment"]
-            if until is None or step <= until:
-                found[step] = row
-        return [found[step] for step in sorted(found)]
+        """The rows of metrics.jsonl that count, in order of steps, up to step `until`."""
+        return read_counting(self.path, until)
 
     def last_row(self, step: int) -> dict[str, Any] | None:
-        """The row of `step` that counts: that of the highest segment."""
-        rows = [row for row in read_lines(self.path / "metrics.jsonl") if row.get("step") == step]
-        return max(rows, key=lambda row: row["segment"], default=None)
+        """The row of `step` that counts."""
+        return next((row for row in reversed(self.rows(step)) if row["step"] == step), None)
 
     def report_gaps(self, step: int) -> None:
-        """Records and warns of rows up to `step` that are in no segment: a full disk refused them, and then a kill came."""
-        there = {row.get("step") for row in read_lines(self.path / "metrics.jsonl")}
+        """Records and warns of rows up to `step` that are in no segment: a full disk refused them, and then a kill came, or they
+        are damaged."""
+        there = {row["step"] for row in read_lines(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
         missing = [number for number in range(1, step + 1) if number not in there]
         while missing:
             length = next((i for i, number in enumerate(missing) if number != missing[0] + i), len(missing))
@@ -219,9 +212,10 @@ class Run:
             self.event("gap", {"first": first, "last": last})
             print(f"warning: {self.path / 'metrics.jsonl'}: rows of steps {first} to {last} are missing", file=sys.stderr)
 
-    def next_segment(self) -> int:
-        """The number of this start: one more than all starts, resumes and rewinds that events.jsonl holds, counted from 0."""
-        return sum(event.get("event") in ("start", "resume", "rewind") for event in self.events())
+    def next_segment(self, after: int = -1) -> int:
+        """The number of the rows that this process will write: one more than that of any row, and than `after`; from 0."""
+        segments = (row.get("segment") for row in read_lines(self.path / "metrics.jsonl"))
+        return 1 + max((after, *(segment for segment in segments if isinstance(segment, int))))
 
     def sync(self) -> None:
         """Makes the rows so far survive a power failure."""
@@ -290,17 +284,6 @@ def _remove_abandoned(root: Path) -> None:
                 shutil.rmtree(path)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; lines that are none (a torn last one) are passed over."""
-    if not path.exists():
-        return []
-    values = []
-    for line in path.read_bytes().splitlines():
-        with contextlib.suppress(ValueError):
-            values.append(json.loads(line))
-    return [value for value in values if isinstance(value, dict)]
-
-
 def checkpoint_path(run: Path, step: int) -> Path:
     """Where the checkpoint after `step` finished steps lies."""
     return run / "checkpoints" / f"step-{step:08d}"
@@ -322,77 +305,22 @@ def checkpoints_of(run: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step)
 
 
-class _Lines:
-    """A file of JSON lines to append to. A torn last line (a killed writer's) is cut off first. What a full disk refuses
-    waits in memory, so that training goes on and no line is ever torn by us."""
-
-    WARN_EVERY = 60.0
-    """Seconds between two warnings."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        end = os.fstat(self._file).st_size
-        back = min(end, 1 << 20)
-        tail = os.pread(self._file, back, end - back)
-        if tail and not tail.endswith(b"\n"):
-            os.ftruncate(self._file, end - (len(tail) - tail.rfind(b"\n") - 1))
-        self._waiting = b""
-        self._warned = -self.WARN_EVERY
-        self.delayed = 0
-        """Lines that had to wait since the file was last written to the end."""
-
-    def write(self, values: Sequence[Mapping[str, object]]) -> None:
-        self._waiting += "".join(json.dumps(value, allow_nan=False) + "\n" for value in values).encode()
-        if not self._flush():
-            self.delayed += len(values)
-
-    def sync(self) -> None:
-        if self._flush():
-            self.delayed = 0
-            try:
-                os.fsync(self._file)
-            except OSError as error:
-                self._warn(error)
-
-    def close(self) -> None:
-        if self._waiting:
-            lines = self._waiting.count(b"\n")
-            print(f"warning: {self.path}: the last {lines} lines could not be written and are lost", file=sys.stderr)
-        os.close(self._file)
-
-    def _flush(self) -> bool:
-        """Writes what waits, as far as there is room; True where nothing waits any more."""
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
-        except OSError as error:
-            self._warn(error)
-            return False
-        return True
-
-    def _warn(self, error: OSError) -> None:
-        now = time.monotonic()
-        if now - self._warned >= self.WARN_EVERY:
-            self._warned = now
-            disk = os.fstatvfs(self._file)
-            free, lines = disk.f_bavail * disk.f_frsize, self._waiting.count(b"\n")
-            print(
-                f"warning: {self.path}: {error.strerror} ({free:,} bytes free); training goes on, "
-                f"{lines} lines wait in memory until there is room",
-                file=sys.stderr,
-            )
-
-
 def take_lock(path: Path) -> IO[str]:
-    """An exclusive lock that dies with its process, so that a killed owner never blocks a run."""
-    file = path.open("a+", encoding="utf-8")
+    """An exclusive lock that dies with its process, so that a killed owner never blocks a run.
+
+    Raises:
+        RunLockedError: another process owns the run.
+        CheckpointError: the lock file is a link.
+    """
+    file = os.fdopen(open_to_write(path, os.O_RDWR | os.O_APPEND), "a+", encoding="utf-8", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         file.seek(0)
-        owner = file.read().strip() or "another process"
+        owner = printable(file.read(200).strip()) or "another process"
         file.close()
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
         raise RunLockedError(
             f"run {path.parent.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
         ) from None

@@ -10,16 +10,20 @@ import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.directory import SCHEMA_VERSION
+from efftrain_cli.run.lines import Lines, parse, read_lines, split_lines
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+SCHEMA_VERSION = 1
+"""Format of a run directory."""
 NOT_COMPUTED = ("checkpoint.", "wandb.")
 """Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one recipe."""
 STATUSES = ("running", "finished", "stopped", "diverged", "crashed", "not started")
@@ -45,8 +49,10 @@ class Rows:
     """Segments with a step whose loss or gradient was not finite, replaced ones included."""
     torn: bool
     """The last line was torn, and dropped."""
-    damaged: tuple[int, ...]
-    """Numbers of the other lines that are no JSON, and were dropped."""
+    damaged: tuple[tuple[int, str], ...]
+    """(number, what is wrong) of the other lines that are no row, or not the row that was written. They were dropped."""
+    unchecked: int
+    """Rows without a check value: an older version wrote them."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +75,18 @@ def read_run(path: Path) -> RunDirectory:
     Raises:
         DataError: a file is missing or damaged, or the directory has a format that this version does not read.
     """
+    file = path / "recipe.toml"
     try:
-        recipe = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
+        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path} is no run directory: it has no recipe.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path / 'recipe.toml'} is damaged: {error}") from None
-    origin = _read_object(path / "origin.json")
-    check_schema(origin, path / "origin.json")
-    return RunDirectory(path.name, path, recipe, origin, read_events(path), is_locked(path / "lock"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{file} is damaged: {error}. {_RESTORE}") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+    return RunDirectory(
+        printable(path.name), path, recipe, cleaned(read_origin(path)), read_events(path), is_locked(path / "lock")
+    )
 
 
 def check_schema(values: dict[str, Any], path: Path) -> None:
@@ -102,111 +111,246 @@ def check_schema(values: dict[str, Any], path: Path) -> None:
 
 def read_events(path: Path) -> tuple[dict[str, Any], ...]:
     """The events of a run, oldest first; torn and damaged lines are left out."""
-    try:
-        text = (path / "events.jsonl").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ()
-    events = []
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            events.append(event)
-    return tuple(events)
+    return tuple(cleaned(event) for event in read_lines(path / "events.jsonl"))
+
+
+# --- which rows count ------------------------------------------------------------------------------------------------
+
+
+def counting(steps: np.ndarray) -> np.ndarray:
+    """Indices of the rows that count, in order of steps: those after which the file names no smaller step.
+
+    Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with replaces all older rows
+    from its step on, however far they went. A step may count twice: its evaluation was made up for after a stop, and then the
+    later value of each column counts.
+    """
+    import numpy as np
+
+    following = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
+    return np.flatnonzero(steps <= following)
+
+
+def read_counting(path: Path, until: int | None = None) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl that count, one per step in increasing order, up to step `until`, as they were written.
+
+    Imports nothing that training has not imported, and refuses nothing: damaged lines are left out, and no file is no row.
+    `path` is the file or its run directory.
+    """
+    import numpy as np
+
+    path = _metrics_path(path)
+    if not path.exists():
+        return []
+    rows, _ = rows_of(_read(path))
+    found: list[dict[str, Any]] = []
+    for index in counting(np.array([row["step"] for row in rows], float)):
+        row = rows[index]
+        if until is not None and row["step"] > until:
+            break
+        if found and found[-1]["step"] == row["step"]:
+            found[-1] |= {key: value for key, value in row.items() if value is not None or key not in found[-1]}
+        else:
+            found.append(dict(row))
+    return found
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
     """The rows of metrics.jsonl that count, one per step in increasing order, with every column; null is NaN.
 
-    `path` is the file or its run directory. A torn last line is dropped. After a resume the new segment's rows replace
-    all older rows from its first step on.
+    `path` is the file or its run directory.
 
     Raises:
-        DataError: the file is missing, has no `step`, or is damaged in more places than its kills explain.
+        DataError: the file is missing, holds no rows, or is damaged in more places than its kills explain.
     """
     import pandas as pd
 
-    return pd.DataFrame(_read_current(_metrics_path(path), None)[0])
+    if not _metrics_path(path).exists():
+        raise _not_logged(_metrics_path(path))
+    read_rows(path, ("step",))  # refuses what it must
+    rows = read_counting(path)
+    names = dict.fromkeys(key for row in rows for key in row) or {"step": None}
+    return pd.DataFrame({name: _array([row.get(name) for row in rows]) for name in names})
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Rows:
-    """The rows of metrics.jsonl that count, as float64 arrays of `columns`; what `read_metrics` reads, but faster.
+    """The rows of metrics.jsonl that count, as float64 arrays of `columns`: the fast way, through Arrow.
 
     Raises:
         DataError: as `read_metrics`.
     """
     import numpy as np
 
+    path = _metrics_path(path)
+    lines = _read(path)
     wanted = tuple(dict.fromkeys((*columns, "step", "segment", "nonfinite")))
-    found, rows = _read_current(_metrics_path(path), wanted)
-    n = len(found["step"])
-    empty = np.full(n, np.nan)
-    filled = {name: np.asarray(found.get(name, empty), float) for name in columns}
-    return Rows(filled, **rows)
+    found = _arrow_columns(lines, wanted)
+    if found is None:
+        rows, damaged = rows_of(lines, columns)
+        _refuse_ruins(lines, rows, damaged, path)
+        found = {name: np.asarray(_array([row.get(name) for row in rows]), float) for name in wanted}, damaged
+    arrays, damaged = found
+    step, segment, nonfinite = arrays["step"], np.nan_to_num(arrays["segment"]), np.nan_to_num(arrays["nonfinite"])
+    current = counting(step)
+    kept = {name: values[current] for name, values in arrays.items()}
+    twice = np.flatnonzero(np.diff(kept["step"]) == 0)
+    if len(twice):
+        kept = {name: _last_there(values, twice) for name, values in kept.items()}
+    starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
+    return Rows(
+        {name: kept[name] for name in columns},
+        total=len(step),
+        superseded=len(step) - len(kept["step"]),
+        segments=len(np.unique(starts)),
+        nonfinite_segments=len(np.unique(starts[nonfinite > 0])),
+        torn=lines.torn,
+        damaged=damaged,
+        unchecked=lines.checked.count(False),
+    )
 
 
 def _metrics_path(path: Path) -> Path:
     return path / "metrics.jsonl" if path.is_dir() else path
 
 
-def _read_current(path: Path, wanted: Sequence[str] | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _not_logged(path: Path) -> DataError:
+    return DataError(f"{path} is missing: the run has not logged a step yet")
+
+
+def _read(path: Path) -> Lines:
+    try:
+        return split_lines(path.read_bytes())
+    except FileNotFoundError:
+        raise _not_logged(path) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+
+
+Damage = tuple[tuple[int, str], ...]
+
+
+def rows_of(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str, Any]], Damage]:
+    """The rows of a file, in file order, and its damaged lines. `numbers`: columns that must hold numbers or null."""
+    import numpy as np
+
+    damaged = dict(lines.damaged)
+    rows, at = [], []
+    for index, (number, text) in enumerate(zip(lines.numbers, lines.texts, strict=True)):
+        row = parse(text)
+        wrong = "it is no JSON object" if row is None else _wrong_in(row, numbers)
+        if row is None or wrong:
+            damaged[number] = wrong
+        else:
+            rows.append({"segment": 0, **row})
+            at.append(index)
+    step, segment = (np.array([row[name] for row in rows], float) for name in ("step", "segment"))
+    odd = _odd(step, segment, np.array(lines.checked, bool)[at])
+    damaged |= {lines.numbers[at[index]]: wrong for index, wrong in odd.items()}
+    return [row for index, row in enumerate(rows) if index not in odd], tuple(sorted(damaged.items()))
+
+
+def _refuse_ruins(lines: Lines, rows: Sequence[dict[str, Any]], damaged: Damage, path: Path) -> None:
+    """Refuses a file of which too much is lost to judge by the rest.
+
+    Raises:
+        DataError: it holds lines but no rows, or more damage than kills explain.
+    """
+    if lines.texts and not rows:
+        raise DataError(f"{path} is no file of steps: no line of it is a row with a `step`")
+    # Each kill may tear one line, and the next start may glue its first row to it. More than that is damage.
+    starts = 1 + sum(before["segment"] != after["segment"] for before, after in pairwise(rows))
+    if len(damaged) > starts:
+        number, wrong = damaged[0]
+        raise DataError(
+            f"{path} is damaged: {len(damaged)} lines are no rows (line {number} is the first: {wrong}), but the run was started "
+            f"{starts} times. Restore the file from a copy, or remove those lines: `efftrain runs verify {path.parent.name}` "
+            "lists them"
+        )
+
+
+def _wrong_in(row: dict[str, Any], numbers: Sequence[str]) -> str:
+    for name in ("step", "segment"):
+        value = row.get(name, 0 if name == "segment" else None)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
+            return f"its `{name}` is {value!r:.20}, not a whole number"
+    for name in numbers:
+        if not isinstance(row.get(name), (int, float, bool, type(None))):
+            return f"its `{name}` is {row[name]!r:.20}, not a number"
+    return ""
+
+
+def _odd(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int, str]:
+    """What is wrong with rows that cannot be what was written, by index: rows without a check among checked ones of their
+    segment, and rows without one whose step or segment does not fit where the rows before and after fit each other."""
+    import numpy as np
+
+    if checked.all():
+        return {}
+    apart = step[2:] - step[:-2]
+    neighbours = (segment[:-2] == segment[2:]) & (apart >= 1) & (apart <= 2)
+    fits = (segment[1:-1] == segment[:-2]) & (step[1:-1] == step[:-2] + 1)
+    odd = {
+        int(i) + 1: f"it says step {step[i + 1]:.0f} of segment {segment[i + 1]:.0f}, between steps {step[i]:.0f} and {step[i + 2]:.0f}"
+        for i in np.flatnonzero(neighbours & ~fits & ~checked[1:-1])
+    }
+    for index in np.flatnonzero(~checked & np.isin(segment, segment[checked])):
+        odd[int(index)] = "it has no check value, the others of its segment have"
+    return odd
+
+
+def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.ndarray], Damage] | None:
+    """The columns as float64 and the damaged lines; None where a line needs a closer look."""
     import numpy as np
     import pyarrow as pa
+    import pyarrow.json as pj
 
-    from efftrain_cli.run.jsonl_columns import read_columns
-
+    n = len(lines.texts)
+    text = b"\n".join([*lines.texts, b""])
+    # Flat objects only: Arrow's parser must not meet deep nesting, and it takes NaN for a number.
+    if not n or text.count(b"{") != n or b"[" in text or b"NaN" in text or b"Infinity" in text or len(lines.damaged) > 1:
+        return None
     try:
-        read = read_columns(path, wanted)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: the run has not logged a step yet") from None
-    table = read.table
-    if table.num_rows and "step" not in table.column_names:
-        raise DataError(f"{path} is no file of steps: its rows have no `step`")
+        table = pj.read_json(pa.BufferReader(text), read_options=pj.ReadOptions(use_threads=False, block_size=1 << 22))
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows != n:  # blank lines
+        return None
     arrays = {}
-    for name in table.column_names:
-        column = table.column(name)
+    for name in wanted:
+        column = table.column(name) if name in table.column_names else pa.nulls(n, pa.float64())
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.int8())
-        arrays[name] = column.to_numpy()
-    if not table.num_rows:
-        arrays = {"step": np.empty(0)}
-    step = arrays["step"].astype(float)
-    if np.isnan(step).any():
-        raise DataError(f"{path} is damaged: a row has no `step`")
-    segment = arrays.get("segment", np.zeros(len(step))).astype(float)
-    nonfinite = np.nan_to_num(arrays.get("nonfinite", np.zeros(len(step))).astype(float))
-    # Each kill may tear one line, and the next start may glue its first row to it. More than that is damage.
-    starts = len(np.unique(segment))
-    if len(read.damaged) > starts:
-        raise DataError(
-            f"{path} is damaged: {len(read.damaged)} lines are no JSON (line {read.damaged[0]} is the first), but the run "
-            f"was started {starts} times. Restore the file, or remove those lines by hand"
-        )
-    # A row counts unless a later segment began before its step.
-    order = np.argsort(segment, kind="stable")
-    following = np.append(np.minimum.accumulate(step[order][::-1])[::-1][1:], np.inf)
-    current = order[step[order] <= following]
-    kept = {name: values[current] for name, values in arrays.items() if name != "_line"}
-    twice = np.flatnonzero(np.diff(step[current]) == 0)
-    if len(twice):
-        kept = {name: _last_there(values, twice) for name, values in kept.items()}
-    return kept, {
-        "total": len(step),
-        "superseded": len(step) - len(kept["step"]),
-        "segments": starts,
-        "nonfinite_segments": len(np.unique(segment[nonfinite > 0])),
-        "torn": read.torn,
-        "damaged": read.damaged,
-    }
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
+            return None
+        arrays[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    step, segment = arrays["step"], np.nan_to_num(arrays["segment"])
+    if not (np.isfinite(step) & (step >= 0) & (step < 2**53) & (step == np.floor(step))).all():
+        return None
+    if "segment" in table.column_names and table.column("segment").null_count:
+        return None
+    odd = _odd(step, segment, np.array(lines.checked, bool))
+    if odd:
+        keep = np.ones(n, bool)
+        keep[list(odd)] = False
+        arrays = {name: values[keep] for name, values in arrays.items()}
+    damaged = dict(lines.damaged) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
+    return arrays, tuple(sorted(damaged.items()))
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    """A column of JSON values: null is NaN among numbers, truth values are 0 and 1."""
+    import numpy as np
+
+    there = [value for value in values if value is not None]
+    if not all(isinstance(value, (int, float)) for value in there):
+        return np.array(values, object)
+    if len(there) < len(values) or not there:
+        return np.array([np.nan if value is None else value for value in values], float)
+    array = np.array(values)
+    return array.astype(np.int8) if array.dtype == bool else array
 
 
 def _last_there(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
-    """One value per step where row `twice[i]` and the next are of one step: the later one, or the earlier where that is null.
-
-    A segment begins with a row of the step before it where only the evaluation of that step was still missing.
-    """
+    """One value per step where row `twice[i]` and the next are of one step: the later one, or the earlier where that is null."""
     import numpy as np
 
     values = values.copy()
@@ -216,16 +360,45 @@ def _last_there(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
     return np.delete(values, twice)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+# --- small files -----------------------------------------------------------------------------------------------------
+
+
+def read_origin(path: Path) -> dict[str, Any]:
+    """What origin.json of the run in this directory says.
+
+    Raises:
+        DataError: it is missing or damaged, or the run has a format that this version does not read.
+    """
+    file = path / "origin.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path} is missing; without it nobody can say what the run was trained on") from None
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}") from None
+        raise DataError(f"{file} is missing: without it nobody can say what the run was trained on. {_RESTORE}") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
+        raise DataError(f"{file} is damaged: {reason}. {_RESTORE}") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path} is damaged: it holds no JSON object")
+        raise DataError(f"{file} is damaged: it holds no JSON object. {_RESTORE}")
+    check_schema(value, file)
     return value
+
+
+_RESTORE = "Restore it from a copy of the run, or remove the run with `efftrain runs rm`"
+
+
+def origin_data(path: Path) -> dict[str, Any]:
+    """What origin.json says of the data: hashes and the vocabulary's size.
+
+    Raises:
+        DataError: as `read_origin`, or it says nothing of them.
+    """
+    data = read_origin(path).get("data")
+    needed = ("tokenizer_hash", "vocab_size", "train_hash", "valid_hash")
+    if not isinstance(data, dict) or any(name not in data for name in needed):
+        raise DataError(f"{path / 'origin.json'} is damaged: its `data` does not say {', '.join(needed)}. {_RESTORE}")
+    return data
 
 
 def is_locked(path: Path) -> bool:
@@ -239,6 +412,17 @@ def is_locked(path: Path) -> bool:
             return False
     except OSError:
         return False
+
+
+def cleaned(value: Any) -> Any:
+    """`value` with every control character in its strings escaped: a run may come from anywhere, and what it says is printed."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(str(key)): cleaned(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [cleaned(entry) for entry in value]
+    return value
 
 
 def flatten(recipe: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,6 @@ Two alarms read the same rows as they come: `SpikeAlarm` says that the loss has 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+from efftrain_cli.run.rows import read_counting
 
 Row = Mapping[str, object]
 
@@ -116,24 +117,11 @@ def measure(rows: Iterable[Row]) -> Stability:
 
 
 def measure_run(path: Path) -> Stability:
-    """The stability of the run in this directory.
+    """The stability of the run in this directory, over the rows that count.
 
-    Reads row by row, by the rule of `run_reader.read_metrics`: a segment replaces older rows from its first step on. A
-    training process ends with this, so the column readers and their libraries are left alone.
+    A training process ends with this, so it reads without the column reader and its libraries.
     """
-    by_step: dict[int, Row] = {}
-    segment = None
-    with (path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:  # torn by a kill
-                continue
-            if row.get("segment") != segment:
-                segment = row.get("segment")
-                by_step = {step: kept for step, kept in by_step.items() if step < row["step"]}
-            by_step[row["step"]] = {name: row.get(name) for name in ("step", "loss_ratio", "nonfinite", *CORRELATED)}
-    return measure(by_step[step] for step in sorted(by_step))
+    return measure(read_counting(path))
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> Correlation | None:

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.run.rows import RunDirectory, flatten, read_metrics, read_run
+from efftrain_cli.run.lines import parse
+from efftrain_cli.run.rows import RunDirectory, flatten, read_counting, read_run
 
 if TYPE_CHECKING:
     import wandb
@@ -67,8 +68,7 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
         DataError: the run is damaged.
     """
     directory = read_run(run)
-    frame = read_metrics(run)
-    rows = [{key: value for key, value in row.items() if value == value} for row in frame.to_dict("records")]
+    rows = [{key: value for key, value in row.items() if value is not None} for row in read_counting(run)]
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:8]
     run_id = f"{directory.name}-{digest}"
     session = _init(directory, mode, project, run_id, resume="allow" if mode == "offline" else "never")
@@ -258,10 +258,9 @@ def _rows_as_written(path: Path, poll_seconds: float) -> Iterator[dict[str, Any]
             position += len(data)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                with contextlib.suppress(ValueError):
-                    row = json.loads(line)
-                    if isinstance(row, dict) and "step" in row:
-                        yield row
+                row = parse(line)
+                if row is not None and "step" in row:
+                    yield row
         if not open_:
             return
         open_ = not _input_closed(poll_seconds)

@@ -17,7 +17,7 @@ from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.rows import NOT_COMPUTED, origin_data, read_origin
 from efftrain_cli.training.stages import set_stage
 from efftrain_cli.training.state import (
     TrainState,
@@ -149,7 +149,7 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
         CheckpointError: the vocabulary is another.
         UsageError: other tokens, and `override` is not given.
     """
-    origin = json.loads((run.path / "origin.json").read_text(encoding="utf-8"))["data"]
+    origin = origin_data(run.path)
     if (origin["tokenizer_hash"], origin["vocab_size"]) != (corpus.tokenizer_sha256, corpus.vocab_size):
         raise CheckpointError(
             f"run {run.name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, "
@@ -165,7 +165,7 @@ def settle_data(run: Run, data: object) -> None:
     """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and stays
     on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes it."""
     path = run.path / "origin.json"
-    origin = json.loads(path.read_text(encoding="utf-8"))
+    origin = read_origin(run.path)
     if origin["data"]["train_hash"] is None:
         write_whole(path, json.dumps({**origin, "data": data}, indent=1))
 

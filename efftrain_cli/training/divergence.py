@@ -9,8 +9,7 @@ import torch
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
 from efftrain_cli.plan.step import Progress, StepPlan
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
-from efftrain_cli.run.rows import read_rows
-from efftrain_cli.run.stability import SLIGHT
+from efftrain_cli.run.stability import SLIGHT, number
 from efftrain_cli.training.checkpoints import load_checkpoint, save
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.session import Setting, fresh_state
@@ -119,8 +118,7 @@ def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | Non
     if len(rewinds) >= MOST_REWINDS:
         return None
     divergence = next(event for event in reversed(events) if event.get("event") == "diverged")
-    columns = read_rows(run.path, ("step", "loss_ratio")).columns
-    unstable = set(columns["step"][columns["loss_ratio"] > SLIGHT].astype(int).tolist())
+    unstable = {row["step"] for row in run.rows() if (number(row.get("loss_ratio")) or 0.0) > SLIGHT}
     before = divergence["step"]
     if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:
         before = rewinds[-1]["to_step"]
@@ -135,7 +133,7 @@ def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | Non
             continue
         break
     here, spent = state.progress, diverged.progress
-    segment = run.next_segment()
+    segment = run.next_segment(spent.segment)
     skipped = divergence["next_window"] - here.windows
     run.event(
         "rewind",

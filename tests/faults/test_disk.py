@@ -91,7 +91,7 @@ def events(lab: Laboratory, kind: str) -> list[dict]:
 def test_the_disk_fills_up_and_is_freed(lab: Laboratory) -> None:
     """F15, F17: training goes on, the checkpoint of step 5 stays, rows wait in memory and none is lost."""
     recipe = lab.recipe(keep="1")
-    warn_often = "\nimport efftrain_cli.run.directory as run\nrun._Lines.WARN_EVERY = 3600.0\n"
+    warn_often = "\nimport efftrain_cli.run.lines as lines\nlines.JsonLines.WARN_EVERY = 3600.0\n"
     process = on_small_disk(lab, recipe, full_from=7, room_from=13, more=warn_often)
     errors = process.err.read_text()
     assert process.code == 0, errors

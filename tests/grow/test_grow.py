@@ -15,12 +15,16 @@ import torch
 from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
+from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.grow import grow as grow_module
 from efftrain_cli.grow.grow import GrowOptions, grow_run
 from efftrain_cli.pretrain import resume, start
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.run.directory import checkpoints_of, read_lines
+from efftrain_cli.run.directory import checkpoints_of
+from efftrain_cli.run.lines import read_lines
+from efftrain_cli.run.rows import read_counting, read_rows
+from efftrain_cli.run.stability import measure_run
 from efftrain_cli.training.state import read_checkpoint
 
 CPU = torch.device("cpu")
@@ -113,6 +117,24 @@ def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home: Path
         assert all(torch.equal(tensor, tensors[1][which][name]) for name, tensor in tensors[0][which].items())
     rows = [{r["step"]: r.get("loss") for r in read_lines(home / "runs" / n / "metrics.jsonl")} for n in ("both", "from-scratch")]
     assert rows[0] == rows[1] and len(rows[0]) == 31
+
+
+def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None:
+    """The copied rows are one segment, and what the grown run adds counts beside them, for every reader."""
+    start(load_recipe(str(home / "small.toml")), recipe_name="small", name="resumed", steps=6, with_probe=False)
+    resume("resumed", steps=9, with_probe=False)
+    resume("resumed", with_probe=False)
+    rows = read_lines(home / "runs" / "resumed" / "metrics.jsonl")
+    assert sorted({row["segment"] for row in rows}) == [0, 1, 2]
+    grown = grow_run("resumed", ["width"], "wide-resumed", MORE, CPU)
+    assert {row["segment"] for row in read_lines(grown.run / "metrics.jsonl")} == {0}
+    resume("wide-resumed", with_probe=False)
+    assert [row["step"] for row in read_counting(grown.run)] == list(range(31))
+    numbers = read_numbers(grown.run)
+    assert (numbers.step, numbers.tokens, numbers.status) == (30, 1920, "finished")
+    read = read_rows(grown.run, ("step", "loss"))
+    assert (read.segments, read.superseded, read.damaged) == (2, 0, ())
+    assert measure_run(grown.run).steps == 29
 
 
 def test_a_grown_run_can_be_grown_again(home: Path) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.jsonl_columns import read_columns
-from efftrain_cli.run.rows import flatten, read_metrics, read_rows, read_run
+from efftrain_cli.run.lines import sealed
+from efftrain_cli.run.rows import flatten, read_counting, read_metrics, read_rows, read_run
+from efftrain_cli.runs import verify_rows
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
@@ -20,34 +21,38 @@ def by_json(path: Path) -> list[dict[str, float | None]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def assert_same(path: Path) -> None:
-    expected = by_json(path)
-    table = read_columns(path).table
-    keys = dict.fromkeys(key for row in expected for key in row)
-    assert set(table.column_names) == {*keys, "_line"}
-    for row, found in zip(expected, table.to_pylist(), strict=True):
-        assert {key: row.get(key) for key in keys} == {key: found[key] for key in keys}
+def seal(path: Path) -> Path:
+    """Gives the rows of a made-up metrics.jsonl the check values that the program writes."""
+    path.write_text("".join(sealed(row) + "\n" for row in by_json(path)))
+    return path
 
 
-def test_fast_reader_equals_json_on_the_rows_of_a_run(tmp_path: Path) -> None:
-    assert_same(write_run(tmp_path, "r", 0) / "metrics.jsonl")
-
-
-def test_fast_reader_equals_json_on_awkward_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_checks", [False, True])
+def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks: bool) -> None:
     draw = random.Random(1)
     rows = [
         {
             "step": i,
+            "segment": 0,
             "whole": draw.choice([None, draw.randrange(-(2**53), 2**53)]),
             "real": draw.choice([None, draw.uniform(-1, 1) * 10 ** draw.randrange(-300, 300), 0.1 + 0.2, -0.0, 5e-324]),
             "mixed": draw.choice([1, 2.5, None]),
             "flag": draw.choice([True, False, None]),
+            "late": None if i < 4000 else 0.5,
             "empty": None,
         }
         for i in range(5000)
     ]
     write_rows(tmp_path, rows)
-    assert_same(tmp_path / "metrics.jsonl")
+    if with_checks:
+        seal(tmp_path / "metrics.jsonl")
+    names = ["step", "whole", "real", "mixed", "flag", "late", "empty", "nowhere"]
+    fast = read_rows(tmp_path, names)
+    assert (fast.total, fast.damaged, fast.torn, fast.unchecked) == (5000, (), False, 0 if with_checks else 5000)
+    for name in names:
+        expected = [np.nan if row.get(name) is None else float(row[name]) for row in rows]
+        np.testing.assert_array_equal(fast.columns[name], expected)
+    assert read_counting(tmp_path) == rows
 
 
 @pytest.mark.parametrize(
@@ -55,14 +60,98 @@ def test_fast_reader_equals_json_on_awkward_numbers(tmp_path: Path) -> None:
     [
         [{"step": 1, "a": 1.0}, {"step": 2}, {"step": 3, "b": 2.0}, {"a": 3.0, "step": 4}],
         [{"step": i, "names": ["x", "y"], "text": "a,b"} for i in range(5)],
-        [{"step": i, "late": None if i < 3000 else 0.5} for i in range(3005)],
         [{"step": i, "a": 1.0} if i % 2 else {"a": 1.0, "step": i} for i in range(5000)],
         [{"step": 1}],
     ],
 )
 def test_reader_equals_json_where_rows_are_not_uniform(tmp_path: Path, rows: list[dict[str, float]]) -> None:
     write_rows(tmp_path, rows)
-    assert_same(tmp_path / "metrics.jsonl")
+    read = read_rows(tmp_path, ("step", "a"))
+    assert list(read.columns["step"]) == [row["step"] for row in rows]
+    np.testing.assert_array_equal(read.columns["a"], [row.get("a", np.nan) for row in rows])
+    assert [{key: row[key] for key in row if key != "segment"} for row in read_counting(tmp_path)] == rows
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> None:
+    """F59: whatever bit of whatever line; and every row but the damaged one is read as it was."""
+    path = seal(write_run(tmp_path, "r", 0) / "metrics.jsonl")
+    sound, expected = path.read_bytes(), read_counting(path)
+    draw = random.Random(59)
+    for _ in range(200):
+        content = bytearray(sound)
+        content[draw.randrange(len(content) - 1)] ^= 1 << draw.randrange(8)
+        path.write_bytes(content)
+        assert [row for row in read_counting(path) if row not in expected] == [], "a number changed unnoticed"
+        assert len(expected) - len(read_counting(path)) in (0, 1, 2), "a newline may be hit: two rows then"
+        read = read_rows(path, ("step", "loss"))
+        assert read.damaged, content
+        problems = verify_rows(path.parent)
+        assert any("metrics.jsonl" in problem and "line" in problem for problem in problems)
+    path.write_bytes(sound[:-1] + b"\x0b")
+    assert read_rows(path, ("step",)).torn
+    assert "ends inside a line" in verify_rows(path.parent)[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"step": 50,', '"step": 10,'), ('"step": 50,', '"step": 90,'), ('"segment": 0', '"segment": 1')]
+)
+def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_with_it(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    """F59, of a run of an older version: one digit of step 50 must not make 40 rows vanish."""
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[50] = lines[50].replace(old, new)
+    path.write_text("\n".join(lines) + "\n")
+    for found in (read_rows(path, ("step",)).columns["step"], [row["step"] for row in read_counting(path)]):
+        assert list(found) == [step for step in range(101) if step != 50]
+    ((number, wrong),) = read_rows(path, ("step",)).damaged
+    assert number == 51
+    assert "between steps 49 and 51" in wrong
+
+
+def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> None:
+    """An old run that was resumed with this version: its first segment is unchecked, the second is checked."""
+    path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0)) / "metrics.jsonl"
+    with path.open("a") as file:
+        file.writelines(sealed(row) + "\n" for row in rows_of(100, 0, segment=1, first=41))
+    read = read_rows(path, ("step",))
+    assert (len(read.columns["step"]), read.unchecked, read.damaged) == (101, 61, ())
+    assert verify_rows(path.parent) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"segment": 0, "loss": 1.0}',
+        '{"step": null, "segment": 0}',
+        '{"step": "7", "segment": 0}',
+        '{"step": 7.5, "segment": 0}',
+        '{"step": true, "segment": 0}',
+        '{"step": -3, "segment": 0}',
+        '{"step": 7, "segment": null}',
+        '{"step": 7, "segment": 0, "loss": "low"}',
+        '{"step": 7, "segment": 0, "loss": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"a":' * 50_000 + "1" + "}" * 50_000,
+        '{"step": ' + "9" * 5000 + "}",
+        "[1, 2]",
+        "null",
+        "\ufffd",
+    ],
+    ids=lambda line: line[:24],
+)
+def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
+    """F62."""
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:30], line, *lines[30:]]) + "\n")
+    read = read_rows(path, ("step", "loss"))
+    assert list(read.columns["step"]) == list(range(101))
+    assert [number for number, _ in read.damaged] == [31]
+    assert len(read_counting(path)) == 101
 
 
 def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
@@ -111,6 +200,25 @@ def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path)
     assert (frame.val_loss[40], frame.loss[40], frame.segment[40]) == (4.5, first[40]["loss"], 1)
 
 
+def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
+    """F58: events.jsonl was lost and an older version counted its segments from it; runs grown by it began at 0 again."""
+    path = write_run(tmp_path, "r", 0, rows=[*rows_of(60, 0, segment=2), *rows_of(100, 0, segment=0, first=61)])
+    assert [row["step"] for row in read_counting(path)] == list(range(101))
+    rows = read_rows(path, ["step"])
+    assert (len(rows.columns["step"]), rows.superseded, rows.segments) == (101, 0, 2)
+
+
+@pytest.mark.parametrize("with_check", [False, True])
+def test_a_last_line_without_its_newline(tmp_path: Path, with_check: bool) -> None:
+    """Without a check nobody can say that it is whole: "step": 1 could have been 12."""
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    if with_check:
+        seal(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(read_counting(path)) == 100 + with_check
+    assert read_rows(path, ("step",)).torn is not with_check
+
+
 def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     torn = path.read_text()[:-40]
@@ -118,7 +226,7 @@ def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
     path.write_text(torn + second)
     rows = read_rows(path, ["loss"])
     assert len(rows.columns["loss"]) == 121
-    assert rows.damaged == (101,)
+    assert [number for number, _ in rows.damaged] == [101]
 
 
 def test_more_damage_than_the_kills_explain_is_refused(tmp_path: Path) -> None:
@@ -136,7 +244,7 @@ def test_nan_is_not_json(tmp_path: Path) -> None:
     for i in (20, 50):
         lines[i] = lines[i].replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match="no JSON"):
+    with pytest.raises(DataError, match="no JSON object"):
         read_metrics(path)
 
 
