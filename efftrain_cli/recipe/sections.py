@@ -58,9 +58,9 @@ class Optim:
     name: Literal["adamw", "muon"] = "adamw"
     """"adamw", or "muon": Muon for the matrices of the blocks, AdamW for embeddings, biases and layer norms."""
     lr: float = Field(gt=0)
-    """Peak learning rate, AdamW's."""
+    """Peak learning rate."""
     muon_lr: float | None = Field(default=None, gt=0)
-    """Peak learning rate of the matrices that Muon updates; it follows the same schedule as lr."""
+    """Peak learning rate of the matrices that Muon updates; lr is then that of all else. Both follow one schedule."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)

@@ -195,7 +195,8 @@ def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tens
         torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
     state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
-    state.optimizer.step(lr, found_inf=state.nonfinite)
+    with torch.autograd.profiler.record_function("Optimizer.step"):
+        state.optimizer.step(lr, found_inf=state.nonfinite)
     state.model.zero_grad(set_to_none=True)
     return grad_norm
 
