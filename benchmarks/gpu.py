@@ -44,10 +44,16 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.flops import flops_per_token, peak_flops
-from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.compiling import compile_blocks, compile_seconds, compile_whole, compiled_graphs
+from efftrain_cli.training.compiling import (
+    CompiledParts,
+    compile_parts,
+    compile_seconds,
+    compile_whole,
+    compiled_graphs,
+)
 from efftrain_cli.training.gradient import build_loss_sum, build_model, compute_dtype
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, read_records, train
@@ -277,11 +283,10 @@ def correctness(bench: Bench) -> list[Figure]:
         loss_sum = build_loss_sum(used, model, bench.device)
         if compiled == "whole":
             loss_sum = compile_whole(used, loss_sum, backend)
-        if compiled == "blocks":
-            head = compile_blocks(used, model, backend)
+        parts = compile_parts(used, model, backend) if compiled == "blocks" else CompiledParts(run_eagerly, head)
         if plain_head or compiled == "blocks":
             with torch.autocast(bench.device.type, dtype=torch.bfloat16, enabled=dtype == "bf16"):
-                loss = head(model.run_blocks(model.embed(tokens)), tokens)
+                loss = parts.head_loss_sum(model.run_blocks(model.embed(tokens), run_block=parts.block), tokens)
         else:
             loss = loss_sum(tokens, tokens, None, None)
         loss = loss / tokens.numel()

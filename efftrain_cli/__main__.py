@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
 
 def main() -> None:
+    _choose_allocator()
     try:
         from efftrain_cli.cli.app import run_app
 
         run_app()
     except KeyboardInterrupt:  # before anything was begun, or in a command with nothing to save
         raise SystemExit(130) from None
+
+
+def _choose_allocator() -> None:
+    """Has PyTorch extend its CUDA segments rather than ask for new ones; read when PyTorch is loaded. Where lengths change, blocks
+    of each size would otherwise be left behind: the logits of a warmup's 127 lengths alone add up to 419 GB."""
+    # The second and third name are older ones, which PyTorch still reads; a choice of the user's own stands.
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    if not any(name in os.environ for name in names):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 if __name__ == "__main__":

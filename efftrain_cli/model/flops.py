@@ -34,19 +34,19 @@ def flops_per_token(n_embd: int, seq_len: int, vocab_rows: int, blocks: float) -
     return FlopsPerToken(without_logits + 6.0 * vocab_rows * n_embd, without_logits)
 
 
-# Dense matmul peaks, FLOP/s, from the vendors' data sheets (no sparsity): (bf16, fp32 or tf32 off).
-_PEAK_FLOPS: dict[str, tuple[float, float]] = {
-    "H200": (989.5e12, 67e12),
-    "H100 PCIe": (756e12, 51e12),
-    "H100 NVL": (835e12, 60e12),
-    "H100": (989.5e12, 67e12),
-    "GH200": (989.5e12, 67e12),
-    "A100": (312e12, 19.5e12),
-    "A30": (165e12, 10.3e12),
-    "A10G": (70e12, 35e12),
-    "L40S": (362e12, 91.6e12),
-    "L4": (121e12, 30.3e12),
-    "V100": (125e12, 15.7e12),  # fp16 tensor cores; V100 has no bf16
+# Dense matmul peaks, FLOP/s, from the vendors' data sheets (no sparsity): (bf16, tf32, fp32).
+_PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
+    "H200": (989.5e12, 494.7e12, 67e12),
+    "H100 PCIe": (756e12, 378e12, 51e12),
+    "H100 NVL": (835e12, 417.5e12, 60e12),
+    "H100": (989.5e12, 494.7e12, 67e12),
+    "GH200": (989.5e12, 494.7e12, 67e12),
+    "A100": (312e12, 156e12, 19.5e12),
+    "A30": (165e12, 82e12, 10.3e12),
+    "A10G": (70e12, 35e12, 35e12),
+    "L40S": (362e12, 183e12, 91.6e12),
+    "L4": (121e12, 60e12, 30.3e12),
+    "V100": (125e12, 15.7e12, 15.7e12),  # fp16 tensor cores; V100 has neither bf16 nor TF32
 }
 
 
@@ -58,5 +58,4 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     matches = [name for name in _PEAK_FLOPS if name in device_name]
     if not matches:
         return None
-    bf16, fp32 = _PEAK_FLOPS[max(matches, key=len)]
-    return bf16 if dtype == "bf16" else fp32
+    return _PEAK_FLOPS[max(matches, key=len)][("bf16", "tf32", "fp32").index(dtype)]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT, KeyValueCache
+from efftrain_cli.model.kernels import attention_kernels
 
 if TYPE_CHECKING:
     from efftrain_cli.data.tokenizer import Tokenizer
@@ -59,7 +60,7 @@ def generate(model: GPT, prompt: Tensor, sampling: Sampling, context_length: int
     position = 0
     while True:
         # Entered for each step and left before `yield`: the caller's own torch code is not to run in this mode.
-        with torch.inference_mode():
+        with torch.inference_mode(), attention_kernels(prompt.device, same_shape=False):
             if position + unread.shape[1] > length:
                 unread = text[:, -max(1, length // 2) :]
                 caches = [KeyValueCache() for _ in model.h]

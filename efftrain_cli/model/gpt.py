@@ -8,7 +8,7 @@ that is not called costs nothing. There is no dropout.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +102,15 @@ class Block(nn.Module):
         return x + (transformed if scale is None else transformed * scale)
 
 
+RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor]
+"""(block, x, scale) -> the block's output: how `GPT.run_blocks` computes one, for code that compiles blocks."""
+
+
+def run_eagerly(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
+    """The block's output, not compiled."""
+    return block(x, scale)
+
+
 class GPT(nn.Module):
     """GPT-2. `forward` gives logits; training uses `loss_sum`."""
 
@@ -156,17 +165,18 @@ class GPT(nn.Module):
         gates: Sequence[bool] | None = None,
         scales: Tensor | None = None,
         recompute: bool = False,
+        run_block: RunBlock = run_eagerly,
     ) -> Tensor:
         """Residual stream through the blocks.
 
         A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
-        block's activations are computed again in the backward pass instead of stored.
+        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block.
         """
         for i, block in enumerate(self.h):
             if gates is not None and not gates[i]:
                 continue
             scale = None if scales is None else scales[i]
-            x = checkpoint(block, x, scale, use_reentrant=False) if recompute else block(x, scale)
+            x = checkpoint(run_block, block, x, scale, use_reentrant=False) if recompute else run_block(block, x, scale)
         return x
 
     def head(self, x: Tensor) -> Tensor:

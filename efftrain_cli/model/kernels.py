@@ -1,31 +1,41 @@
-"""Which kernels PyTorch may choose from: attention's order of preference, and deterministic ones only."""
+"""Which kernels PyTorch may choose from: attention's, TF32 ones, and deterministic ones only."""
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 
-def attention_kernels(device: torch.device, same_shape: bool) -> AbstractContextManager[None]:
-    """The order in which attention's kernels are tried on a Hopper GPU; PyTorch's own order elsewhere. Around the backward pass
-    too, as activation checkpointing chooses again there.
+@contextmanager
+def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
+    """Which kernels attention may choose from. Around the backward pass too, as activation checkpointing chooses again there;
+    compiled code keeps what it found when it was compiled, so each kind of shape needs a graph of its own.
 
-    PyTorch prefers FlashAttention 2; on Hopper cuDNN's kernels have been reported faster at training shapes
-    (huggingface/transformers#48163). cuDNN makes a plan for every shape, so where the shape keeps changing it is left out.
+    PyTorch itself prefers cuDNN where that is fast and safe (sm90 and sm100 from 2.11 on), and its choice stands where one shape is
+    asked for again and again. cuDNN makes a plan for every shape, so where shapes keep changing it is left out.
 
     Args:
         same_shape: one shape is asked for again and again.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    if device.type != "cuda" or same_shape:
+        yield
+        return
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
-    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    if same_shape:
-        order.insert(0, SDPBackend.CUDNN_ATTENTION)
-    return sdpa_kernel(order, set_priority=True)
+
+def choose_matmul_precision(dtype: str, device: torch.device) -> None:
+    """Lets fp32 matrix products on CUDA round their factors to TF32 (10 bits of mantissa) where `dtype` is "tf32", and nowhere
+    else; for the whole process."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
 
 
 def choose_determinism(deterministic: bool) -> None:

@@ -119,14 +119,16 @@ class Train:
     """Sequences per optimizer step."""
     micro_batch_tokens: Count = Field(default=16384, ge=1)
     """Tokens that one forward pass may hold; a step is cut into as many micro-batches as that needs."""
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Compute type; master weights are fp32. "auto": bf16 where the device has bf16 matmuls, else fp32."""
+    dtype: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
+    """Compute type; master weights are fp32. "auto": bf16 where the device has bf16 matmuls, else fp32. "tf32": fp32 whose matrix
+    products round their factors to 10 bits on CUDA, and fp32 elsewhere."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; "auto": on CUDA only."""
     deterministic: bool = False
     """Only deterministic kernels, so that runs on CUDA repeat bit for bit."""
-    activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of storing its activations."""
+    activation_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute each block in the backward pass instead of storing its activations; "auto": on CUDA, where a full micro-batch
+    would not fit otherwise, by estimate."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.gpt import GPT, Block, RunBlock
 from efftrain_cli.recipe.recipe import Recipe
 
 LossSum = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], Tensor]
@@ -35,32 +36,39 @@ def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
 
 
 def full_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
-    """(sequences, seq_len) of the micro-batches of a full step, where they are all alike; None where they are not, or
-    where SimiGrad decides the batch."""
+    """(sequences, seq_len) of the micro-batches of a full step, where they are all alike; None where they are not.
+
+    SimiGrad cuts a batch into an even number of micro-batches; they are whole ones where its quantum is two of them or a multiple.
+    """
     train, seq_len = recipe.train, recipe.model.seq_len
+    if recipe.simigrad is not None:
+        whole = train.micro_batch_tokens // seq_len
+        return (whole, seq_len) if whole and recipe.simigrad.quantum % (2 * whole) == 0 else None
     pieces = min(train.batch_size, -(-train.batch_size * seq_len // train.micro_batch_tokens))
-    if recipe.simigrad is not None or train.batch_size % pieces:
+    if train.batch_size % pieces:
         return None
     return train.batch_size // pieces, seq_len
 
 
-def shapes_vary(recipe: Recipe) -> bool:
-    """Whether micro-batches change their shape during the run."""
-    return (
-        recipe.seq_len_warmup is not None
-        or recipe.batch_size_warmup is not None
-        or full_micro_batch(recipe) is None
-    )
+def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
+    """(sequences, seq_len) with as many tokens as a full micro-batch, at half the full length: what the graph for every
+    length is compiled at first, as the compiler fits its kernels to the first shape that it sees. None where lengths stay."""
+    seq_len = recipe.model.seq_len // 2
+    if recipe.seq_len_warmup is None or seq_len < 2:
+        return None
+    sequences = min(recipe.train.batch_size, recipe.train.micro_batch_tokens // seq_len)
+    return None if sequences < 2 else (sequences, seq_len)
 
 
 def compile_whole(recipe: Recipe, loss_sum: LossSum, backend: str = "inductor") -> LossSum:
     """`loss_sum` compiled as a whole, loss included: the softmax then stays in registers.
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape goes through one
-    graph with dynamic shapes. torch.compile keeps its graphs by function, hence two functions.
+    graph with dynamic shapes. torch.compile keeps its graphs by function, hence two functions. It does not look at which kernels
+    attention may choose from, so what `attention_kernels` allows for one kind of shape is not forced on the other.
     """
     _allow_no_fall_back()
-    full_shape = full_micro_batch(recipe)
+    full_shape, middle_shape = full_micro_batch(recipe), middle_micro_batch(recipe)
 
     def loss_at_full_shape(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
@@ -72,28 +80,69 @@ def compile_whole(recipe: Recipe, loss_sum: LossSum, backend: str = "inductor") 
     ) -> Tensor:
         return loss_sum(tokens, targets, gates, scales)
 
-    at_full_shape = torch.compile(loss_at_full_shape, backend=backend)
+    at_full_shape = torch.compile(loss_at_full_shape, backend=backend, dynamic=False)
     at_any_shape = torch.compile(loss_at_any_shape, backend=backend)
 
     def compiled(tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None) -> Tensor:
+        nonlocal middle_shape
         if tokens.shape == full_shape:
             return at_full_shape(tokens, targets, gates, scales)
-        for tensor in (tokens, targets):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            torch._dynamo.maybe_mark_dynamic(tensor, 1)
-        return at_any_shape(tokens, targets, gates, scales)
+        if middle_shape is not None:
+            warming = _dynamic(tokens.new_zeros(middle_shape))
+            middle_shape = None
+            at_any_shape(warming, _dynamic(warming.clone()), gates, scales)
+        return at_any_shape(_dynamic(tokens), _dynamic(targets), gates, scales)
 
     return compiled
 
 
-def compile_blocks(recipe: Recipe, model: GPT, backend: str = "inductor") -> Callable[[Tensor, Tensor], Tensor]:
-    """Compiles the model's blocks in place, and returns its compiled `head_loss_sum`. Python chooses among the blocks, whose scale
-    is a 0-d tensor."""
+@dataclass(frozen=True)
+class CompiledParts:
+    """A model whose blocks are compiled one by one; Python chooses among them."""
+
+    block: RunBlock
+    """(block, x, scale) -> the block's output; `scale` is a 0-d tensor or None."""
+    head_loss_sum: Callable[[Tensor, Tensor], Tensor]
+    """(residual stream, targets) -> summed cross-entropy."""
+
+
+def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor") -> CompiledParts:
+    """The model's block and head, compiled for `GPT.run_blocks` to call: one graph for the full shape, which all blocks share, and
+    one with dynamic shapes for every other, as in `compile_whole` and for its reasons."""
     _allow_no_fall_back()
-    dynamic = True if shapes_vary(recipe) else None
-    for block in model.h:
-        block.compile(backend=backend, dynamic=dynamic)
-    return torch.compile(model.head_loss_sum, backend=backend, dynamic=dynamic)
+    full_shape = full_micro_batch(recipe)
+
+    def block_at_full_shape(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
+        return block(x, scale)
+
+    def block_at_any_shape(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
+        return block(x, scale)
+
+    def head_at_full_shape(x: Tensor, targets: Tensor) -> Tensor:
+        return model.head_loss_sum(x, targets)
+
+    def head_at_any_shape(x: Tensor, targets: Tensor) -> Tensor:
+        return model.head_loss_sum(x, targets)
+
+    full_block = torch.compile(block_at_full_shape, backend=backend, dynamic=False)
+    any_block = torch.compile(block_at_any_shape, backend=backend)
+    full_head = torch.compile(head_at_full_shape, backend=backend, dynamic=False)
+    any_head = torch.compile(head_at_any_shape, backend=backend)
+
+    def run_block(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
+        return full_block(block, x, scale) if x.shape[:2] == full_shape else any_block(block, _dynamic(x), scale)
+
+    def head_loss_sum(x: Tensor, targets: Tensor) -> Tensor:
+        return full_head(x, targets) if x.shape[:2] == full_shape else any_head(_dynamic(x), _dynamic(targets))
+
+    return CompiledParts(run_block, head_loss_sum)
+
+
+def _dynamic(x: Tensor) -> Tensor:
+    """`x` itself, marked as (sequences, seq_len, ...) whose first two dimensions vary."""
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    torch._dynamo.maybe_mark_dynamic(x, 1)
+    return x
 
 
 def _allow_no_fall_back() -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.model.flops import flops_per_token
-from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.model.kernels import attention_kernels, choose_determinism
+from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
+from efftrain_cli.model.kernels import attention_kernels, choose_determinism, choose_matmul_precision
 from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.muon import Muon
@@ -22,13 +22,15 @@ from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import (
+    CompiledParts,
     LossSum,
-    compile_blocks,
+    compile_parts,
     compile_whole,
     compiles,
     compiles_blocks,
     full_micro_batch,
 )
+from efftrain_cli.training.memory import checkpoints_activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,10 @@ ForwardBackward = Callable[[Batch, StepPlan], Gradient]
 
 
 def compute_dtype(dtype: str, device: torch.device) -> str:
-    """"bf16" or "fp32" for the recipe's train.dtype on this device; "auto" is bf16 where its matmuls have bf16 units."""
+    """"bf16", "tf32" or "fp32" for the recipe's train.dtype on this device; "auto" is bf16 where its matmuls have bf16 units."""
+    if dtype == "tf32":  # from Ampere on; elsewhere the products are exact ones
+        capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return "tf32" if capable else "fp32"
     if dtype != "auto":
         return dtype
     if device.type == "cuda":
@@ -60,8 +65,8 @@ def compute_dtype(dtype: str, device: torch.device) -> str:
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
-    """Mixed precision with fp32 master weights; nothing for fp32."""
-    if dtype == "fp32":
+    """Mixed precision with fp32 master weights; nothing for fp32 and tf32."""
+    if dtype != "bf16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
@@ -111,15 +116,17 @@ def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
 def build_loss_sum(recipe: Recipe, model: GPT, device: torch.device) -> LossSum:
     """The objective of one micro-batch, compiled where the recipe asks for it."""
     dtype = compute_dtype(recipe.train.dtype, device)
-    by_blocks = compiles(recipe, device) and compiles_blocks(recipe, len(model.h))
-    head_loss_sum = compile_blocks(recipe, model) if by_blocks else model.head_loss_sum
+    compiled = compiles(recipe, device)
+    by_blocks = compiled and compiles_blocks(recipe, len(model.h))
+    recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled)
+    parts = compile_parts(recipe, model) if by_blocks else CompiledParts(run_eagerly, model.head_loss_sum)
 
     def loss_sum(tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None) -> Tensor:
         with autocast(dtype, device):
-            x = model.run_blocks(model.embed(tokens), gates, scales, recipe.train.activation_checkpointing)
-            return head_loss_sum(x, targets)
+            x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block)
+            return parts.head_loss_sum(x, targets)
 
-    return compile_whole(recipe, loss_sum) if compiles(recipe, device) and not by_blocks else loss_sum
+    return compile_whole(recipe, loss_sum) if compiled and not by_blocks else loss_sum
 
 
 def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> ForwardBackward:
@@ -129,6 +136,7 @@ def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> 
     how the step is cut.
     """
     choose_determinism(recipe.train.deterministic)
+    choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
     loss_sum = build_loss_sum(recipe, model, device)
     full_shape = full_micro_batch(recipe)
     layer_drop, simigrad = recipe.progressive_layer_drop, recipe.simigrad

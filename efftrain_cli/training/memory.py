@@ -1,4 +1,4 @@
-"""Out of memory, told with the setting that would have fitted."""
+"""The memory that training needs: estimated before, and where it ran out, the setting that would have fitted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,59 @@ from contextlib import contextmanager
 import torch
 
 from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
+
+
+USABLE = 0.9
+"""Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and fragments."""
+
+
+def training_bytes(
+    config: GPTConfig, sequences: int, seq_len: int, *, dtype: str, compiled: bool, recompute: bool, gradients: int = 1
+) -> int:
+    """Bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at its peak, by estimate.
+
+    Weights, gradients and Adam's two moments in fp32, with autocast's copy of the weights. Per token and block, in elements of the
+    compute type: the residual stream twice, both layer norms' outputs, q, k, v, attention's output and the MLP's two of 4 n_embd,
+    so 16 n_embd, and one fp32 log-sum-exp a head. The logits and their gradient once each.
+
+    Args:
+        dtype: "bf16" or "fp32".
+        recompute: of each block only its input is kept; one block's activations exist at a time.
+        gradients: copies of the gradient that exist at once, 2 where SimiGrad measures.
+    """
+    parameters = parameter_count(config.n_layer, config.n_embd, config.seq_len, config.padded_vocab_size)
+    element = 2 if dtype == "bf16" else 4
+    state = parameters * (4 * (3 + gradients) + (element if dtype == "bf16" else 0))
+    block = 16 * config.n_embd * element + 4 * config.n_head
+    if dtype == "bf16" and not compiled:
+        block += 4 * config.n_embd  # uncompiled layer norms keep their inputs in fp32
+    blocks = config.n_layer * config.n_embd * element + block if recompute else config.n_layer * block
+    return state + sequences * seq_len * (blocks + 2 * config.padded_vocab_size * element)
+
+
+def checkpoints_activations(recipe: Recipe, config: GPTConfig, device: torch.device, *, dtype: str, compiled: bool) -> bool:
+    """Whether blocks are computed again in the backward pass: as the recipe says; "auto" where a full micro-batch would not
+    fit the CUDA device otherwise."""
+    train = recipe.train
+    if train.activation_checkpointing != "auto":
+        return train.activation_checkpointing
+    if device.type != "cuda":
+        return False
+    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // config.seq_len))
+    needed = training_bytes(
+        config,
+        sequences,
+        config.seq_len,
+        dtype=dtype,
+        compiled=compiled,
+        recompute=False,
+        gradients=1 if recipe.simigrad is None else 2,
+    )
+    return needed > USABLE * torch.cuda.get_device_properties(device).total_memory
 
 
 @contextmanager
@@ -29,7 +80,7 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
             smaller = f"set train.micro_batch_tokens = {sequences // 2 * seq_len} (now {recipe.train.micro_batch_tokens})"
         else:
             smaller = "lower model.seq_len or the model's size"
-        if not recipe.train.activation_checkpointing:
+        if recipe.train.activation_checkpointing is not True:
             smaller += ", or train.activation_checkpointing = true (slower, much less memory)"
         raise OutOfMemoryError(
             f"out of memory; the largest micro-batch planned is {sequences} sequences of {seq_len} tokens: {smaller}. "
@@ -37,9 +88,18 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
         ) from None
 
 
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error)
-    # PyTorch's CPU allocator raises plain RuntimeErrors.
-    return "can't allocate memory" in text or "not enough memory" in text
+    # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS, which allocate beside PyTorch's allocator.
+    return any(words in text for words in _OUT_OF_MEMORY)

@@ -59,6 +59,15 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"--device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device; use --device cpu")
+    if device.type == "cuda" and device.index is not None:
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            there = "there is only cuda:0" if count == 1 else f"there are cuda:0 to cuda:{count - 1}"
+            raise UsageError(
+                f"--device {name}: {there}; CUDA_VISIBLE_DEVICES may hide others. Use --device cuda for the first"
+            )
+        # What is allocated, timed and compiled without naming a device then belongs to this one.
+        torch.cuda.set_device(device)
     return device
 
 

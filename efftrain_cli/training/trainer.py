@@ -35,18 +35,26 @@ from efftrain_cli.training.state import TrainState
 
 
 class Stopwatch:
-    """Seconds between two points of the device's own time line; reading them waits for the device, so read late."""
+    """Seconds between two points of the device's own time line; reading them waits for the device, so read late.
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+    Args:
+        idle: start only when the device has done all it was given. Else host work that holds back the next kernels, as compilation
+            does, may pass while the device still has earlier work to do: subtracting it would then leave too little.
+    """
+
+    def __init__(self, device: torch.device, idle: bool = False) -> None:
+        self._device = device
+        if idle and device.type == "cuda":
+            torch.cuda.synchronize(device)
         self._start: float | torch.cuda.Event = self._now()
         self._end: float | torch.cuda.Event = self._start
 
     def _now(self) -> float | torch.cuda.Event:
-        if not self._cuda:
+        if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        # Without its stream an event is recorded on the current device, which need not be this one.
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def stop(self) -> Stopwatch:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT, KeyValueCache
+from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.zeroshot.meter import Meter
 
 HEAD_POSITIONS = 1024
@@ -203,7 +204,7 @@ class Evaluator:
 
     def _run(self, tokens: Tensor, position: int = 0, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Residual stream after the last block, (batch, seq_len, n_embd)."""
-        with self.autocast():
+        with self.autocast(), attention_kernels(self.device, same_shape=False):
             x = self.model.embed(tokens, position)
             if caches is None:
                 return (self.compiled_blocks or self.model.run_blocks)(x)

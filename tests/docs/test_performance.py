@@ -24,7 +24,7 @@ def test_pieces_exist() -> None:
     assert named <= pieces and len(named) >= 6, named - pieces
 
 
-MODULES = "compiling|kernels|adamw|trainer|cross_entropy"
+MODULES = "compiling|kernels|adamw|trainer|cross_entropy|memory"
 
 
 @pytest.mark.parametrize("name", re.findall(rf"`({MODULES})\.(\w+)`", PAGE), ids=".".join)

@@ -1,0 +1,101 @@
+"""Memory: the estimate against what autograd really keeps, the choice it leads to, and the errors that mean "out of memory"."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.training.memory import checkpoints_activations, memory_errors, training_bytes
+
+GPT_2 = GPTConfig(n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304)
+CUDA = torch.device("cuda")
+
+
+def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
+    """Bytes that autograd keeps for the backward pass of a micro-batch, parameters and their bf16 copies not counted."""
+    model = GPT(config)
+    model.narrow_stream = dtype == "bf16"
+    weights = {parameter.shape for parameter in model.parameters()} | {p.t().shape for p in model.parameters() if p.dim() == 2}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        if x.shape not in weights:
+            kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    tokens = torch.zeros(sequences, config.seq_len, dtype=torch.int64)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x),
+        torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"),
+    ):
+        loss = model.loss_sum(tokens, tokens)
+    assert loss.requires_grad
+    return sum(x.untyped_storage().nbytes() for x in kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
+    def activations(n_layer: int) -> tuple[int, int]:
+        """(estimated, kept) bytes of a model so deep."""
+        config = GPTConfig(n_layer=n_layer, n_head=2, n_embd=32, seq_len=120, vocab_size=500, padded_vocab_size=512)
+        estimate = training_bytes(config, 3, 120, dtype=dtype, compiled=True, recompute=False)
+        state = (16 + 2 * (dtype == "bf16")) * parameter_count(n_layer, 32, 120, 512)
+        logits_gradient = 3 * 120 * 512 * (2 if dtype == "bf16" else 4)
+        return estimate - state - logits_gradient, kept_bytes(config, 3, dtype)
+
+    (deep, deep_kept), (shallow, shallow_kept) = activations(4), activations(2)
+    assert deep - shallow == pytest.approx(deep_kept - shallow_kept, rel=0.02), "two blocks"
+    assert deep == pytest.approx(deep_kept, rel=0.1), "the whole"
+
+
+def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> None:
+    def gigabytes(sequences: int, recompute: bool) -> float:
+        return training_bytes(GPT_2, sequences, 1024, dtype="bf16", compiled=True, recompute=recompute) / 1e9
+
+    # 1.558e9 parameters at 18 bytes, 48 blocks x 1600 x 32 bytes x 16,384 tokens, 2 x 2 bytes x 50,304 x 16,384 tokens
+    assert gigabytes(16, False) == pytest.approx(28.0 + 40.3 + 3.3, rel=0.01)
+    assert gigabytes(16, False) / 1.024**3 < 70, "GiB"
+    assert gigabytes(16, True) == pytest.approx(28.0 + 3.4 + 3.3, rel=0.02)
+    assert gigabytes(32, False) > 0.9 * 85
+
+
+@pytest.mark.parametrize(("memory", "want"), [(85.0e9, False), (47.6e9, True), (150.0e9, False)])  # H100, L40S, H200
+def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
+    monkeypatch: pytest.MonkeyPatch, memory: float, want: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=int(memory)))
+    recipe = load_recipe("gpt2-1.5b")
+    assert recipe.train.activation_checkpointing == "auto"
+    assert checkpoints_activations(recipe, GPT_2, CUDA, dtype="bf16", compiled=True) is want
+    for wanted in (True, False):
+        said = replace(recipe, train=replace(recipe.train, activation_checkpointing=wanted))
+        assert checkpoints_activations(said, GPT_2, CUDA, dtype="bf16", compiled=True) is wanted
+    assert checkpoints_activations(recipe, GPT_2, torch.device("cpu"), dtype="bf16", compiled=False) is False
+
+
+@pytest.mark.parametrize("text", [
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes",
+])  # fmt: skip
+def test_out_of_memory_by_any_name_says_what_to_change(text: str) -> None:
+    recipe = load_recipe("gpt2-117m")
+    summary = summarize_plan(recipe, until=2)
+    with pytest.raises(OutOfMemoryError, match=r"micro_batch_tokens = 16384 .now 32768.*activation_checkpointing = true") as caught:
+        with memory_errors(recipe, summary):
+            raise RuntimeError(text)
+    assert text.splitlines()[0] in str(caught.value)
+
+
+def test_other_faults_pass_through() -> None:
+    recipe = load_recipe("gpt2-117m")
+    with pytest.raises(RuntimeError, match="illegal"), memory_errors(recipe, summarize_plan(recipe, until=2)):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
