@@ -41,7 +41,7 @@ SIZES = {
     "6x384": Shape(n_layer=6, n_head=6, n_embd=384, seq_len=256, batch_size=8, vocab_size=512),
     "6x384-v50304": Shape(n_layer=6, n_head=6, n_embd=384, seq_len=256, batch_size=8, vocab_size=50304),
     "gpt2-117m": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=1, vocab_size=50304),
-    "gpt2-117m-cuda": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=64, vocab_size=50304),
+    "gpt2-117m-cuda": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=32, vocab_size=50304),
 }
 Times = dict[str, list[tuple[float, float]]]
 """(wall, CPU) seconds per step of each round, by side."""

@@ -13,7 +13,6 @@ from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 
-
 USABLE = 0.9
 """Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and fragments."""
 

@@ -89,9 +89,9 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
 def test_out_of_memory_by_any_name_says_what_to_change(text: str) -> None:
     recipe = load_recipe("gpt2-117m")
     summary = summarize_plan(recipe, until=2)
-    with pytest.raises(OutOfMemoryError, match=r"micro_batch_tokens = 16384 .now 32768.*activation_checkpointing = true") as caught:
-        with memory_errors(recipe, summary):
-            raise RuntimeError(text)
+    advice = r"micro_batch_tokens = 16384 .now 32768.*activation_checkpointing = true"
+    with pytest.raises(OutOfMemoryError, match=advice) as caught, memory_errors(recipe, summary):
+        raise RuntimeError(text)
     assert text.splitlines()[0] in str(caught.value)
 
 
