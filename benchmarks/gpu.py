@@ -54,7 +54,7 @@ from efftrain_cli.training.compiling import (
     compile_whole,
     compiled_graphs,
 )
-from efftrain_cli.training.gradient import build_loss_sum, build_model, compute_dtype
+from efftrain_cli.training.gradient import build_model, build_objective, compute_dtype
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, read_records, train
 
@@ -280,15 +280,15 @@ def correctness(bench: Bench) -> list[Figure]:
         model.narrow_stream = narrow
         backend = "aot_eager" if bench.smoke else "inductor"
         head = plain_head_of(model) if plain_head else model.head_loss_sum
-        loss_sum = build_loss_sum(used, model, bench.device)
+        objective = build_objective(used, model, bench.device)
         if compiled == "whole":
-            loss_sum = compile_whole(used, loss_sum, backend)
+            objective = compile_whole(used, objective, backend)
         parts = compile_parts(used, model, backend) if compiled == "blocks" else CompiledParts(run_eagerly, head)
         if plain_head or compiled == "blocks":
             with torch.autocast(bench.device.type, dtype=torch.bfloat16, enabled=dtype == "bf16"):
                 loss = parts.head_loss_sum(model.run_blocks(model.embed(tokens), run_block=parts.block), tokens)
         else:
-            loss = loss_sum(tokens, tokens, None, None)
+            loss = objective(tokens, tokens, None, None)["ce"]
         loss = loss / tokens.numel()
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]

@@ -30,8 +30,8 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
 from efftrain_cli.training.gradient import (
     build_forward_backward,
-    build_loss_sum,
     build_model,
+    build_objective,
     build_optimizer,
     compute_dtype,
 )
@@ -119,9 +119,7 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
     # The schedule's first steps are not what a run is made of: benchmark the full length and batch.
     recipe = replace(
         recipe,
-        seq_len_warmup=None,
-        batch_size_warmup=None,
-        stages=(),  # the model they end with
+        **{name: value for method in recipe.methods.values() for name, value in method.without_schedule().items()},
         train=replace(recipe.train, tokens=10**15),
         eval=replace(recipe.eval, every=10**9),
     )
@@ -197,7 +195,7 @@ def phase_seconds(
     the loss alone do the same work but for what autograd keeps.
     """
     forward_backward = build_forward_backward(recipe, state.model, device)
-    loss_sum = build_loss_sum(recipe, state.model, device)
+    objective = build_objective(recipe, state.model, device)
     measured: dict[str, list[float]] = {phase: [] for phase in (*PHASES, "other")}
 
     def timed(phase: str, work: Callable[[], object]) -> None:
@@ -220,14 +218,14 @@ def phase_seconds(
                 batch.targets.tensor_split(plan.accumulation_steps),
                 strict=True,
             ):
-                loss_sum(tokens, targets, None, None)
+                objective(tokens, targets, None, None)
 
         with attention_kernels(device, same_shape=True):
             timed("forward", forward)
         gradients = []
         timed("backward", lambda plan=plan, batch=batch, out=gradients: out.append(forward_backward(batch, plan)))
         measured["backward"][-1] -= measured["forward"][-1]
-        loss = gradients[0].loss
+        loss = gradients[0].scalars["loss"]
         timed("optimizer", lambda lr=plan.lr, loss=loss: update(state, lr, recipe.optim.grad_clip, loss))
         timed("measures", state.optimizer.measures)
         measured["other"][-1] -= sum(measured[phase][-1] for phase in PHASES)

@@ -173,7 +173,7 @@ def _train(
         console.print("Nothing is left to train: the budget is used up.")
         return run.path
     # Where gradients decide the batch size, the plan's number of steps is only an assumption.
-    steps = summary.steps if recipe.simigrad is None else None
+    steps = None if "steps" in recipe.varies else summary.steps
     try:
         with memory_errors(recipe, summary):
             if with_probe:
@@ -237,7 +237,7 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
         f"{human_count(parameters)} parameters ({human_count(parameters - outside)} without embeddings)",
         f"data       {_source(recipe)}: {human_count(corpus.train.tokens)} tokens in {corpus.train.documents} documents, "
         f"{setting.val_windows.shape[0]} validation windows, vocabulary {corpus.vocab_size}",
-        f"budget     {human_count(plan.tokens)} tokens, {'about ' if recipe.simigrad else ''}{plan.steps} steps, "
+        f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{plan.steps} steps, "
         f"{setting.train_data.epochs(plan.windows):.2f} epochs of the data",
         f"compute    {human_count(plan.flops - before.flops)} FLOPs on {setting.device} in "
         f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}"

@@ -15,12 +15,12 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
-from efftrain_cli.methods.staged_growth import Switch
 from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint
@@ -66,27 +66,6 @@ def cut_recipe(recipe: Recipe, half: int) -> Recipe:
     seq_len = recipe.model.seq_len
     sequences = min(2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2))
     batch_size = 2 * sequences
-    slw, ramp, simigrad = recipe.seq_len_warmup, recipe.batch_size_warmup, recipe.simigrad
-    if slw is not None and slw.steps is not None:
-        slw = replace(slw, steps=min(slw.steps, 2 * half))
-    elif slw is not None and len(slw.until) == 1:
-        slw = replace(slw, until=(min(slw.until[0], half + 1),))
-    if ramp is not None:
-        ramp = replace(ramp, start=sequences, increment=sequences, sequences=half * batch_size)
-    if simigrad is not None:
-        every = min(simigrad.interval, half)
-        simigrad = replace(
-            simigrad,
-            min_batch_size=2,
-            max_batch_size=max(2, 2 * batch_size),
-            quantum=1,
-            interval=every,
-            window=min(simigrad.window, max(1, half // every)),
-        )
-    stages = tuple(
-        stage if stage.switch is None else replace(stage, switch=Switch(rule="steps", value=half + i))
-        for i, stage in enumerate(recipe.stages)
-    )
     return replace(
         recipe,
         train=replace(recipe.train, batch_size=batch_size, micro_batch_tokens=sequences * seq_len),
@@ -94,26 +73,22 @@ def cut_recipe(recipe: Recipe, half: int) -> Recipe:
         eval=replace(recipe.eval, every=half, windows=min(recipe.eval.windows, 4)),
         checkpoint=Checkpoint(every=1_000_000, keep=2),
         wandb=replace(recipe.wandb, mode="off"),
-        seq_len_warmup=slw,
-        batch_size_warmup=ramp,
-        simigrad=simigrad,
-        stages=stages,
+        **_schedules_in(recipe, half, batch_size),
     )
+
+
+def _schedules_in(recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    """The recipe's sections and stages whose schedules were moved into 2 x `half` steps."""
+    moved: dict[str, Any] = {}
+    for method in recipe.methods.values():
+        moved |= method.shortened(recipe, half, batch_size)
+    return moved
 
 
 def describe_cut(cut: Recipe, half: int) -> str:
     """What was cut, in words."""
     sequences = cut.train.batch_size // 2
-    schedules = [
-        name
-        for name, section in (
-            ("seq_len_warmup", cut.seq_len_warmup),
-            ("batch_size_warmup", cut.batch_size_warmup),
-            ("simigrad", cut.simigrad),
-            ("stages", cut.stages),
-        )
-        if section
-    ]
+    schedules = list(_schedules_in(cut, half, cut.train.batch_size))
     text = f"two micro-batches a step, of {sequences} x {cut.model.seq_len} tokens each, and {2 * half} steps"
     return text + (f"; {' and '.join(schedules)} moved into them" if schedules else "")
 

@@ -39,7 +39,7 @@ class RandomTokens:
         return torch.tensor(ids)
 
     def batch(self, plan: StepPlan) -> Batch:
-        assert plan.pieces == 1
+        assert plan.sequences_per_window == 1
         positions = range(plan.window_start, plan.window_start + plan.batch_size)
         ids = torch.stack([self.window(position) for position in positions])[:, : plan.seq_len + 1]
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

@@ -91,21 +91,21 @@ class Windows:
         """The sequences of a step, or one rank's contiguous share of them. The only place where sequences are cut.
 
         `plan.batch_size` sequences of `plan.seq_len` tokens come from the windows at `plan.window_start` on: the first
-        `plan.pieces` sequences of each window, in order. The rest of a window, and what remains of the last one, is dropped.
+        `plan.sequences_per_window` sequences of each window, in order. The rest of a window, and what remains of the last one, is dropped.
 
         Returns:
             tokens and targets, int64 (sequences, plan.seq_len); targets are the tokens one place later.
         """
         import torch
 
-        length, pieces = plan.seq_len, plan.pieces
-        if length * pieces > self.seq_len:
-            raise ValueError(f"{pieces} sequences of {length} tokens do not fit into a window of {self.seq_len}")
+        length, each = plan.seq_len, plan.sequences_per_window
+        if length * each > self.seq_len:
+            raise ValueError(f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}")
         begin, end = plan.batch_size * rank // world_size, plan.batch_size * (rank + 1) // world_size
-        first, last = begin // pieces, -(-end // pieces)
+        first, last = begin // each, -(-end // each)
         starts = self.starts(plan.window_start + first, last - first)
-        if pieces > 1:
-            starts = (starts[:, None] + np.arange(pieces) * length).reshape(-1)[begin - first * pieces : end - first * pieces]
+        if each > 1:
+            starts = (starts[:, None] + np.arange(each) * length).reshape(-1)[begin - first * each : end - first * each]
         ids = self.shards.read(starts.tolist(), length + 1)
         # Copied by numpy: torch would wake its threads for it, which costs more than the copy.
         tokens, targets = (torch.from_numpy(np.ascontiguousarray(part)) for part in (ids[:, :-1], ids[:, 1:]))

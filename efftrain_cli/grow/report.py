@@ -32,7 +32,7 @@ from efftrain_cli.grow.scaling_law import PlannedStage, ScalingLaw, relative_cos
 from efftrain_cli.methods.staged_growth import Operator
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import padded_vocab_size
-from efftrain_cli.recipe.recipe import load_recipe, method_names
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import existing_run, run_names
 from efftrain_cli.run.rows import origin_data, read_counting
 
@@ -79,7 +79,7 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
         return read_curve(path, with_logits, without)
     run = existing_run(source)
     recipe = load_recipe(str(run / "recipe.toml"))
-    if found := method_names(recipe):
+    if found := list(recipe.methods):
         raise UsageError(
             f"run {source!r} uses {', '.join(found)}: the planner needs runs from scratch whose steps all cost the same"
         )

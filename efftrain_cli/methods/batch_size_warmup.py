@@ -15,15 +15,25 @@ consumed_t counts the sequences trained before the step. It attaches to `plan_st
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION, Count
+from efftrain_cli.methods.method import Method
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class BatchSizeWarmup:
+class BatchSizeWarmup(Method):
     """Batch size warmup: begin with few sequences per step and add `increment` at a time over `sequences` sequences."""
+
+    varies: ClassVar[frozenset[str]] = frozenset({"batch"})
 
     start: int = Field(ge=1)
     """Sequences per step at the beginning."""
@@ -53,7 +63,24 @@ class BatchSizeWarmup:
         batch_sizes = range(self.start, full, self.increment)
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
-    def problems(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        for key, rule in self.misfits(recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens):
+            yield f"batch_size_warmup.{key}", rule
+        if recipe.seq_len_warmup is not None:
+            yield (
+                "batch_size_warmup",
+                "cannot be combined with seq_len_warmup: both take tokens from the early steps, which would shrink them twice; "
+                "set one of the two to false",
+            )
+
+    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+        start = batch_size // 2
+        return {"batch_size_warmup": replace(self, start=start, increment=start, sequences=half * batch_size)}
+
+    def without_schedule(self) -> dict[str, Any]:
+        return {"batch_size_warmup": None}
+
+    def misfits(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget` tokens:
         pairs of the key (without the section) and what to do about it."""
         found = []

@@ -26,20 +26,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.methods.method import Method
+
+if TYPE_CHECKING:
+    from efftrain_cli.plan.step import StepPlan, StepResult
+    from efftrain_cli.recipe.recipe import Recipe
 
 GAMMA_STEPS = 100
 """gamma = GAMMA_STEPS / T: after T / 100 updates theta has come 63 % of its way."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class ProgressiveLayerDrop:
+class ProgressiveLayerDrop(Method):
     """Progressive layer dropping: skip whole blocks at random, more of them later in training and deeper in the model."""
+
+    varies: ClassVar[frozenset[str]] = frozenset({"blocks"})
 
     theta: float = Field(default=0.5, gt=0, le=1)
     """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops nothing."""
@@ -50,9 +57,9 @@ class ProgressiveLayerDrop:
     granularity: Literal["step", "micro_step"] = "micro_step"
     """How often the gates are drawn: once per optimizer step, or for every micro-batch."""
 
-    def warnings(self, run_steps: int | None) -> list[str]:
-        """What is legal and probably not meant; `run_steps` is the length of the run in steps, None where it is not known."""
+    def warnings(self, recipe: Recipe) -> list[str]:
         found = []
+        run_steps = recipe.full_steps
         if run_steps is not None and self.steps > 2 * run_steps and self.theta < 1:
             found.append(
                 f"progressive_layer_drop.steps = {self.steps} sets the pace for a run of that many steps, and this run has "
@@ -65,6 +72,12 @@ class ProgressiveLayerDrop:
                 "it is for comparison only"
             )
         return found
+
+    def assumptions(self, recipe: Recipe) -> list[str]:
+        return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
+
+    def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+        return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:
         """theta(t) of 1-based `step`: t = step - 1 updates came before it, so step 1 drops nothing unless theta is constant."""
@@ -86,7 +99,7 @@ class ProgressiveLayerDrop:
     def gates(
         self, keep: Sequence[float], *, seed: int, step: int, micro_step: int, paired: bool = False
     ) -> tuple[bool, ...]:
-        """Which blocks run in micro-batch `micro_step` (from 0) of 1-based `step`; `keep` is the plan's.
+        """Which blocks run in micro-batch `micro_step` (from 0, in the whole step) of 1-based `step`; `keep` is the plan's.
 
         `paired`: micro-batches 2j and 2j + 1 share their gates. SimiGrad compares the gradients of two halves of a batch; with
         gates of their own the halves would differ by which blocks ran, and it would enlarge the batch to average that

@@ -15,7 +15,7 @@ optimizer step until it is full; the tokens cut off are not trained on.
 With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training that the paper compares
 with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
 
-It attaches to `plan_step`, which asks `seq_len_at` for the step's length and `pieces_at` for the sequences that one window
+It attaches to `plan_step`, which asks `seq_len_at` for the step's length and `sequences_per_window_at` for the sequences that one window
 gives. The learning rate warms up by steps and decays by tokens, so that shorter steps do not decay it sooner.
 """
 
@@ -24,17 +24,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.methods.method import Method
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class SeqLenWarmup:
+class SeqLenWarmup(Method):
     """Sequence length warmup: train on short sequences first and lengthen them over `steps` optimizer steps."""
+
+    varies: ClassVar[frozenset[str]] = frozenset({"length"})
 
     start: int = Field(default=8, ge=1)
     """seqlen_s, the length of the first sequences, in tokens."""
@@ -103,7 +110,7 @@ class SeqLenWarmup:
         length -= length % self.multiple
         return min(max(length, self.multiple), full)
 
-    def pieces_at(self, seq_len: int, full: int) -> int:
+    def sequences_per_window_at(self, seq_len: int, full: int) -> int:
         """Sequences of `seq_len` tokens that one window of `full` tokens gives: 1 when truncating, floor(full / seq_len)
         when reshaping. Sequences that a batch does not need, and the remainder, are discarded."""
         return 1 if self.mode == "truncate" else full // seq_len
@@ -146,7 +153,22 @@ class SeqLenWarmup:
             first, length = begins, following
         return (total + (step - first + 1) * length) * batch_size
 
-    def problems(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower bound.
+        smallest = min(method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values())
+        for key, rule in self.misfits(recipe.model.seq_len, smallest, recipe.train.tokens):
+            yield f"seq_len_warmup.{key}", rule
+
+    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+        if self.steps is not None:
+            return {"seq_len_warmup": replace(self, steps=min(self.steps, 2 * half))}
+        until = (min(self.until[0], half + 1),) if len(self.until) == 1 else self.until
+        return {"seq_len_warmup": replace(self, until=until)}
+
+    def without_schedule(self) -> dict[str, Any]:
+        return {"seq_len_warmup": None}
+
+    def misfits(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this warmup in a recipe of `full` tokens per sequence, `batch_size` sequences per step and
         `budget` tokens: pairs of the key (without the section) and what to do about it."""
         found = []
@@ -183,8 +205,6 @@ class SeqLenWarmup:
 
     def longest_within(self, budget: int, full: int, batch_size: int) -> int:
         """The largest `steps` whose warmup trains at most `budget` tokens; 0 if none does."""
-        from dataclasses import replace
-
         def cost(steps: int) -> int:
             return replace(self, steps=steps).tokens_through(steps, full, batch_size)
 

@@ -18,31 +18,38 @@ quantum and never exceeded, the batch can always shrink to its lower bound, smoo
 cosines) of measurements at one batch size, and non-finite measurements are left out.
 
 Attaches at three places. `plan_step` takes the batch size from Progress, an even number of micro-batches and the
-scaled learning rate. `forward_backward` sums the gradient of the even micro-batches apart from that of the odd ones, takes
-`half_dots` and adds the two. `after_step` hands the dot products to `decide`, whose batch size the next step uses.
+scaled learning rate. `accumulate_by_halves` sums the gradient of the even micro-batches apart from that of the odd
+ones, takes `half_dots` and adds the two. `after_step` hands the dot products to `decide`, whose batch size the next step uses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.methods.method import Method
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from efftrain_cli.plan.step import MicroBatch, StepPlan, StepResult
+    from efftrain_cli.recipe.recipe import Recipe
 
 Dots = tuple[float, float, float]
 """(<A,B>, |A|^2, |B|^2) of the mean gradients of a batch's two halves."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class SimiGrad:
+class SimiGrad(Method):
     """SimiGrad: adapt the batch size so that the gradients of the batch's two halves keep a given cosine similarity."""
+
+    varies: ClassVar[frozenset[str]] = frozenset({"batch", "steps"})
 
     target: float = Field(gt=-1, lt=1)
     """gamma, the cosine similarity to hold, in (-1, 1)."""
@@ -85,10 +92,29 @@ class SimiGrad:
         """max_batch_size rounded down to the quantum, in sequences."""
         return self.max_batch_size // self.quantum * self.quantum
 
-    def warnings(self, initial: int) -> list[str]:
-        """What is legal and probably not meant, for a run that starts with `initial` sequences per step."""
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        batch_size = recipe.train.batch_size
+        if batch_size % self.quantum:
+            yield "train.batch_size", f"must be a multiple of simigrad.quantum = {self.quantum}: SimiGrad starts from it"
+        elif not self.lowest <= batch_size <= self.highest:
+            yield (
+                "train.batch_size",
+                f"must lie within SimiGrad's bounds, {self.lowest} to {self.highest} sequences: SimiGrad starts from it",
+            )
+        if recipe.batch_size_warmup is not None:
+            yield (
+                "batch_size_warmup",
+                "cannot be combined with simigrad: both decide the batch size; set one of the two to false",
+            )
+
+    def warnings(self, recipe: Recipe) -> list[str]:
         found = []
-        largest = self.lr_factor(self.highest, initial)
+        if recipe.optim.schedule != "constant" and recipe.optim.decay_steps is not None:
+            found.append(
+                "optim.decay_steps decays by steps, and SimiGrad makes their number unknown; decay by tokens instead "
+                "(decay_steps = false)"
+            )
+        largest = self.lr_factor(self.highest, recipe.train.batch_size)
         if largest > 4:
             found.append(
                 f"simigrad.lr_scaling = {self.lr_scaling!r} can raise the learning rate to {largest:.1f} times the schedule's, when "
@@ -99,7 +125,37 @@ class SimiGrad:
                 "simigrad.window in reference mode averages over batch sizes that have passed, as the released code does, and "
                 "makes the batch swing; the default mode averages at one batch size"
             )
+        if "length" in recipe.varies:
+            found.append(
+                "simigrad with seq_len_warmup: the similarity rises with the tokens in a sequence, so the batch will first grow "
+                "and then shrink as sequences lengthen; run each alone before combining them"
+            )
         return found
+
+    def batch_bounds(self, batch_size: int) -> tuple[int, int]:
+        return self.lowest, self.highest
+
+    def batch_multiple(self) -> int:
+        return self.quantum
+
+    def assumptions(self, recipe: Recipe) -> list[str]:
+        return [
+            "SimiGrad decides the batch size from gradients as they come; the plan assumes that it stays as it is, at first "
+            f"train.batch_size = {recipe.train.batch_size}."
+        ]
+
+    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+        every = min(self.interval, half)
+        return {
+            "simigrad": replace(
+                self,
+                min_batch_size=2,
+                max_batch_size=max(2, 2 * batch_size),
+                quantum=1,
+                interval=every,
+                window=min(self.window, max(1, half // every)),
+            )
+        }
 
     def measures_at(self, step: int) -> bool:
         """Whether 1-based `step` measures the similarity.
@@ -146,19 +202,20 @@ class SimiGrad:
             wanted = min(batch_size - self.quantum, -(-9 * batch_size // (10 * self.quantum)) * self.quantum)
         return max(self.lowest, min(wanted, self.highest))
 
-    def columns(self, batch_size: int, initial: int, dots: Dots | None) -> dict[str, float | None]:
-        """A step's columns in metrics.jsonl; None in a step that did not measure, and where the value does not exist.
+    def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+        """None in a step that did not measure, and where the value does not exist.
 
         `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;
         the batch that was run is `batch_size`, in sequences like both of them.
         """
+        batch_size, dots = plan.batch_size, result.simigrad_dots
         larger_half = batch_size - batch_size // 2
         noise = None if dots is None else noise_scale(dots, larger_half, batch_size // 2)
         return {
             "simigrad_similarity": None if dots is None else similarity(dots),
             "simigrad_noise_scale": noise,
             "simigrad_batch_target": self.resting_batch_size(noise),
-            "simigrad_lr_factor": self.lr_factor(batch_size, initial),
+            "simigrad_lr_factor": self.lr_factor(batch_size, recipe.train.batch_size),
         }
 
     def decide(
@@ -236,6 +293,32 @@ def half_dots(a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequen
     share_a = sequences_a / (sequences_a + sequences_b)
     share_b = 1 - share_a
     return sums / sums.new_tensor([share_a * share_b, share_a * share_a, share_b * share_b])
+
+
+def accumulate_by_halves(
+    accumulate: Callable[[Sequence[MicroBatch]], None], micro_batches: Sequence[MicroBatch], parameters: Sequence[Tensor]
+) -> Dots:
+    """Accumulates the gradient of all micro-batches into `.grad`, and returns the dot products of its two halves: even
+    micro-batches, then odd; so taken, they differ by one sequence at most.
+
+    Reads three numbers from the device: the only read inside training, once per `interval`.
+    """
+    import torch
+
+    from efftrain_cli.optim.gradients import take_gradients
+
+    even, odd = micro_batches[::2], micro_batches[1::2]
+    accumulate(even)
+    first_half = take_gradients(parameters)
+    accumulate(odd)
+    second_half = take_gradients(parameters)
+    sequences_a, sequences_b = (sum(len(part.tokens) for part in half) for half in (even, odd))
+    dots = half_dots(first_half, second_half, sequences_a, sequences_b)
+    torch._foreach_add_(second_half, first_half)
+    for parameter, gradient in zip(parameters, second_half, strict=True):
+        parameter.grad = gradient
+    a_dot_b, a_square, b_square = dots.tolist()
+    return a_dot_b, a_square, b_square
 
 
 PIECE = 1 << 16

@@ -28,15 +28,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION, Count, parse_count
+from efftrain_cli.methods.method import Method
 
 if TYPE_CHECKING:
     from efftrain_cli.plan.step import Progress
+    from efftrain_cli.recipe.recipe import Recipe
 
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
 """S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the target model. The
@@ -168,7 +171,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class StagedGrowth:
+class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
 
     moments: Literal["paper", "ema", "reset"] = "ema"
@@ -182,6 +185,40 @@ class StagedGrowth:
     dynamics: Literal["target", "small"] = "target"
     """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small": matrices
     and the last layer norm at lr / k and k times the weight decay, eps / k)."""
+
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        if recipe.optim.name == "muon" and self.dynamics == "small":
+            yield (
+                "staged_growth.dynamics",
+                'must be "target" with optim.name = "muon": the small model\'s dynamics are derived for AdamW',
+            )
+        if not recipe.stages:
+            return
+        model = recipe.model
+        yield from (("stages", rule) for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages))
+        for index, stage in enumerate(recipe.stages):
+            if stage.lr is not None and stage.lr < recipe.optim.min_lr:
+                rule = f"stage {index}: lr = {stage.lr:g} must not be less than optim.min_lr = {recipe.optim.min_lr:g}, where its decay ends"
+                yield "stages", rule
+
+    def assumptions(self, recipe: Recipe) -> list[str]:
+        lines = []
+        for index, stage in enumerate(recipe.stages):
+            if stage.switch is not None and stage.switch.reads_val_loss():
+                assumed = "the end of the budget" if stage.switch.latest is None else f"{stage.switch.latest:_} tokens, its latest"
+                lines.append(f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}.")
+        return lines
+
+    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+        return {
+            "stages": tuple(
+                stage if stage.switch is None else replace(stage, switch=Switch(rule="steps", value=half + i))
+                for i, stage in enumerate(recipe.stages)
+            )
+        }
+
+    def without_schedule(self) -> dict[str, Any]:
+        return {"stages": ()}  # the model that they end with
 
     def preserves_loss(self, operators: Iterable[Operator]) -> bool:
         """Whether these operators, in this section's variants, claim to leave loss and logits as they are."""

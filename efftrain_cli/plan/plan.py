@@ -39,10 +39,10 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
     train = recipe.train
     n_layer, optim = _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
 
-    seq_len, pieces = full, 1
+    seq_len, sequences_per_window = full, 1
     if recipe.seq_len_warmup is not None:
         seq_len = recipe.seq_len_warmup.seq_len_at(step, full)
-        pieces = recipe.seq_len_warmup.pieces_at(seq_len, full)
+        sequences_per_window = recipe.seq_len_warmup.sequences_per_window_at(seq_len, full)
 
     batch_size = train.batch_size
     if recipe.batch_size_warmup is not None:
@@ -51,31 +51,57 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
         batch_size = progress.batch_size
 
     tokens = batch_size * seq_len
-    accumulation_steps = min(batch_size, -(-tokens // train.micro_batch_tokens))
     lr = optim.lr_at(
         progress.schedule_step + 1,
         progress.schedule_tokens + tokens,
         progress.lr_warmup_tokens,
         optim.decay_tokens or train.tokens,
     )
+    measure_similarity = False
     if recipe.simigrad is not None:
-        accumulation_steps = recipe.simigrad.accumulation_steps(accumulation_steps)
+        measure_similarity = recipe.simigrad.measures_at(step)
         lr *= recipe.simigrad.lr_factor(batch_size, train.batch_size)
     if progress.stage:
         lr *= rewarmup_factor(step - progress.stage_step, recipe.stages[progress.stage].rewarmup_steps)
 
-    keep = _keep_all(n_layer)
+    keep, branch_scales = _keep_all(n_layer), None
     if recipe.progressive_layer_drop is not None:
         keep = recipe.progressive_layer_drop.keep_probabilities(step, n_layer)
+        branch_scales = recipe.progressive_layer_drop.branch_scales(step, n_layer)
 
     evaluate = step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens
-    return StepPlan(step, lr, batch_size, seq_len, accumulation_steps, progress.windows, pieces, keep, evaluate)
+    return StepPlan(
+        step,
+        lr,
+        batch_size,
+        seq_len,
+        accumulation_steps(recipe, batch_size, seq_len),
+        progress.windows,
+        sequences_per_window,
+        keep,
+        evaluate,
+        branch_scales,
+        measure_similarity,
+    )
+
+
+def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int) -> int:
+    """Micro-batches of a step of `batch_size` sequences of `seq_len` tokens."""
+    needed = min(batch_size, -(-batch_size * seq_len // recipe.train.micro_batch_tokens))
+    return needed if recipe.simigrad is None else recipe.simigrad.accumulation_steps(needed)
+
+
+def full_plan(recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1) -> StepPlan:
+    """A step that no schedule shortens: every block runs, and all is measured that a step may measure. For probes; its
+    learning rate is 0."""
+    scales = None if recipe.progressive_layer_drop is None else (1.0,) * n_layer
+    measures = recipe.simigrad is not None
+    return StepPlan(1, 0.0, sequences, seq_len, micro_batches, 0, 1, _keep_all(n_layer), False, scales, measures)
 
 
 def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepResult) -> Progress:
     """The run's progress once `plan` has been carried out with `result`. `best_loss` and `train_seconds`, which the
     host learns later, are set by `trainer.read_records`."""
-    windows = -(-plan.batch_size // plan.pieces)
     schedule_step = progress.schedule_step + 1
     schedule_tokens = progress.schedule_tokens + result.tokens
     lr_warmup_tokens = schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens
@@ -90,10 +116,10 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
         progress.stage,
         progress.stage_step,
         progress.stage_curve,
-        progress.windows + windows,
+        progress.windows + plan.windows,
         progress.sequences + plan.batch_size,
         progress.tokens + result.tokens,
-        progress.tokens_discarded + windows * recipe.model.seq_len - result.tokens,
+        progress.tokens_discarded + plan.windows * recipe.model.seq_len - result.tokens,
         progress.flops + result.flops,
         progress.train_seconds,
         batch_size,
@@ -109,11 +135,8 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
 def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
     """What the recipe's methods add to a step's row of metrics.jsonl: each column with its method's prefix."""
     columns: dict[str, float | None] = {}
-    if recipe.progressive_layer_drop is not None:
-        columns["pld_theta"] = recipe.progressive_layer_drop.theta_at(plan.step)
-        columns["pld_blocks"] = result.blocks_executed
-    if recipe.simigrad is not None:
-        columns |= recipe.simigrad.columns(plan.batch_size, recipe.train.batch_size, result.simigrad_dots)
+    for method in recipe.methods.values():
+        columns |= method.columns(recipe, plan, result)
     return columns
 
 

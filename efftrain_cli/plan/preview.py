@@ -35,15 +35,16 @@ def summarize_plan(
     """Totals of the plan from `progress` to the end of the budget, or to step `until`."""
     after = progress or Progress()
     evaluations, largest, lengths = 0, (0, 0), set()
+    largest_batch = max((m.batch_bounds(recipe.train.batch_size)[1] for m in recipe.methods.values()), default=0)
     for plan, end in steps_until(recipe, progress, vocab_size, until):
         after = end
         evaluations += plan.evaluate
         lengths.add(plan.seq_len)
         sequences = -(-plan.batch_size // plan.accumulation_steps)
-        if recipe.simigrad is not None:
-            # The batch may yet grow until the micro-batches are full.
+        if "steps" in recipe.varies:
+            # The batch may yet grow until the micro-batches are full; a step that measures has two of them at least.
             fits = max(1, recipe.train.micro_batch_tokens // plan.seq_len)
-            sequences = max(sequences, min(fits, -(-recipe.simigrad.max_batch_size // 2)))
+            sequences = max(sequences, min(fits, -(-largest_batch // 2)))
         if (sequences * plan.seq_len, plan.seq_len) > (largest[0] * largest[1], largest[1]):
             largest = (sequences, plan.seq_len)
     return PlanSummary(
@@ -124,17 +125,5 @@ def turning_points(
 
 
 def assumptions(recipe: Recipe) -> list[str]:
-    """What a plan cannot foretell, and what it assumes instead."""
-    lines = []
-    if recipe.simigrad is not None:
-        lines.append(
-            "SimiGrad decides the batch size from gradients as they come; the plan assumes that it stays as it is, at first "
-            f"train.batch_size = {recipe.train.batch_size}."
-        )
-    if recipe.progressive_layer_drop is not None:
-        lines.append("Layer dropping draws blocks at random; FLOPs are planned at their expectation.")
-    for index, stage in enumerate(recipe.stages):
-        if stage.switch is not None and stage.switch.reads_val_loss():
-            assumed = "the end of the budget" if stage.switch.latest is None else f"{stage.switch.latest:_} tokens, its latest"
-            lines.append(f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}.")
-    return lines
+    """What a plan cannot know in advance, and what it assumes instead."""
+    return [line for method in recipe.methods.values() for line in method.assumptions(recipe)]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,12 +73,26 @@ class StepPlan(NamedTuple):
     """Micro-batches; their sizes differ by at most one sequence."""
     window_start: int
     """Position in the stream of windows where this step's batch begins."""
-    pieces: int
+    sequences_per_window: int
     """Sequences cut from each window: 1 where the window is truncated to `seq_len`."""
     keep: tuple[float, ...]
     """Keep probability of each block, length n_layer; gates are drawn where the forward pass runs."""
     evaluate: bool
     """Measure the validation loss after this step."""
+    branch_scales: tuple[float, ...] | None = None
+    """Factor of each block's residual branches, length n_layer; None where all are 1."""
+    measure_similarity: bool = False
+    """Compare the gradients of the two halves of the batch."""
+
+    @property
+    def tokens(self) -> int:
+        """Targets of the step, over all micro-batches and ranks."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def windows(self) -> int:
+        """Windows of the corpus that the step consumes."""
+        return -(-self.batch_size // self.sequences_per_window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +107,28 @@ class Batch:
         return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
 
 
+class MicroBatch(NamedTuple):
+    """A part of a step that one forward and backward pass takes: `tokens` and `targets` are int64 (sequences, seq_len)."""
+
+    number: int
+    """From 0, in the whole step."""
+    tokens: Tensor
+    targets: Tensor
+
+
 class StepResult(NamedTuple):
     """What one step was. Tensors stay on the device until `read_records` brings many of them over at once."""
 
     tokens: int
     """Targets trained on, all ranks."""
     flops: float
-    """FLOPs executed, logit matmul included: `metrics.flops_per_token` over the blocks that ran."""
+    """FLOPs executed, logit matmul included: `flops.flops_per_token` over the blocks that ran."""
     flops_without_logits: float = 0.0
-    loss: Tensor | None = None
-    """0-d fp32, nats per token over the whole step."""
-    grad_norm: Tensor | None = None
-    """0-d fp32, global l2 norm before clipping."""
-    adam_sqrt_v_l1: Tensor | None = None
-    """0-d fp32, sum of sqrt(v) over Adam's raw fp32 second moments after the update."""
-    adam_sqrt_v_max: Tensor | None = None
-    """0-d fp32, maximum of sqrt(v)."""
-    nonfinite: Tensor | None = None
-    """0-d fp32, sticky: 1 from the first step whose loss or gradient was not finite; such updates are not applied."""
     blocks_executed: float = 0.0
     """Blocks computed per sequence, averaged over the micro-batches."""
+    scalars: Mapping[str, Tensor] = {}
+    """Column of metrics.jsonl -> 0-d fp32. `loss`: cross-entropy, nats per token over the whole step; a method's further terms
+    of the objective; from the update `grad_norm` (global l2 norm before clipping), the optimizer's measures, and `nonfinite`
+    (sticky: 1 from the first step whose loss or gradient was not finite; such updates are not applied)."""
     simigrad_dots: tuple[float, float, float] | None = None
     """<A,B>, |A|^2, |B|^2 of the two half-batch gradients, when SimiGrad read them this step."""

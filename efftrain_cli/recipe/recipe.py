@@ -6,8 +6,10 @@ are in `sections.py`, the rules between them in `rules.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -16,13 +18,14 @@ from pydantic.dataclasses import dataclass
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.method import Method
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
-from efftrain_cli.recipe.check import Check, report
+from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, report
 from efftrain_cli.recipe.file import Draft, read_recipe_file, toml_lines
-from efftrain_cli.recipe.rules import breaches_between, shape_of
+from efftrain_cli.recipe.rules import breaches_between
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Train, Wandb
 
 
@@ -51,7 +54,7 @@ class Recipe:
         """The model that a stage (from 0) trains: [model] where there are no stages, and in the last."""
         if not self.stages:
             return self.model
-        return replace(self.model, **shapes_of_stages(shape_of(self.model), self.stages)[stage]._asdict())
+        return replace(self.model, **shapes_of_stages((self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages)[stage]._asdict())
 
     def optim_at(self, stage: int) -> Optim:
         """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
@@ -59,16 +62,43 @@ class Recipe:
             return self.optim
         return replace(self.optim, lr=self.stages[stage].lr)
 
+    @cached_property
+    def methods(self) -> dict[str, Method]:
+        """The methods that are on, by the name of their section. A recipe without any is a baseline."""
+        return methods_among(vars(self))
+
+    @cached_property
+    def varies(self) -> frozenset[str]:
+        """What differs from step to step, by all methods together: see `Method.varies`."""
+        return frozenset[str]().union(*(method.varies for method in self.methods.values()))
+
+    @property
+    def full_steps(self) -> int | None:
+        """Steps of the budget where each is a full one; None where a method makes them shorter or of unknown number."""
+        if self.varies & {"length", "batch", "steps"}:
+            return None
+        return math.ceil(self.train.tokens / (self.train.batch_size * self.model.seq_len))
+
     @model_validator(mode="after")
     def _rules_between_sections(self) -> Recipe:
-        found = [f"{key}: {rule}" for key, rule in breaches_between(vars(self))]
+        found = [f"{key}: {rule}" for key, rule in breaches_between(self)]
         if found:
             raise ValueError("\n".join(found))
         return self
 
 
-METHODS = ("seq_len_warmup", "batch_size_warmup", "progressive_layer_drop", "simigrad", "staged_growth")
-"""Sections that are methods: a recipe without any of them is a baseline."""
+@cache
+def _method_sections() -> tuple[str, ...]:
+    inner = {name: inner_class(info.annotation) for name, info in Recipe.__pydantic_fields__.items()}
+    return tuple(name for name, section in inner.items() if section is not None and issubclass(section, Method))
+
+
+def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that are methods and present, by name; [[stages]] alone are staged training too, with its defaults."""
+    found = {name: sections[name] for name in _method_sections() if sections.get(name) is not None}
+    if sections.get("stages"):
+        found.setdefault("staged_growth", StagedGrowth())
+    return found
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -88,8 +118,9 @@ def check_draft(draft: Draft) -> Recipe:
     """
     check = Check(draft, Recipe)
     sections = check.result()
-    known = {**check.partial, **sections}
-    for key, rule in breaches_between(known):
+    known = {**_absent_sections(), **check.partial, **sections}
+    partial = Partial(**known, methods=methods_among(known))
+    for key, rule in breaches_between(partial):
         section, _, name = key.partition(".")
         check.add(key, rule, getattr(known[section], name) if name else None)
     if check.problems:
@@ -97,12 +128,9 @@ def check_draft(draft: Draft) -> Recipe:
     return Recipe(**sections)
 
 
-def method_names(recipe: Recipe) -> list[str]:
-    """Names of the method sections that are present."""
-    # [[stages]] alone are staged training too, with the operators' defaults
-    return [
-        name for name in METHODS if getattr(recipe, name) is not None or (name == "staged_growth" and recipe.stages)
-    ]
+def _absent_sections() -> dict[str, None]:
+    """The sections that a recipe can do without, as a recipe without them has them."""
+    return {name: None for name, info in Recipe.__pydantic_fields__.items() if may_be_absent(info.annotation)}
 
 
 def recipe_values(section: Any) -> dict[str, Any]:

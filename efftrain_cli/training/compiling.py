@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT, Block, RunBlock
+from efftrain_cli.plan.plan import accumulation_steps
 from efftrain_cli.recipe.recipe import Recipe
 
-LossSum = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], Tensor]
-"""(tokens, targets, gates, scales) -> summed cross-entropy of a micro-batch, nats, 0-d fp32."""
+Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
+"""(tokens, targets, gates, scales) -> each loss that is minimized, by name, 0-d fp32, summed over the micro-batch's targets: "ce",
+the cross-entropy in nats, first, then a method's terms (a mean counts as many times as there are targets)."""
 
 GRAPH_LIMIT = 16
 """Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and evaluation 1 more;
@@ -32,36 +35,38 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
 def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
     """Whether each block is compiled rather than the whole model: with layer dropping, since a graph per pattern of blocks would be one
     for each of 2^n_layer, and in deep models. All blocks share one graph."""
-    return recipe.progressive_layer_drop is not None or n_layer > WHOLE_MODEL_BLOCKS
+    return "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 
 def full_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     """(sequences, seq_len) of the micro-batches of a full step, where they are all alike; None where they are not.
 
-    SimiGrad cuts a batch into an even number of micro-batches; they are whole ones where its quantum is two of them or a multiple.
+    A batch that is not planned is cut into an even number of micro-batches; they are whole ones where it always is a multiple of
+    two of them.
     """
     train, seq_len = recipe.train, recipe.model.seq_len
-    if recipe.simigrad is not None:
+    if "steps" in recipe.varies:
         whole = train.micro_batch_tokens // seq_len
-        return (whole, seq_len) if whole and recipe.simigrad.quantum % (2 * whole) == 0 else None
-    pieces = min(train.batch_size, -(-train.batch_size * seq_len // train.micro_batch_tokens))
-    if train.batch_size % pieces:
+        multiple = math.gcd(*(method.batch_multiple() for method in recipe.methods.values()))
+        return (whole, seq_len) if whole and multiple % (2 * whole) == 0 else None
+    micro_batches = accumulation_steps(recipe, train.batch_size, seq_len)
+    if train.batch_size % micro_batches:
         return None
-    return train.batch_size // pieces, seq_len
+    return train.batch_size // micro_batches, seq_len
 
 
 def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     """(sequences, seq_len) with as many tokens as a full micro-batch, at half the full length: what the graph for every
     length is compiled at first, as the compiler fits its kernels to the first shape that it sees. None where lengths stay."""
     seq_len = recipe.model.seq_len // 2
-    if recipe.seq_len_warmup is None or seq_len < 2:
+    if "length" not in recipe.varies or seq_len < 2:
         return None
     sequences = min(recipe.train.batch_size, recipe.train.micro_batch_tokens // seq_len)
     return None if sequences < 2 else (sequences, seq_len)
 
 
-def compile_whole(recipe: Recipe, loss_sum: LossSum, backend: str = "inductor") -> LossSum:
-    """`loss_sum` compiled as a whole, loss included: the softmax then stays in registers.
+def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor") -> Objective:
+    """`objective` compiled as a whole, loss included: the softmax then stays in registers.
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape goes through one
     graph with dynamic shapes. torch.compile keeps its graphs by function, hence two functions. It does not look at which kernels
@@ -72,18 +77,20 @@ def compile_whole(recipe: Recipe, loss_sum: LossSum, backend: str = "inductor") 
 
     def loss_at_full_shape(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
-    ) -> Tensor:
-        return loss_sum(tokens, targets, gates, scales)
+    ) -> dict[str, Tensor]:
+        return objective(tokens, targets, gates, scales)
 
     def loss_at_any_shape(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
-    ) -> Tensor:
-        return loss_sum(tokens, targets, gates, scales)
+    ) -> dict[str, Tensor]:
+        return objective(tokens, targets, gates, scales)
 
     at_full_shape = torch.compile(loss_at_full_shape, backend=backend, dynamic=False)
     at_any_shape = torch.compile(loss_at_any_shape, backend=backend)
 
-    def compiled(tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None) -> Tensor:
+    def compiled(
+        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+    ) -> dict[str, Tensor]:
         nonlocal middle_shape
         if tokens.shape == full_shape:
             return at_full_shape(tokens, targets, gates, scales)

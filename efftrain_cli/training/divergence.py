@@ -32,7 +32,6 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
     state.nonfinite.zero_()
     loss, norms = gradient_norms_by_layer(state, setting, plan)
     bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
-    windows = -(-plan.batch_size // plan.pieces)
     run.event(
         "diverged",
         {
@@ -42,8 +41,8 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
             "seq_len": plan.seq_len,
             "batch_size": plan.batch_size,
             "window_start": plan.window_start,
-            "window_tokens": setting.train_data.starts(plan.window_start, windows).tolist(),
-            "next_window": plan.window_start + windows,
+            "window_tokens": setting.train_data.starts(plan.window_start, plan.windows).tolist(),
+            "next_window": plan.window_start + plan.windows,
             "grad_norm_by_layer": {layer: finite_or_none(norm) for layer, norm in norms.items()},
             "nonfinite_layers": bad,
         },
@@ -69,9 +68,9 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
 
 def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan) -> tuple[float, dict[str, float]]:
     """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes nothing."""
-    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device)
+    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device, dict(state.method_tensors))
     state.model.zero_grad(set_to_none=True)
-    gradient = forward_backward(setting.train_data.batch(plan).to(setting.device), plan)
+    result = forward_backward(setting.train_data.batch(plan).to(setting.device), plan)
     layers: dict[str, list[torch.Tensor]] = {}
     for name, parameter in state.model.named_parameters():
         layer = ".".join(name.split(".")[:2]) if name.startswith("h.") else name.split(".")[0]
@@ -79,7 +78,7 @@ def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan)
             layers.setdefault(layer, []).append(parameter.grad)
     norms = {layer: float(torch.nn.utils.get_total_norm(grads)) for layer, grads in layers.items()}
     state.model.zero_grad(set_to_none=True)
-    return float(gradient.loss), norms
+    return float(result.scalars["loss"]), norms
 
 
 # --- the way back ----------------------------------------------------------------------------------------------------

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from efftrain_cli.methods.growth_operators import small_model_scales
-from efftrain_cli.methods.simigrad import half_dots
+from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels, choose_determinism, choose_matmul_precision
 from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.gradients import fill_gradients
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import padded_vocab_size
-from efftrain_cli.plan.step import Batch, StepPlan
+from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import (
     CompiledParts,
-    LossSum,
+    Objective,
     compile_parts,
     compile_whole,
     compiles,
@@ -32,22 +32,8 @@ from efftrain_cli.training.compiling import (
 )
 from efftrain_cli.training.memory import checkpoints_activations
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
-    """What the backward pass left behind: gradients lie in the parameters' `.grad`, already divided by the step's tokens."""
-
-    loss: Tensor
-    """0-d fp32, mean over the step's targets, nats per token."""
-    tokens: int
-    flops: float
-    flops_without_logits: float
-    blocks_executed: float
-    """Blocks computed per sequence, averaged over the step."""
-    simigrad_dots: tuple[float, float, float] | None = None
-
-
-ForwardBackward = Callable[[Batch, StepPlan], Gradient]
+ForwardBackward = Callable[[Batch, StepPlan], StepResult]
+"""Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
 
 
 def compute_dtype(dtype: str, device: torch.device) -> str:
@@ -113,113 +99,98 @@ def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
     )
 
 
-def build_loss_sum(recipe: Recipe, model: GPT, device: torch.device) -> LossSum:
-    """The objective of one micro-batch, compiled where the recipe asks for it."""
+def build_objective(recipe: Recipe, model: GPT, device: torch.device) -> Objective:
+    """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes first: it
+    alone is the logged loss, and what divergence and comparisons read."""
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device)
     by_blocks = compiled and compiles_blocks(recipe, len(model.h))
     recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled)
     parts = compile_parts(recipe, model) if by_blocks else CompiledParts(run_eagerly, model.head_loss_sum)
 
-    def loss_sum(tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None) -> Tensor:
+    def objective(
+        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+    ) -> dict[str, Tensor]:
         with autocast(dtype, device):
             x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block)
-            return parts.head_loss_sum(x, targets)
+            return {"ce": parts.head_loss_sum(x, targets)}
 
-    return compile_whole(recipe, loss_sum) if compiled and not by_blocks else loss_sum
+    return compile_whole(recipe, objective) if compiled and not by_blocks else objective
 
 
-def build_forward_backward(recipe: Recipe, model: GPT, device: torch.device) -> ForwardBackward:
+def build_forward_backward(
+    recipe: Recipe, model: GPT, device: torch.device, method_tensors: dict[str, Tensor] | None = None
+) -> ForwardBackward:
     """The step's gradient by accumulation over micro-batches.
 
-    Each micro-batch's summed loss is divided by the tokens of the whole step, so loss and gradient do not depend on
+    Each micro-batch's summed losses are divided by the tokens of the whole step, so loss and gradient do not depend on
     how the step is cut.
+
+    Args:
+        method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps; it
+            changes them in place.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
-    loss_sum = build_loss_sum(recipe, model, device)
+    objective = build_objective(recipe, model, device)
     full_shape = full_micro_batch(recipe)
-    layer_drop, simigrad = recipe.progressive_layer_drop, recipe.simigrad
+    layer_drop = recipe.progressive_layer_drop
     parameters = list(model.parameters())
 
-    def forward_backward(batch: Batch, plan: StepPlan) -> Gradient:
-        total_tokens = batch.targets.numel()
-        tokens = batch.tokens.tensor_split(plan.accumulation_steps)
-        targets = batch.targets.tensor_split(plan.accumulation_steps)
-        micro_steps: Sequence[int] = range(plan.accumulation_steps)
-        gates, scales = None, None
-        if layer_drop is not None:
-            on_host = torch.tensor(layer_drop.branch_scales(plan.step, len(plan.keep)), pin_memory=device.type == "cuda")
+    def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
+        scales = None
+        if plan.branch_scales is not None:
+            on_host = torch.tensor(plan.branch_scales, pin_memory=device.type == "cuda")
             scales = on_host.to(device, non_blocking=True)
-        measures = simigrad is not None and simigrad.measures_at(plan.step)
-        if measures:
-            # Even micro-batches, then odd: so taken, the two halves differ by one sequence at most.
-            micro_steps = (*micro_steps[::2], *micro_steps[1::2])
-            first_half: list[Tensor] = []
-
-        loss = torch.zeros((), device=device)
+        losses: dict[str, Tensor] = {}
         blocks_times_tokens = 0
-        for micro_step in micro_steps:
-            if measures and micro_step == 1:
-                first_half = take_gradients(parameters)
-            micro_tokens = targets[micro_step].numel()
-            if micro_tokens == 0:  # SimiGrad rounds the number of micro-batches up to an even one
-                continue
-            if layer_drop is not None:
-                gates = layer_drop.gates(
-                    plan.keep,
-                    seed=recipe.seed,
-                    step=plan.step,
-                    micro_step=micro_step,
-                    paired=simigrad is not None,
-                )
-            with attention_kernels(device, same_shape=tokens[micro_step].shape == full_shape):
-                micro_loss = loss_sum(tokens[micro_step], targets[micro_step], gates, scales) / total_tokens
-                micro_loss.backward()
-            loss += micro_loss.detach()
-            blocks_times_tokens += micro_tokens * (len(plan.keep) if gates is None else sum(gates))
 
+        def accumulate(micro_batches: Sequence[MicroBatch]) -> None:
+            """Adds the gradient of these micro-batches to `.grad`, and their losses to `losses`."""
+            nonlocal blocks_times_tokens
+            for number, tokens, targets in micro_batches:
+                gates = None
+                if layer_drop is not None:
+                    gates = layer_drop.gates(
+                        plan.keep,
+                        seed=recipe.seed,
+                        step=plan.step,
+                        micro_step=number,
+                        paired=recipe.simigrad is not None,
+                    )
+                with attention_kernels(device, same_shape=tokens.shape == full_shape):
+                    shares = {
+                        name: loss / plan.tokens for name, loss in objective(tokens, targets, gates, scales).items()
+                    }
+                    sum(shares.values()).backward()
+                for name, share in shares.items():
+                    losses[name] = losses[name] + share.detach() if name in losses else share.detach()
+                blocks_times_tokens += targets.numel() * (len(plan.keep) if gates is None else sum(gates))
+
+        micro_batches = cut(batch, plan.accumulation_steps)
         dots = None
+        if plan.measure_similarity:
+            dots = accumulate_by_halves(accumulate, micro_batches, parameters)
+        else:
+            accumulate(micro_batches)
         if layer_drop is not None:
             fill_gradients(parameters)
-        if measures:
-            second_half = take_gradients(parameters)
-            sequences_b = sum(len(part) for part in tokens[1::2])
-            dots = half_dots(first_half, second_half, len(batch.tokens) - sequences_b, sequences_b)
-            torch._foreach_add_(second_half, first_half)
-            for parameter, gradient in zip(parameters, second_half, strict=True):
-                parameter.grad = gradient
-        blocks = blocks_times_tokens / total_tokens
+        blocks = blocks_times_tokens / plan.tokens
         per_token = flops_per_token(model.config.n_embd, plan.seq_len, model.config.padded_vocab_size, blocks)
-        return Gradient(
-            loss=loss,
-            tokens=total_tokens,
-            flops=per_token.with_logits * total_tokens,
-            flops_without_logits=per_token.without_logits * total_tokens,
+        loss = losses.pop("ce")
+        return StepResult(
+            tokens=plan.tokens,
+            flops=per_token.with_logits * plan.tokens,
+            flops_without_logits=per_token.without_logits * plan.tokens,
             blocks_executed=blocks,
-            # The one read from the device inside training: three numbers, once per SimiGrad's interval.
-            simigrad_dots=None if dots is None else tuple(dots.tolist()),
+            scalars={"loss": loss, **losses},
+            simigrad_dots=dots,
         )
 
     return forward_backward
 
 
-def fill_gradients(parameters: Sequence[Tensor]) -> None:
-    """Gives each parameter of a block that no micro-batch ran the gradient that it has: zero.
-
-    AdamW skips a parameter without `.grad`: neither decay nor momentum would act on it, and its step count would fall behind.
-    """
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-
-
-def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The parameters' gradients, zeros where there is none; `.grad` is None afterwards, so that a new sum can begin."""
-    fill_gradients(parameters)
-    gradients = []
-    for parameter in parameters:
-        assert parameter.grad is not None
-        gradients.append(parameter.grad)
-        parameter.grad = None
-    return gradients
+def cut(batch: Batch, micro_batches: int) -> list[MicroBatch]:
+    """The micro-batches of a step; their sizes differ by at most one sequence. Empty ones are left out."""
+    parts = zip(batch.tokens.tensor_split(micro_batches), batch.targets.tensor_split(micro_batches), strict=True)
+    return [MicroBatch(number, *part) for number, part in enumerate(parts) if part[0].numel()]

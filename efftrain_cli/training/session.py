@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -24,8 +23,9 @@ from efftrain_cli.data.progress import prepare_shown
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
+from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
-from efftrain_cli.plan.step import Batch, StepPlan
+from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer, compute_dtype
 from efftrain_cli.training.state import TrainState
@@ -97,15 +97,14 @@ def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
     """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
     per token of a second, warm run. Leaves the state as it was."""
     sequences, seq_len = summary.largest_micro_batch
-    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device)
-    step, micro_batches = 1, 1
-    if setting.recipe.simigrad is not None:
+    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device, dict(state.method_tensors))
+    micro_batches = 1
+    if "steps" in setting.recipe.varies:
         # A step that measures needs memory for the gradient of one half while it computes the other's.
-        step, micro_batches = next(filter(setting.recipe.simigrad.measures_at, count(1))), 2
+        micro_batches = 2
         sequences *= 2
     tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=setting.device)
-    every_block = (1.0,) * state.model.config.n_layer
-    plan = StepPlan(step, 0.0, sequences, seq_len, micro_batches, 0, 1, every_block, False)
+    plan = full_plan(setting.recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()

@@ -101,11 +101,12 @@ def progress_from_json(values: dict[str, object]) -> Progress:
     unknown = values.keys() - set(Progress._fields)
     if unknown:
         raise CheckpointError(f"progress.json has unknown fields: {', '.join(sorted(unknown))}")
-    pairs = {
-        name: tuple(tuple(entry) for entry in values.get(name, ()))  # type: ignore
-        for name in ("simigrad_window", "stage_curve")
-    }
-    return Progress(**{**values, **pairs})  # type: ignore
+    return Progress(**{name: _as_tuples(value) for name, value in values.items()})  # type: ignore
+
+
+def _as_tuples(value: object) -> object:
+    """JSON's lists as the tuples that they were."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> None:

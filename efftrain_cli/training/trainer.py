@@ -7,6 +7,7 @@ no step waits for the device.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ def train(
     """
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
-    forward_backward = build_forward_backward(recipe, state.model, device)
+    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors)
     ahead: tuple[StepPlan, Batch] | None = None
     """The next step and its batch: a CUDA device is still busy while it is read and sent."""
 
@@ -145,27 +146,14 @@ def train(
         with interruptible(rescuable=True):
             plan = plan_step(recipe, state.progress)
             batch = ahead[1] if ahead is not None and ahead[0] == plan else train_data.batch(plan).to(device)
-            gradient = forward_backward(batch, plan)
-            result = StepResult(
-                tokens=gradient.tokens,
-                flops=gradient.flops,
-                flops_without_logits=gradient.flops_without_logits,
-                blocks_executed=gradient.blocks_executed,
-                simigrad_dots=gradient.simigrad_dots,
-                loss=gradient.loss,
-            )
+            result = forward_backward(batch, plan)
             progress = after_step(recipe, state.progress, plan, result)
             if progress.tokens < recipe.train.tokens and progress.step != until:
                 next_plan = plan_step(recipe, progress)
                 ahead = next_plan, train_data.batch(next_plan).to(device)
-        grad_norm = update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
-        measures = state.optimizer.measures()
-        result = result._replace(
-            grad_norm=grad_norm,
-            adam_sqrt_v_l1=measures.get("adam_sqrt_v_l1"),
-            adam_sqrt_v_max=measures.get("adam_sqrt_v_max"),
-            nonfinite=state.nonfinite,
-        )
+        grad_norm = update(state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"])
+        measures = {"grad_norm": grad_norm, **state.optimizer.measures(), "nonfinite": state.nonfinite}
+        result = result._replace(scalars={**result.scalars, **measures})
         state.progress = progress
         training.stop()
         record = StepRecord(
@@ -218,32 +206,19 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
     if not records:
         return []
     device = state.nonfinite.device
-    absent = torch.full((), float("nan"), device=device)
-    scalars = [
-        absent if value is None else value.float()
-        for record in records
-        for value in (
-            record.val_loss,
-            *(
-                (None,) * 5
-                if record.result is None
-                else (
-                    record.result.loss,
-                    record.result.grad_norm,
-                    record.result.adam_sqrt_v_l1,
-                    record.result.adam_sqrt_v_max,
-                    record.result.nonfinite,
-                )
-            ),
-        )
-    ]
-    values = torch.stack(scalars).view(len(records), 6).tolist()
+    scalars = [(i, name, value) for i, record in enumerate(records) for name, value in _scalars(record).items()]
+    read: list[dict[str, float]] = [{} for _ in records]
+    if scalars:
+        values = torch.stack([value.float() for _, _, value in scalars]).tolist()
+        for (i, name, _), value in zip(scalars, values, strict=True):
+            read[i][name] = value
     peak = None
     if device.type == "cuda":
         peak = peak_flops(torch.cuda.get_device_name(device), compute_dtype(recipe.train.dtype, device))
     best, train_seconds = state.progress.best_loss, state.progress.train_seconds
     rows = []
-    for record, (val_loss, loss, grad_norm, sqrt_v_l1, sqrt_v_max, nonfinite) in zip(records, values, strict=True):
+    for record, measured in zip(records, read, strict=True):
+        val_loss = measured.pop("val_loss", math.nan)
         progress, plan, result = record.progress, record.plan, record.result
         row: dict[str, object] = {
             "step": progress.step,
@@ -258,6 +233,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
             "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
         }
         if plan is not None and result is not None and record.training is not None:
+            loss, nonfinite = measured["loss"], bool(measured["nonfinite"])
             seconds = record.training.seconds() - record.compile_seconds
             train_seconds += seconds
             row |= {
@@ -265,12 +241,9 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "batch_size": plan.batch_size,
                 "accumulation_steps": plan.accumulation_steps,
                 "lr": plan.lr,
-                "loss": finite_or_none(loss),
+                **{name: finite_or_none(value) for name, value in measured.items()},
                 "loss_ratio": None if best is None else finite_or_none(loss / best),
-                "grad_norm": finite_or_none(grad_norm),
-                "adam_sqrt_v_l1": finite_or_none(sqrt_v_l1),
-                "adam_sqrt_v_max": finite_or_none(sqrt_v_max),
-                "nonfinite": bool(nonfinite),
+                "nonfinite": nonfinite,
                 "seconds": seconds,
                 "compile_seconds": record.compile_seconds,
                 "tokens_per_second": result.tokens / seconds,
@@ -285,6 +258,12 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
         rows.append(row)
     state.progress = state.progress._replace(best_loss=best, train_seconds=train_seconds)
     return rows
+
+
+def _scalars(record: StepRecord) -> dict[str, Tensor]:
+    """Everything of a record that is on the device, by column."""
+    scalars = {} if record.result is None else dict(record.result.scalars)
+    return scalars if record.val_loss is None else {**scalars, "val_loss": record.val_loss}
 
 
 def finite_or_none(value: float) -> float | None:

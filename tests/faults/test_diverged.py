@@ -28,7 +28,7 @@ NAN_IN_ONE_GRADIENT = """
 import torch
 from efftrain_cli.data.windows import Windows
 import efftrain_cli.training.gradient as build
-batch, now, make = Windows.batch, {}, build.build_loss_sum
+batch, now, make = Windows.batch, {}, build.build_objective
 
 def noting(self, plan, *rest):
     now["step"] = plan.step
@@ -38,7 +38,7 @@ def making(recipe, model, *rest):
     model.h[1].mlp.c_fc.weight.register_hook(lambda grad: grad * VALUE if now.get("step") == 8 else grad)
     return make(recipe, model, *rest)
 
-Windows.batch, build.build_loss_sum = noting, making
+Windows.batch, build.build_objective = noting, making
 """
 
 

@@ -52,7 +52,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool], factor: 
         def poisoned(batch, plan):  # type: ignore
             gradient = forward_backward(batch, plan)
             if bad(plan.window_start):
-                gradient.loss.mul_(factor)
+                gradient.scalars["loss"].mul_(factor)
             return gradient
 
         return poisoned

@@ -111,7 +111,7 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) 
         model = build_model(recipe, VOCAB, CPU).double()
         plan = plan_step(recipe, Progress())
         gradient = build_forward_backward(recipe, model, CPU)(windows.batch(plan), plan)
-        gradients.append((plan.accumulation_steps, gradient.loss, [p.grad.clone() for p in model.parameters()]))
+        gradients.append((plan.accumulation_steps, gradient.scalars["loss"], [p.grad.clone() for p in model.parameters()]))
     assert [cut for cut, _, _ in gradients] == [1, 3, 8]
     for _, loss, grads in gradients[1:]:
         torch.testing.assert_close(loss, gradients[0][1], rtol=1e-6, atol=0)

@@ -71,9 +71,9 @@ def test_rows_count_the_targets_that_were_trained_on(warmup: str, windows: Windo
         assert torch.equal(batch.targets, batch.tokens + 1)
         counted += len(set(batch.targets.flatten().tolist()))
         # Every sequence comes from the windows that this step consumes, from their beginnings on.
-        count = -(-plan.batch_size // plan.pieces)
+        count = -(-plan.batch_size // plan.sequences_per_window)
         starts = windows.starts(progress.windows, count)
-        pieces = (starts[:, None] + np.arange(plan.pieces) * plan.seq_len).reshape(-1)[: plan.batch_size]
+        pieces = (starts[:, None] + np.arange(plan.sequences_per_window) * plan.seq_len).reshape(-1)[: plan.batch_size]
         assert batch.tokens[:, 0].tolist() == pieces.tolist()
         progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, None))
         seen_windows += count
@@ -130,7 +130,7 @@ def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
     for cuts in (short.accumulation_steps, full.accumulation_steps, BATCH):
         model = build_model(recipe, VOCAB_SIZE, CPU).double()
         gradient = build_forward_backward(recipe, model, CPU)(batch, short._replace(accumulation_steps=cuts))
-        found.append((gradient.loss, [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+        found.append((gradient.scalars["loss"], [p.grad.clone() for p in model.parameters() if p.grad is not None]))
     for loss, grads in found[1:]:
         torch.testing.assert_close(loss, found[0][0], rtol=1e-6, atol=0)
         for have, want in zip(grads, found[0][1], strict=True):

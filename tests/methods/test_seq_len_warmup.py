@@ -118,8 +118,8 @@ def test_a_start_at_full_length_changes_nothing(full: int) -> None:
 def test_pieces_of_a_window() -> None:
     truncate = SeqLenWarmup(steps=10)
     reshape = replace(truncate, mode="reshape")
-    assert [truncate.pieces_at(length, 1024) for length in (8, 24, 1024)] == [1, 1, 1]
-    assert [reshape.pieces_at(length, 1024) for length in (8, 24, 520, 1024)] == [128, 42, 1, 1]
+    assert [truncate.sequences_per_window_at(length, 1024) for length in (8, 24, 1024)] == [1, 1, 1]
+    assert [reshape.sequences_per_window_at(length, 1024) for length in (8, 24, 520, 1024)] == [128, 42, 1, 1]
 
 
 def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int, **optim: object) -> Recipe:
@@ -181,7 +181,7 @@ def test_every_token_of_a_window_is_trained_or_discarded(mode: str) -> None:
     for plan, progress in plan_run(recipe):
         trained += plan.batch_size * plan.seq_len
         per_window = 64 // plan.seq_len if mode == "reshape" else 1
-        assert plan.pieces == per_window
+        assert plan.sequences_per_window == per_window
         assert progress.windows - before == -(-10 // per_window)
         before = progress.windows
         assert progress.tokens == trained
@@ -218,26 +218,26 @@ def test_bad_sections_are_refused(keys: dict, said: str) -> None:
 
 
 def test_a_start_above_full_length_is_a_problem() -> None:
-    ((key, rule),) = SeqLenWarmup(start=2048, steps=10).problems(1024, 4, 10**9)
+    ((key, rule),) = SeqLenWarmup(start=2048, steps=10).misfits(1024, 4, 10**9)
     assert key == "start"
     assert "model.seq_len = 1024" in rule
 
 
 def test_a_warmup_beyond_the_budget_names_the_longest_that_fits() -> None:
     warmup = SeqLenWarmup(start=8, steps=1000)
-    ((key, rule),) = warmup.problems(64, 4, 50_000)
+    ((key, rule),) = warmup.misfits(64, 4, 50_000)
     assert key == "steps"
     longest = warmup.longest_within(50_000, 64, 4)
     assert f"at most {longest}" in rule
-    assert not replace(warmup, steps=longest).problems(64, 4, 50_000)
-    assert replace(warmup, steps=longest + 1).problems(64, 4, 50_000)
+    assert not replace(warmup, steps=longest).misfits(64, 4, 50_000)
+    assert replace(warmup, steps=longest + 1).misfits(64, 4, 50_000)
 
 
 def test_two_stages_that_do_not_fit_are_problems() -> None:
-    assert SeqLenWarmup(pacing="discrete", lengths=(8, 128), until=(5,)).problems(64, 4, 10**6)[0][0] == "lengths"
-    assert SeqLenWarmup(pacing="discrete", lengths=(8, 32), until=(5,)).problems(64, 4, 10**6)[0][0] == "lengths"
-    assert SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(500,)).problems(64, 4, 10_000)[0][0] == "until"
-    assert not SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,)).problems(64, 4, 10_000)
+    assert SeqLenWarmup(pacing="discrete", lengths=(8, 128), until=(5,)).misfits(64, 4, 10**6)[0][0] == "lengths"
+    assert SeqLenWarmup(pacing="discrete", lengths=(8, 32), until=(5,)).misfits(64, 4, 10**6)[0][0] == "lengths"
+    assert SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(500,)).misfits(64, 4, 10_000)[0][0] == "until"
+    assert not SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,)).misfits(64, 4, 10_000)
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def step_gradient(recipe: Recipe, progress: Progress = Progress()) -> tuple[GPT,
     plan = plan_step(recipe, progress)
     model = build_model(recipe, 64, CPU)
     gradient = build_forward_backward(recipe, model, CPU)(random_batch(plan), plan)
-    return model, gradient.simigrad_dots, gradient.loss.item()
+    return model, gradient.simigrad_dots, gradient.scalars["loss"].item()
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 5, 7, 8, 10])
@@ -374,7 +374,7 @@ def test_a_fixed_batch_trains_as_the_baseline_does() -> None:
     """min = max: up to the order in which the micro-batches are summed, the plans, the learning rate and the updates agree."""
     fixed = recipe(SimiGrad(target=0.5, min_batch_size=8, max_batch_size=8))
     baseline = recipe(None)
-    assert [plan for plan, _ in plan_run(fixed)] == [plan for plan, _ in plan_run(baseline)]
+    assert [plan._replace(measure_similarity=False) for plan, _ in plan_run(fixed)] == [plan for plan, _ in plan_run(baseline)]
     progress = Progress()
     for _ in range(6):
         _, dots, _ = step_gradient(fixed, progress)

@@ -95,7 +95,7 @@ model = build_model(recipe, 20, cpu)
 state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
 ids = torch.zeros((2, 8), dtype=torch.int64)
 gradient = build_forward_backward(recipe, model, cpu)(Batch(ids, ids), plan_step(recipe, Progress()))
-update(state, 1e-3, 1.0, gradient.loss)
+update(state, 1e-3, 1.0, gradient.scalars["loss"])
 import efftrain_cli.pretrain, efftrain_cli.training.logger
 heavy = [name for name in ("torch._dynamo", "torch._inductor", "sympy", "datasets", "pandas", "wandb", "scipy",
                            "matplotlib", "transformers") if name in sys.modules]

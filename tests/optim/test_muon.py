@@ -37,7 +37,7 @@ def trained(recipe: Recipe, steps: int) -> TrainState:
     forward_backward = build_forward_backward(recipe, state.model, CPU)
     for plan, _ in itertools.islice(plan_run(recipe), steps):
         gradient = forward_backward(data.batch(plan), plan)
-        update(state, plan.lr, recipe.optim.grad_clip, gradient.loss)
+        update(state, plan.lr, recipe.optim.grad_clip, gradient.scalars["loss"])
     return state
 
 
@@ -157,7 +157,7 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
     forward_backward = build_forward_backward(recipe, larger.model, CPU)
     plan, _ = next(plan_run(recipe))
     gradient = forward_backward(data.batch(plan), plan)
-    update(larger, 1e-3, 1.0, gradient.loss)
+    update(larger, 1e-3, 1.0, gradient.scalars["loss"])
     assert not larger.nonfinite
 
 

@@ -18,7 +18,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training.compiling import (
     GRAPH_LIMIT,
-    LossSum,
+    Objective,
     compile_parts,
     compile_whole,
     compiled_graphs,
@@ -37,14 +37,14 @@ RECIPE = Recipe(
 CPU = torch.device("cpu")
 
 
-def whole_of(recipe: Recipe) -> tuple[LossSum, LossSum]:
+def whole_of(recipe: Recipe) -> tuple[Objective, Objective]:
     """(eager, compiled) objective of a fresh model of the recipe."""
     model = build_model(recipe, 60, CPU)
 
     def eager(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
-    ) -> Tensor:
-        return model.loss_sum(tokens, targets, gates, scales)
+    ) -> dict[str, Tensor]:
+        return {"ce": model.loss_sum(tokens, targets, gates, scales)}
 
     return eager, compile_whole(recipe, eager, backend="aot_eager")
 
@@ -57,10 +57,10 @@ def graphs_of(recipe: Recipe, shapes: list[tuple[int, int]]) -> int:
     for i, shape in enumerate(shapes):
         tokens = torch.randint(60, shape, generator=torch.Generator().manual_seed(i))
         targets = tokens.roll(1, 1)
-        loss = compiled(tokens, targets, None, None)
+        loss = compiled(tokens, targets, None, None)["ce"]
         loss.backward()
         if i % 20 == 0:
-            torch.testing.assert_close(loss, eager(tokens, targets, None, None), rtol=1e-5, atol=0)
+            torch.testing.assert_close(loss, eager(tokens, targets, None, None)["ce"], rtol=1e-5, atol=0)
     return compiled_graphs() - before
 
 
@@ -215,7 +215,7 @@ def test_a_second_model_of_the_same_shape_needs_no_graph_of_its_own() -> None:
     for _ in range(3):
         eager, compiled = whole_of(recipe)
         tokens, targets = torch.randint(60, (64, 32)), torch.randint(60, (64, 32))
-        loss = compiled(tokens, targets, None, None)
+        loss = compiled(tokens, targets, None, None)["ce"]
         loss.backward()
-        torch.testing.assert_close(loss, eager(tokens, targets, None, None), rtol=1e-5, atol=0)
+        torch.testing.assert_close(loss, eager(tokens, targets, None, None)["ce"], rtol=1e-5, atol=0)
     assert compiled_graphs() == before

@@ -1,0 +1,55 @@
+"""The questions that a recipe asks of each of its methods. The answers here are the baseline's: a method gives those that differ.
+
+A method's section, its list of hyperparameters and the object with the paper's equations are one frozen dataclass, a `Method`.
+What it decides about a step is asked in `plan/plan.py`, how its gradient is computed in `training/gradient.py`, both by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from efftrain_cli.plan.step import StepPlan, StepResult
+    from efftrain_cli.recipe.recipe import Recipe
+
+
+class Method:
+    """A section of a recipe that switches a training-efficiency method on by being present."""
+
+    varies: ClassVar[frozenset[str]] = frozenset()
+    """What differs from step to step: "length", "batch", "blocks" (which of them run); "steps" where only training shows how
+    many steps the budget gives."""
+
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        """(dotted key, rule) of everything in `recipe` that this method cannot work with."""
+        yield from ()
+
+    def warnings(self, recipe: Recipe) -> list[str]:
+        """What is legal and probably not meant, one sentence each."""
+        return []
+
+    def batch_bounds(self, batch_size: int) -> tuple[int, int]:
+        """Fewest and most sequences of a step, where train.batch_size is `batch_size` and the number is not planned."""
+        return batch_size, batch_size
+
+    def batch_multiple(self) -> int:
+        """What the sequences of every step are a multiple of, where their number is not planned; else 0."""
+        return 0
+
+    def assumptions(self, recipe: Recipe) -> list[str]:
+        """What a plan cannot know in advance, and what it assumes instead, one sentence each."""
+        return []
+
+    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+        """Fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences, so that it
+        changes before and after a stop in the middle. Empty where the method has no schedule."""
+        return {}
+
+    def without_schedule(self) -> dict[str, Any]:
+        """Fields of the recipe with which every step is a full one; empty where this method's steps are."""
+        return {}
+
+    def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+        """This method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
+        return {}

@@ -1,0 +1,30 @@
+"""The gradients of a list of parameters, taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def fill_gradients(parameters: Sequence[Tensor]) -> None:
+    """Gives each parameter of a block that no micro-batch ran the gradient that it has: zero.
+
+    An optimizer skips a parameter without `.grad`: neither decay nor momentum would act on it, and its step count would fall
+    behind.
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters' gradients, zeros where there is none; `.grad` is None afterwards, so that a new sum can begin."""
+    fill_gradients(parameters)
+    gradients = []
+    for parameter in parameters:
+        assert parameter.grad is not None
+        gradients.append(parameter.grad)
+        parameter.grad = None
+    return gradients
