@@ -241,6 +241,8 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "batch_size": plan.batch_size,
                 "accumulation_steps": plan.accumulation_steps,
                 "lr": plan.lr,
+                "adam_sqrt_v_l1": None,  # of optimizers without second moments
+                "adam_sqrt_v_max": None,
                 **{name: finite_or_none(value) for name, value in measured.items()},
                 "loss_ratio": None if best is None else finite_or_none(loss / best),
                 "nonfinite": nonfinite,
