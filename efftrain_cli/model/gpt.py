@@ -35,6 +35,17 @@ class GPTConfig:
     """Rows of the embedding matrix: vocab_size rounded up for the matmul. The rest never reaches a loss or a sample."""
 
 
+See = Callable[[str, Tensor], None]
+"""(name, activation) -> nothing: shown the outputs of linear layers and the inputs of layer norms, by the layer's name in its
+block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (batch, seq_len, channels)."""
+ActivationTerm = Callable[[str, Tensor], Tensor | None]
+"""(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
+
+
+def ignore(name: str, activation: Tensor) -> None:
+    """Sees nothing."""
+
+
 class KeyValueCache:
     """Keys and values of the positions one block has seen, for generation: each (batch, n_head, positions, head size)."""
 
@@ -58,12 +69,12 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None, see: See = ignore) -> Tensor:
         batch, seq_len, n_embd = x.shape
+        qkv = self.c_attn(x)
+        see("attn.c_attn", qkv)
         # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
-        q, k, v = (
-            part.view(batch, seq_len, self.n_head, -1).transpose(1, 2) for part in self.c_attn(x).split(n_embd, dim=2)
-        )
+        q, k, v = (part.view(batch, seq_len, self.n_head, -1).transpose(1, 2) for part in qkv.split(n_embd, dim=2))
         past = 0
         if cache is not None:
             past = 0 if cache.keys is None else cache.keys.shape[2]
@@ -73,7 +84,9 @@ class CausalSelfAttention(nn.Module):
         else:
             mask = torch.ones(seq_len, past + seq_len, dtype=torch.bool, device=x.device).tril(past)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.c_proj(y.transpose(1, 2).reshape(batch, seq_len, n_embd))
+        y = self.c_proj(y.transpose(1, 2).reshape(batch, seq_len, n_embd))
+        see("attn.c_proj", y)
+        return y
 
 
 class MLP(nn.Module):
@@ -82,8 +95,12 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(gelu(self.c_fc(x)))
+    def forward(self, x: Tensor, see: See = ignore) -> Tensor:
+        x = self.c_fc(x)
+        see("mlp.c_fc", x)
+        x = self.c_proj(gelu(x))
+        see("mlp.c_proj", x)
+        return x
 
 
 class Block(nn.Module):
@@ -93,20 +110,37 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd)
         self.mlp = MLP(config)
+        self.term: ActivationTerm | None = None
+        """A method's term of the objective, summed over this block's activations where gradients are wanted."""
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
-        """The block's output, (batch, seq_len, n_embd). `scale` (0-d) multiplies both residual branches; None is 1."""
-        attended = self.attn(self.ln_1(x), cache)
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The block's output, (batch, seq_len, n_embd); beside it the sum of its terms (0-d), where it has a term and gradients
+        are wanted. `scale` (0-d) multiplies both residual branches; None is 1."""
+        terms: list[Tensor] = []
+        see: See = ignore
+        if self.term is not None and torch.is_grad_enabled():
+            term = self.term
+
+            def see(name: str, activation: Tensor) -> None:
+                if (value := term(name, activation)) is not None:
+                    terms.append(value)
+
+        see("ln_1", x)
+        attended = self.attn(self.ln_1(x), cache, see)
         x = x + (attended if scale is None else attended * scale)
-        transformed = self.mlp(self.ln_2(x))
-        return x + (transformed if scale is None else transformed * scale)
+        see("ln_2", x)
+        transformed = self.mlp(self.ln_2(x), see)
+        x = x + (transformed if scale is None else transformed * scale)
+        return (x, torch.stack(terms).sum()) if terms else x
 
 
-RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor]
-"""(block, x, scale) -> the block's output: how `GPT.run_blocks` computes one, for code that compiles blocks."""
+RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
+"""(block, x, scale) -> what the block returns: how `GPT.run_blocks` computes one, for code that compiles blocks."""
 
 
-def run_eagerly(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
+def run_eagerly(block: Block, x: Tensor, scale: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
     """The block's output, not compiled."""
     return block(x, scale)
 
@@ -145,6 +179,14 @@ class GPT(nn.Module):
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
             self.wte.weight[self.config.vocab_size :].zero_()
 
+    def replace_linears(self, make: Callable[[str, nn.Linear], nn.Module]) -> None:
+        """Puts `make(name, layer)` in the place of every linear layer of the blocks, in order; `name` is that of its module, as
+        "h.0.attn.c_attn". A replacement keeps the layer's parameters under their names. The tied head is not among them: it
+        shares its matrix with the embedding."""
+        for name, module in [(name, m) for name, m in self.h.named_modules() if isinstance(m, nn.Linear)]:
+            parent, _, child = name.rpartition(".")
+            setattr(self.h.get_submodule(parent), child, make(f"h.{name}", module))
+
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
         """Token ids (batch, seq_len) -> residual stream (batch, seq_len, n_embd); the first one stands at `position`.
 
@@ -166,17 +208,25 @@ class GPT(nn.Module):
         scales: Tensor | None = None,
         recompute: bool = False,
         run_block: RunBlock = run_eagerly,
+        terms: list[Tensor] | None = None,
     ) -> Tensor:
         """Residual stream through the blocks.
 
         A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
-        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block.
+        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block. What
+        the blocks' terms add up to, block by block, is appended to `terms`.
         """
         for i, block in enumerate(self.h):
             if gates is not None and not gates[i]:
                 continue
             scale = None if scales is None else scales[i]
-            x = checkpoint(run_block, block, x, scale, use_reentrant=False) if recompute else run_block(block, x, scale)
+            out = checkpoint(run_block, block, x, scale, use_reentrant=False) if recompute else run_block(block, x, scale)
+            if isinstance(out, tuple):
+                x, term = out
+                if terms is not None:
+                    terms.append(term)
+            else:
+                x = out
         return x
 
     def head(self, x: Tensor) -> Tensor:

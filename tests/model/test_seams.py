@@ -1,0 +1,87 @@
+"""What a method may change of a model, and what it may see: linear layers replaced in one walk, activations by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from efftrain_cli.model.gpt import GPT, GPTConfig
+
+CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16)
+
+
+def made() -> tuple[GPT, Tensor]:
+    model = GPT(CONFIG)
+    model.init_weights(3)
+    return model, torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+class Doubled(nn.Linear):
+    """A linear layer that doubles its output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_every_linear_layer_of_the_blocks_is_replaced_and_keeps_its_parameters() -> None:
+    model, tokens = made()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    logits, seen = model(tokens), []
+
+    def make(name: str, layer: nn.Linear) -> nn.Module:
+        seen.append(name)
+        doubled = Doubled(layer.in_features, layer.out_features)
+        doubled.weight, doubled.bias = layer.weight, layer.bias
+        return doubled
+
+    model.replace_linears(make)
+    parts = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert seen == [f"h.{i}.{part}" for i in range(2) for part in parts]
+    after = dict(model.named_parameters())
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not torch.allclose(model(tokens), logits)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["stored", "recomputed"])
+def test_a_term_of_activations_is_added_up_once_and_has_a_gradient(recompute: bool) -> None:
+    model, tokens = made()
+    names: list[str] = []
+
+    def term(name: str, activation: Tensor) -> Tensor | None:
+        names.append(name)
+        return activation.square().mean() if name == "mlp.c_fc" else None
+
+    plain = model.run_blocks(model.embed(tokens))
+    for block in model.h:
+        block.term = term
+    terms: list[Tensor] = []
+    x = model.run_blocks(model.embed(tokens), recompute=recompute, terms=terms)
+    assert torch.equal(x, plain)
+    assert names == 2 * ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
+    inside = model.h[1].mlp.c_fc(model.h[1].ln_2(_before_mlp(model, tokens)))
+    assert len(terms) == 2 and terms[1].item() == pytest.approx(inside.square().mean().item(), rel=1e-6)
+    sum(terms).backward()
+    assert model.h[1].mlp.c_fc.weight.grad.abs().sum() > 0 and model.ln_f.weight.grad is None
+
+
+def _before_mlp(model: GPT, tokens: Tensor) -> Tensor:
+    """Input of the second block's second layer norm."""
+    x = model.embed(tokens)
+    for block in model.h:
+        x = x + block.attn(block.ln_1(x))
+        if block is model.h[1]:
+            return x
+        x = x + block.mlp(block.ln_2(x))
+    raise AssertionError
+
+
+def test_nothing_is_measured_where_no_gradient_is_wanted() -> None:
+    model, tokens = made()
+    for block in model.h:
+        block.term = lambda name, activation: pytest.fail("measured")
+    terms: list[Tensor] = []
+    with torch.no_grad():
+        model.run_blocks(model.embed(tokens), terms=terms)
+    assert not terms
