@@ -86,8 +86,10 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
 
 
 def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int) -> int:
-    """Micro-batches of a step of `batch_size` sequences of `seq_len` tokens."""
-    needed = min(batch_size, -(-batch_size * seq_len // recipe.train.micro_batch_tokens))
+    """Micro-batches of a step of `batch_size` sequences of `seq_len` tokens: as few as hold no more whole sequences each than fit
+    into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence."""
+    fits = max(1, recipe.train.micro_batch_tokens // seq_len)
+    needed = -(-batch_size // fits)
     return needed if recipe.simigrad is None else recipe.simigrad.accumulation_steps(needed)
 
 

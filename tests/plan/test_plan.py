@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from efftrain_cli.plan.plan import after_step, assumed_result, plan_run, plan_step
+from efftrain_cli.plan.plan import accumulation_steps, after_step, assumed_result, plan_run, plan_step
 from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
 from efftrain_cli.plan.step import Progress, StepResult
 from efftrain_cli.recipe.recipe import Recipe
@@ -149,3 +149,17 @@ def test_plan_step_is_pure() -> None:
     start = time.monotonic()
     assert plan_step(RECIPE, progress) == plan_step(RECIPE, progress)
     assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "seq_len", "micro_batch_tokens", "expected"),
+    [(16, 64, 512, 2), (5, 100, 250, 3), (3, 100, 199, 3), (7, 100, 350, 3), (4, 100, 50, 4), (1, 8, 8, 1), (9, 24, 100, 3)],
+)
+def test_no_micro_batch_exceeds_its_tokens_while_one_sequence_fits(
+    batch_size: int, seq_len: int, micro_batch_tokens: int, expected: int
+) -> None:
+    recipe = replace(RECIPE, train=replace(RECIPE.train, micro_batch_tokens=micro_batch_tokens))
+    steps = accumulation_steps(recipe, batch_size, seq_len)
+    assert steps == expected
+    largest = -(-batch_size // steps) * seq_len
+    assert largest <= max(micro_batch_tokens, seq_len)
