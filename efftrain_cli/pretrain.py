@@ -5,21 +5,30 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds, make_console
-from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError
+from efftrain_cli.foundation.console import (
+    counted,
+    human_bytes,
+    human_count,
+    human_flops,
+    human_seconds,
+    make_console,
+)
+from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
 from efftrain_cli.model.flops import flops_per_token, parameter_count
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import padded_vocab_size, plan_step
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
+from efftrain_cli.run.rows import NOT_COMPUTED
 from efftrain_cli.run.stability import describe, measure_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training.checkpoints import (
@@ -28,6 +37,7 @@ from efftrain_cli.training.checkpoints import (
     check_recipe,
     load_checkpoint,
     newest_checkpoint,
+    read_recipe,
     settle_data,
 )
 from efftrain_cli.training.divergence import rewind
@@ -107,15 +117,23 @@ def resume(
     chosen = choose_device(device)
     with stop_on_signals(), Run.open(name) as run:
         checkpoint = newest_checkpoint(run)
+        written = read_recipe(checkpoint or run.path)
+        if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
+            recipe = _trained_longer(run, written, recipe)
         check_recipe(run, checkpoint, recipe, override)
         setting = _prepare(recipe, chosen)
         check_data(run, setting.corpus, override)
-        settle_data(run, origin_of(setting, name, sys.argv)["data"])
-        if overrides:
-            write_whole(recipe_path, dump_recipe(recipe))
         state = fresh_state(setting)
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, recipe)
+        plan = _plan(setting, state.progress, steps)
+        if plan.steps == state.progress.step and not state.progress.evaluation_due:
+            print(_nothing_left(run, state.progress, recipe, steps))
+            return run.path
+        _show_rate(run, state.progress, written, recipe)
+        settle_data(run, origin_of(setting, name, sys.argv)["data"])
+        if overrides:
+            write_whole(recipe_path, dump_recipe(recipe))
         check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
         run.report_gaps(state.progress.step)
         segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
@@ -129,8 +147,52 @@ def resume(
                 "device": str(setting.device),
             },
         )
-        plan = _plan(setting, state.progress, steps)
         return _train(run, state, setting, plan, steps, with_probe, rewinding)
+
+
+def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
+    """The recipe of a run whose budget was raised: its learning-rate schedule ends where it was to end, unless
+    optim.decay_tokens says otherwise. Where nothing else has changed, this is recorded and needs no --override-resume.
+
+    Raises:
+        UsageError: the learning rate would be 0 from the schedule's end on.
+    """
+    before, optim = written.train.tokens, recipe.optim
+    if recipe.train.tokens <= before:
+        return recipe
+    if optim.schedule != "constant" and optim.decay_steps is None and optim.decay_tokens is None:
+        if optim.min_lr == 0:
+            raise UsageError(
+                f"run {run.name!r}: its learning rate reaches optim.min_lr = 0 at {before:,} tokens, so training longer would "
+                f"change nothing\n  set where it ends, --set optim.decay_tokens={recipe.train.tokens:_} --override-resume; the "
+                "rate then jumps up, and the jump is shown before it happens"
+            )
+        recipe = replace(recipe, optim=replace(optim, decay_tokens=before))
+    longer = {"train.tokens": (before, recipe.train.tokens), "optim.decay_tokens": (None, before)}
+    differences = [entry for entry in recipe_differences(written, recipe) if not entry[0].startswith(NOT_COMPUTED)]
+    if all(longer.get(key) == (old, new) for key, old, new in differences):
+        run.event("override", {"differences": [list(entry) for entry in differences]})
+    return recipe
+
+
+def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | None) -> str:
+    """Why a resumed run has no step to train."""
+    if progress.tokens < recipe.train.tokens:
+        return f"nothing to train: run {run.name} is after step {progress.step} already, and --steps {steps} ends there or before"
+    return (
+        f"nothing to train: run {run.name} has used its budget of {recipe.train.tokens:,} tokens, after step {progress.step:,}\n"
+        f"  to train longer: efftrain pretrain --resume {run.name} --set train.tokens=N   (N tokens in all)"
+    )
+
+
+def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) -> None:
+    """Says what a changed recipe does to the learning rate, before it does it."""
+    last = (run.last_row(progress.step) or {}).get("lr")
+    if last is None or progress.tokens >= recipe.train.tokens or (written.optim, written.train) == (recipe.optim, recipe.train):
+        return
+    rate = plan_step(recipe, progress).lr
+    change = f"jumps from {last:.3g} to {rate:.3g}" if abs(rate - last) > 0.1 * last else f"goes on at {rate:.3g}"
+    print(f"lr         {change} with step {progress.step + 1}, by the changed recipe")
 
 
 def _plan(setting: Setting, progress: Progress, steps: int | None) -> PlanSummary:
@@ -169,9 +231,6 @@ def _train(
     recipe = setting.recipe
     console = make_console()
     show_header(console, run, setting, state, summary)
-    if summary.steps == state.progress.step and not state.progress.evaluation_due:
-        console.print("Nothing is left to train: the budget is used up.")
-        return run.path
     # Where gradients decide the batch size, the plan's number of steps is only an assumption.
     steps = None if "steps" in recipe.varies else summary.steps
     try:
@@ -230,19 +289,19 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
     outside = (rows + model.seq_len) * model.n_embd
     before = state.progress
     checkpoint_bytes = 12 * parameters  # fp32 weights and two moments
-    threads = f", {torch.get_num_threads()} threads" if setting.device.type == "cpu" else ""
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if setting.device.type == "cpu" else ""
     lines = [
         f"run        {run.path}",
-        f"model      {model.n_layer} layers x {model.n_embd}, {model.n_head} heads, context {model.seq_len}: "
+        f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
         f"{human_count(parameters)} parameters ({human_count(parameters - outside)} without embeddings)",
-        f"data       {_source(recipe)}: {human_count(corpus.train.tokens)} tokens in {corpus.train.documents} documents, "
-        f"{setting.val_windows.shape[0]} validation windows, vocabulary {corpus.vocab_size}",
-        f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{plan.steps} steps, "
+        f"data       {_source(recipe)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
+        f"{counted(setting.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
+        f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "
         f"{setting.train_data.epochs(plan.windows):.2f} epochs of the data",
-        f"compute    {human_count(plan.flops - before.flops)} FLOPs on {setting.device} in "
+        f"compute    {human_flops(plan.flops - before.flops)}s on {setting.device} in "
         f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}"
         f"{', deterministic kernels' if recipe.train.deterministic else ''}",
-        f"disk       {recipe.checkpoint.keep} checkpoints of {human_bytes(checkpoint_bytes)}",
+        f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(checkpoint_bytes)}",
     ]
     if recipe.stages:
         lines.insert(2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}")
@@ -255,17 +314,22 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
 def show_summary(console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool) -> None:
     """What came of it, and what to do next."""
     progress = state.progress
-    rate = progress.tokens / progress.train_seconds if progress.train_seconds else 0.0
-    console.print(
-        f"{'done' if finished else 'paused'}       step {progress.step}, {human_count(progress.tokens)} tokens, "
-        f"{human_count(progress.flops)} FLOPs, {human_seconds(progress.train_seconds)} of training "
-        f"({human_count(rate)} tokens/s)",
-        markup=False,
-    )
+    if progress.step:
+        rate = progress.tokens / progress.train_seconds if progress.train_seconds else 0.0
+        done = (
+            f"{'done' if finished else 'paused'}       {counted(progress.step, 'step')}, {human_count(progress.tokens)} tokens, "
+            f"{human_flops(progress.flops)}s, {human_seconds(progress.train_seconds)} of training "
+            f"({human_count(rate)} tokens/s)"
+        )
+    else:
+        done = "untrained: --steps 0 ends before the first step; the model is evaluated and saved as it begins"
+    console.print(done, markup=False)
     if val_loss is not None:
         console.print(f"result     val loss {val_loss:.4f} nats per token (perplexity {math.exp(val_loss):.2f})")
-    for line in describe(measure_run(run.path)):
-        console.print(line, markup=False)
+    stability = measure_run(run.path)
+    if stability.above_slight or stability.first_nonfinite_step is not None:
+        for line in describe(stability):
+            console.print(line, markup=False)
     console.print("\nnext")
     if not finished:
         console.print(f"  efftrain pretrain --resume {run.name}", markup=False)

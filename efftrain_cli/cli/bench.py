@@ -46,7 +46,7 @@ def bench(
     from dataclasses import asdict
 
     from efftrain_cli.bench import bench as measure
-    from efftrain_cli.foundation.console import human_bytes, human_count
+    from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops
     from efftrain_cli.training.session import choose_device
 
     result = measure(loaded, choose_device(device), steps, profile=profile)
@@ -57,16 +57,16 @@ def bench(
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
     print(
         f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary {result.vocab_size}, "
-        f"{result.batch_size} x {result.seq_len} tokens in {result.accumulation_steps} micro-batches\n"
+        f"{result.batch_size} x {result.seq_len} tokens in {counted(result.accumulation_steps, 'micro-batch')}\n"
         f"device     {result.device}, {result.dtype}, {'compiled' if result.compiled else 'eager'}, "
-        f"torch {result.torch}, {result.threads} threads\n"
+        f"torch {result.torch}, {counted(result.threads, 'thread')}\n"
         f"speed      {human_count(result.tokens_per_second)} tokens/s, {1000 * result.seconds_per_step:.1f} ms a step "
         f"(median of {result.steps}; {1000 * result.seconds_per_step_low:.1f} to "
         f"{1000 * result.seconds_per_step_high:.1f})\n"
-        f"FLOPs      {human_count(result.flops_per_token)} per token by 6 N + 12 L d T, logits included: "
-        f"{human_count(result.flops_per_second)}FLOP/s, MFU {mfu}\n"
+        f"FLOPs      {human_flops(result.flops_per_token)}s per token by 6 N + 12 L d T, logits included: "
+        f"{human_flops(result.flops_per_second)}/s, MFU {mfu}\n"
         f"memory     {human_bytes(result.peak_memory_bytes)} at the peak\n"
-        f"compile    {result.compile_seconds:.1f} s, {result.compiled_graphs} graphs\n"
+        f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}\n"
     )
     for phase, seconds in result.phases.items():
         print(f"{phase:10s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")

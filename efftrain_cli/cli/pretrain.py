@@ -35,6 +35,7 @@ class PlanFormat(StrEnum):
         "efftrain pretrain --recipe small --set data.train=my.txt --seed 1",
         "efftrain pretrain --recipe small-slw --plan",
         "efftrain pretrain --resume small-seed1234",
+        "efftrain pretrain --resume small-seed1234 --set train.tokens=4M",
     ),
 )
 def pretrain(
@@ -67,14 +68,21 @@ def pretrain(
     ] = OnDivergence.stop,
     plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and train nothing.")] = False,
     format_: Annotated[
-        PlanFormat, typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.")
-    ] = PlanFormat.table,
+        PlanFormat | None,
+        typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.", show_default="table"),
+    ] = None,
     wandb: Annotated[str | None, typer.Option(help="off, offline or online: send the metrics to wandb too.")] = None,
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
     ] = False,
 ) -> None:
-    """Train a GPT by a recipe; metrics and checkpoints go to runs/NAME."""
+    """Train a GPT by a recipe; metrics and checkpoints go to runs/NAME.
+
+    --resume RUN --set train.tokens=N trains a run longer: its learning-rate schedule ends where it was to end, and the rate
+    stays at optim.min_lr after that.
+    """
+    if format_ is not None and not plan:
+        raise UsageError(f"--format {format_.value} is the form of a printed plan: add --plan, or leave it out")
     if resume is not None:
         forbidden = [
             option
@@ -124,7 +132,7 @@ def pretrain(
     if plan:
         from efftrain_cli.cli.plan_output import print_plan
 
-        print_plan(loaded, steps, format_.value)
+        print_plan(loaded, steps, (format_ or PlanFormat.table).value)
         return
     from efftrain_cli.pretrain import start
 

@@ -154,7 +154,7 @@ def _wide_list(cards: list[dict[str, Any]]) -> Any:
         if card["mistake"]:
             table.add_row(card["name"], *[""] * 5, Text(card["mistake"], style="red"))
             continue
-        numbers = [str(card["seq_len"]), str(card["batch_size"]), str(card["lr"]), short_count(card["tokens"])]
+        numbers = [str(card["seq_len"]), str(card["batch_size"]), str(card["lr"]), _count(card["tokens"])]
         table.add_row(card["name"], f"{card['n_layer']} x {card['n_embd']}", *numbers, Text(card["summary"]))
     return table
 
@@ -171,11 +171,8 @@ def _narrow_list(cards: list[dict[str, Any]]) -> Any:
     return Group(*lines)
 
 
-def short_count(count: Any) -> str:
-    """A count in K, M or B, rounded to three digits: 157_286_400_000 is "157B". What is no number is shown as written."""
-    if not isinstance(count, int | float):
-        return str(count)
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return str(count)
+def _count(tokens: Any) -> str:
+    """A budget as people read it; what is not a number is shown as written."""
+    from efftrain_cli.foundation.console import human_count
+
+    return human_count(tokens) if isinstance(tokens, int | float) else str(tokens)

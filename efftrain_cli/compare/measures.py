@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from efftrain_cli.compare.reading import AXES, RunNumbers
+from efftrain_cli.foundation.console import human_count
 
 NOT_REACHED = "not reached"
 
@@ -170,11 +171,7 @@ def _exp(loss: float | str) -> float | str:
 
 def human(value: float) -> str:
     """A large number with four significant digits and a suffix: 1.536M, 81.9K, 512."""
-    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "K")):
-        if abs(value) >= limit:
-            scaled = value / {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}[suffix]
-            return f"{scaled:.4g}{suffix}"
-    return f"{value:.4g}"
+    return human_count(value, 4)
 
 
 def quantity(value: float, axis: str) -> str:

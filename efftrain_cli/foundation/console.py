@@ -14,12 +14,25 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def human_count(number: float) -> str:
-    """1234567 -> "1.23M"."""
+def human_count(number: float, digits: int = 3) -> str:
+    """1234567 -> "1.23M", and 8192 -> "8,192": below 10,000 a number is written out, to four significant digits."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(number) >= max(limit, 1e4):
+            return f"{number / limit:.{digits}g}{suffix}"
+    return f"{number:,.4g}"
+
+
+def human_flops(number: float) -> str:
+    """3.8e12 -> "3.8 TFLOP", for "3.8 TFLOPs" and "3.8 TFLOP/s"."""
+    for limit, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(number) >= limit:
-            return f"{number / limit:.3g}{suffix}"
-    return f"{number:.3g}"
+            return f"{number / limit:.3g} {prefix}FLOP"
+    return f"{number:,.4g} FLOP"
+
+
+def counted(number: int, noun: str) -> str:
+    """(1, "step") -> "1 step", (2000, "step") -> "2,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def human_bytes(number: float) -> str:

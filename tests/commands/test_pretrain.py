@@ -1,0 +1,92 @@
+"""`efftrain pretrain` as a user meets it: what it says and refuses, and how a run is trained longer."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from tests.launch import Laboratory
+
+
+@pytest.fixture
+def trained(lab: Laboratory) -> Laboratory:
+    """Run `r` of BASELINE: 20 steps of 128 tokens, cosine from 3e-3 to 3e-4."""
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe").code == 0
+    return lab
+
+
+def fingerprints(lab: Laboratory) -> dict[str, str]:
+    return {
+        str(path.relative_to(lab.run("r"))): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(lab.run("r").rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained: Laboratory) -> None:
+    before = fingerprints(trained)
+    done = trained.call("pretrain", "--resume", "r", "--no-probe")
+    assert done.code == 0
+    said = done.out.read_text()
+    assert "used its budget of 2,560 tokens, after step 20" in said
+    assert "efftrain pretrain --resume r --set train.tokens=N" in said
+    behind = trained.call("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--steps", "20", "--no-probe")
+    assert behind.code == 0
+    assert "after step 20 already, and --steps 20 ends there" in behind.out.read_text()
+    changed = {name for name, value in fingerprints(trained).items() if before.get(name) != value}
+    assert changed <= {"events.jsonl"}, "the acceptance of the larger budget at most"
+
+
+def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) -> None:
+    done = trained.call("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--no-probe")
+    assert done.code == 0, done.err.read_text()
+    rates = {row["step"]: row["lr"] for row in trained.rows("r") if row["step"]}
+    assert sorted(rates) == list(range(1, 41))
+    assert rates[20] == pytest.approx(3e-4), "the cosine ends with the old budget's last step"
+    assert {rates[step] for step in range(21, 41)} == {3e-4}
+    assert "lr         goes on at 0.0003 with step 21" in done.out.read_text()
+    assert trained.events("r", "override")[0]["differences"] == [
+        ["train.tokens", 2560, 5120],
+        ["optim.decay_tokens", None, 2560],
+    ]
+    # The new recipe is the run's own from now on: continuing needs nothing more.
+    again = trained.call("pretrain", "--resume", "r", "--set", "train.tokens=5248", "--no-probe")
+    assert again.code == 0, again.err.read_text()
+    assert trained.last_step("r") == 41
+
+
+def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Laboratory) -> None:
+    words = ("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120", "--no-probe")
+    refused = trained.call(*words)
+    assert refused.code == 2
+    assert "--override-resume" in refused.err.read_text()
+    done = trained.call(*words, "--override-resume")
+    assert done.code == 0
+    # Step 21 has trained 2,688 of 5,120 tokens, 640 of them while warming up: cos at (2688 - 640) / (5120 - 640).
+    assert "lr         jumps from 0.0003 to 0.00183 with step 21" in done.out.read_text()
+    said = done.out.read_text()
+    assert said.index("jumps from") < said.index("40 steps,")
+    assert trained.rows("r")[21]["lr"] == pytest.approx(0.00183, rel=5e-3)
+
+
+def test_training_longer_at_a_rate_of_zero_is_refused(lab: Laboratory) -> None:
+    assert lab.call("pretrain", "--recipe", lab.recipe(min_lr="0.0"), "--name", "r", "--no-probe").code == 0
+    done = lab.call("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--no-probe")
+    assert done.code == 2
+    assert "reaches optim.min_lr = 0 at 2,560 tokens" in done.err.read_text()
+    assert "--set optim.decay_tokens=5_120 --override-resume" in done.err.read_text()
+
+
+def test_a_form_without_a_plan_is_refused(lab: Laboratory) -> None:
+    done = lab.call("pretrain", "--recipe", lab.recipe(), "--format", "csv")
+    assert done.code == 2
+    assert "add --plan" in done.err.read_text()
+    assert not (lab.folder / "runs").exists()
+
+
+def test_no_step_at_all_is_said(lab: Laboratory) -> None:
+    done = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "0", "--no-probe")
+    assert done.code == 0
+    assert "untrained: --steps 0" in done.out.read_text()
+    assert "tokens/s" not in done.out.read_text()
