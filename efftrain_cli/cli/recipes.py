@@ -1,4 +1,4 @@
-"""`efftrain recipes list|show|diff`."""
+"""`efftrain recipes list|new|show|diff`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import typer
 
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import Commands, app
-from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.errors import RecipeError, UsageError
 
 recipes = Commands(no_args_is_help=True)
 app.add_typer(
-    recipes, name="recipes", help="The settings that runs are made of: list, show, diff.", rich_help_panel="Train"
+    recipes, name="recipes", help="What runs are made of: list, show, compare and write recipes.", rich_help_panel="Train"
 )
 
 
@@ -34,22 +34,58 @@ FormatOption = Annotated[Format, typer.Option("--format", help="text, or json fo
 
 @recipes.command("list", examples=("efftrain recipes list", "efftrain recipes list --format json"))
 def list_recipes(format: FormatOption = Format.text) -> None:
-    """Every recipe that --recipe finds by name: those in ./recipes, then those that ship with the program."""
+    """Every recipe that --recipe finds by name: those in ./recipes, then those that ship with the program.
+
+    Parameters are counted without embeddings, budgets in tokens.
+    """
     from efftrain_cli.recipe.file import recipe_names
 
-    cards = [_card(name) for name in recipe_names()]
+    cards = sorted(map(_card, recipe_names()), key=lambda card: (not card["own"], card["name"]))
     if format is Format.json:
         print(json.dumps(cards, indent=1))
     elif not sys.stdout.isatty():
-        width = max((len(card["name"]) for card in cards), default=0)
-        for card in cards:
-            print(f"{card['name']:<{width}}  {card['mistake'] or card['summary']}".rstrip())
+        rows = [[card["name"], *_numbers(card), card["mistake"] or card["summary"]] for card in cards]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(len(_TITLES) + 1)]
+        for name, *numbers, about in rows:
+            aligned = "  ".join(f"{number:>{width}}" for number, width in zip(numbers, widths[1:], strict=True))
+            print(f"{name:<{widths[0]}}  {aligned}  {about}".rstrip())
     else:
         from rich.console import Console
 
         console = Console(highlight=False)
         console.print(_wide_list(cards) if console.width >= 100 else _narrow_list(cards))
         console.print("\n[dim]efftrain recipes show NAME · efftrain pretrain --recipe NAME[/dim]")
+
+
+@recipes.command(
+    "new", examples=("efftrain recipes new mine --set data.train=my.txt", "efftrain recipes new large --base gpt2-117m")
+)
+def new_recipe(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml.")],
+    base: Annotated[str, typer.Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)] = "small",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A value to write. Repeatable.", autocompletion=complete.override_keys)
+    ] = None,
+) -> None:
+    """Write a recipe to begin with, commented, for your own text."""
+    from efftrain_cli.recipe.file import is_path, shown_path
+    from efftrain_cli.recipe.recipe import load_recipe
+    from efftrain_cli.recipe.starter import starter
+
+    path = Path("recipes") / f"{name}.toml"
+    if is_path(name) or not name or name.startswith((".", "-")):
+        raise UsageError(f"{name!r} is not a name; give one such as mine, and it is written to recipes/mine.toml")
+    if path.exists():
+        raise UsageError(f"{shown_path(path)} exists already and is left as it is; give another name, or edit it")
+    overrides = list(set_ or [])
+    if not any(override.startswith("data.train=") for override in overrides):
+        overrides.append('data.train="my.txt"')
+    text = starter(name, base, load_recipe(base, overrides))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(f"{shown_path(path)} written, based on {base}; edit it, then")
+    print(f"  efftrain pretrain --recipe {name} --plan")
+    print(f"  efftrain pretrain --recipe {name}")
 
 
 @recipes.command("show", examples=("efftrain recipes show small-slw", "efftrain recipes show quickstart --describe"))
@@ -114,12 +150,14 @@ def _value(value: Any) -> str:
 
 
 def _card(name: str) -> dict[str, Any]:
-    """What `recipes list` says of one recipe: its settings as written, unchecked, so that the list is quick and whole."""
+    """What `recipes list` says of one recipe: its values as written, unchecked, so that the list is quick and whole."""
     from efftrain_cli.foundation.section import parse_count
-    from efftrain_cli.recipe.file import find_recipe, first_comment, read_recipe_file, shown_path
+    from efftrain_cli.model.flops import parameter_count
+    from efftrain_cli.recipe.file import find_recipe, first_comment, read_recipe_file, shipped_recipes, shown_path
 
     path = find_recipe(name)
-    card: dict[str, Any] = {"name": name, "path": shown_path(path), "summary": "", "mistake": None}
+    own = path.resolve().parent != shipped_recipes()
+    card: dict[str, Any] = {"name": name, "path": shown_path(path), "own": own, "summary": "", "mistake": None}
     try:
         card["summary"] = first_comment(path)
         draft = read_recipe_file(name)
@@ -127,16 +165,30 @@ def _card(name: str) -> dict[str, Any]:
         return {**card, "mistake": str(error).split("\n")[0]}
     if draft.problems:
         return {**card, "mistake": f"{draft.problems[0].source}: {draft.problems[0].rule}".split("\n")[0]}
-    for key in _COLUMNS:
+    for key in ("model.n_layer", "model.n_embd", "model.seq_len", "train.batch_size", "train.tokens"):
         section, setting = key.split(".")
         table = draft.values.get(section)
         card[setting] = table.get(setting) if isinstance(table, dict) else None
     with contextlib.suppress(ValueError):
         card["tokens"] = parse_count(card["tokens"])
+    layers, width = card["n_layer"], card["n_embd"]
+    known = isinstance(layers, int) and isinstance(width, int)
+    card["parameters_without_embeddings"] = parameter_count(layers, width, 0, 0) if known else None
     return card
 
 
-_COLUMNS = ("model.n_layer", "model.n_embd", "model.seq_len", "train.batch_size", "optim.lr", "train.tokens")
+_TITLES = ("layers x width", "parameters", "context", "batch", "budget")
+
+
+def _numbers(card: dict[str, Any]) -> list[str]:
+    """Shape, parameters and budget as people read them; what is missing or not a number is shown as written."""
+    from efftrain_cli.foundation.console import human_count
+
+    if card["mistake"]:
+        return [""] * len(_TITLES)
+    values = (card["parameters_without_embeddings"], card["seq_len"], card["batch_size"], card["tokens"])
+    shown = ["-" if v is None else human_count(v) if isinstance(v, int | float) else str(v) for v in values]
+    return [f"{card['n_layer']} x {card['n_embd']}", *shown]
 
 
 def _wide_list(cards: list[dict[str, Any]]) -> Any:
@@ -146,16 +198,12 @@ def _wide_list(cards: list[dict[str, Any]]) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("recipe", no_wrap=True, style="bold")
-    table.add_column("layers x width", justify="right")
-    for title in ("seq_len", "batch", "lr", "tokens"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for title in _TITLES:
+        table.add_column(title, justify="right")
     table.add_column("what it is")
     for card in cards:
-        if card["mistake"]:
-            table.add_row(card["name"], *[""] * 5, Text(card["mistake"], style="red"))
-            continue
-        numbers = [str(card["seq_len"]), str(card["batch_size"]), str(card["lr"]), _count(card["tokens"])]
-        table.add_row(card["name"], f"{card['n_layer']} x {card['n_embd']}", *numbers, Text(card["summary"]))
+        about = Text(card["mistake"], style="red") if card["mistake"] else Text(card["summary"])
+        table.add_row(card["name"], *_numbers(card), about)
     return table
 
 
@@ -167,12 +215,8 @@ def _narrow_list(cards: list[dict[str, Any]]) -> Any:
     lines: list[Any] = []
     for card in cards:
         lines.append(Text(card["name"], style="bold"))
+        if not card["mistake"]:
+            shape, parameters, _, _, budget = _numbers(card)
+            lines.append(Padding(Text(f"{shape}, {parameters} parameters, {budget} tokens"), (0, 0, 0, 2)))
         lines.append(Padding(Text(card["mistake"] or card["summary"]), (0, 0, 0, 2)))
     return Group(*lines)
-
-
-def _count(tokens: Any) -> str:
-    """A budget as people read it; what is not a number is shown as written."""
-    from efftrain_cli.foundation.console import human_count
-
-    return human_count(tokens) if isinstance(tokens, int | float) else str(tokens)

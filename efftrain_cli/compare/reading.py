@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.rows import Rows, RunDirectory, flatten, read_rows, read_run
+from efftrain_cli.recipe.file import flatten
+from efftrain_cli.run.rows import Rows, RunDirectory, read_rows, read_run
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
 COLUMNS = (

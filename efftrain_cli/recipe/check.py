@@ -114,42 +114,30 @@ def unnumbered(key: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", "", key)
 
 
-def edit_distance(a: str, b: str) -> int:
-    """Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b` (optimal string alignment)."""
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        two_before, before, row = before, row, [i]
-        for j, y in enumerate(b, 1):
-            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                best = min(best, two_before[j - 2] + 1)
-            row.append(best)
-    return row[-1]
-
-
 def nearest_key(key: str, known: Mapping[str, str], sections: frozenset[str], is_table: bool) -> str | None:
     """The valid dotted key that an unknown one most likely means: by alias, then by spelling, in its own section first."""
-    import difflib
-
     key = unnumbered(key).lower().replace("-", "_")
     section, _, name = key.rpartition(".")
     same_kind = [k for k in known if (k in sections) == is_table] or list(known)
 
-    def near(candidate: str) -> tuple[float, float]:
+    def likeness(candidate: str) -> float:
         home, _, leaf = candidate.rpartition(".")
-        # A right name in a wrong section is nearer than two wrong letters, and farther than one.
-        elsewhere = 0.0 if home == section else 1.5 if name == leaf else 1.5 + 0.1 * edit_distance(home, section)
-        return edit_distance(name, leaf) + elsewhere, -difflib.SequenceMatcher(None, key, candidate).ratio()
+        same = _likeness(name, leaf)
+        return same if home == section else same - (0.1 if same == 1 else 0.3) + 0.1 * _likeness(section, home)
 
-    best = min(same_kind, key=near)
-    distance, likeness = near(best)
-    if distance <= 1:
+    best = max(same_kind, key=likeness)
+    if likeness(best) >= 0.85:
         return best
     for spelling in (key, name):
         if ALIASES.get(spelling) in known:
             return ALIASES[spelling]
-    return best if distance <= max(2, len(name) / 3) or likeness <= -0.8 else None
+    return best if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8 else None
+
+
+def _likeness(a: str, b: str) -> float:
+    from difflib import SequenceMatcher
+
+    return SequenceMatcher(None, a, b).ratio()
 
 
 class UnknownValue(Exception):

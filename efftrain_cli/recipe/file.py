@@ -55,12 +55,15 @@ def shown_path(path: Path) -> str:
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
+def shipped_recipes() -> Path:
+    """The folder of the recipes that ship with the program."""
+    in_wheel = _PACKAGE / "recipes"
+    return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / "recipes"
+
+
 def recipe_folders() -> list[Path]:
     """Folders that a recipe's name is looked up in: ./recipes, then the recipes that ship with the program."""
-    shipped = _PACKAGE / "recipes"  # in a wheel
-    if not shipped.is_dir():
-        shipped = _PACKAGE.parent / "recipes"  # in a checkout
-    here = Path("recipes")
+    shipped, here = shipped_recipes(), Path("recipes")
     return [here] if here.resolve() == shipped.resolve() else [here, shipped]
 
 
@@ -112,6 +115,10 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         path = folder / f"{name_or_path}.toml"
         if path.is_file() and not (beside is not None and path.samefile(beside)):
             return path
+    if beside is not None and name_or_path == beside.stem:
+        raise RecipeError(
+            f"is the recipe itself: {shown_path(beside)} is the only recipe called {name_or_path!r}; name the one that it builds on"
+        )
     import difflib
 
     names = recipe_names()
@@ -161,6 +168,9 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         except RecipeError as error:
             draft.problems.append(Problem("base", str(error), toml_value(base), source))
             break
+        if following.resolve() == path.resolve():
+            draft.problems.append(Problem("base", "is the recipe itself; name the one that it builds on", toml_value(base), source))
+            break
         if following.resolve() in chain:
             names = [p.stem for p in chain[chain.index(following.resolve()) :]]
             raise RecipeError(f"{shown_path(path)}: bases form a loop: {' -> '.join([*names, following.stem])}")
@@ -173,8 +183,16 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     return draft
 
 
+MOST_MISTAKES = 10
+"""Lines that are not TOML, from which on a file is taken for something else than a recipe."""
+LARGEST = 1 << 20
+"""Bytes of a file that may be a recipe."""
+
+
 def _text(path: Path) -> str:
     try:
+        if path.stat().st_size > LARGEST:
+            raise RecipeError(_not_a_recipe(path, f"it has {path.stat().st_size:,} bytes"))
         return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{shown_path(path)} is not UTF-8 text (byte {error.start})") from None
@@ -187,7 +205,7 @@ def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
     lines = _text(path).split("\n")
     file = shown_path(path)
     section = ""
-    for _ in range(len(lines) + 1):
+    for _ in range(MOST_MISTAKES):
         try:
             return tomllib.loads("\n".join(lines))
         except tomllib.TOMLDecodeError as error:
@@ -208,8 +226,19 @@ def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
             if key := re.match(r"[A-Za-z0-9_.-]+", line):
                 draft.unread.add(f"{section}.{key[0]}".lstrip("."))
             lines[number - 1] = ""
+    else:
+        first = draft.problems[-MOST_MISTAKES]
+        raise RecipeError(_not_a_recipe(path, f"{MOST_MISTAKES} of its first {number} lines are not TOML, {first.source} the first"))
     draft.unread.add("")  # too damaged to say what is missing
     return {}
+
+
+def _not_a_recipe(path: Path, why: str) -> str:
+    return (
+        f"{shown_path(path)} is not a recipe: {why}\n"
+        "  a recipe is a TOML file (`efftrain recipes new NAME` writes one); text to train on is given by "
+        f"--set data.train={shown_path(path)}"
+    )
 
 
 def _hint(line: str) -> str:
@@ -364,28 +393,42 @@ def toml_value(value: Any) -> str:
     Raises:
         TypeError: TOML has no form for it (None among them).
     """
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return f"{value:_}" if abs(value) >= 10_000 else str(value)
-    if isinstance(value, float):
-        return repr(value)  # Python's shortest exact form; 1e-05, 1e+16, inf and nan are TOML too
-    if isinstance(value, str):
-        import json
+    return str(_toml_item(value).as_string())
 
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+def _toml_item(value: Any) -> Any:
+    import tomlkit  # only where something is written: reading a recipe takes milliseconds
+
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
+        return tomlkit.value(f"{value:_}")
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml_value, value))}]"
+        array = tomlkit.array()
+        array.extend(map(_toml_item, value))
+        return array
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_toml_key(name)} = {toml_value(inner)}" for name, inner in value.items())
-        return f"{{ {inner} }}" if inner else "{}"
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat())
-    raise TypeError(f"TOML has no form for {value!r}")
+        table = tomlkit.inline_table()
+        table.update({name: _toml_item(inner) for name, inner in value.items()})
+        return table
+    return tomlkit.item(value)
 
 
 def _toml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered from 0: "stages.0.lr". A table
+    without keys stays {}: a section that is present is on."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{key}.") or {key: {}}
+        else:
+            flat[key] = value
+    return flat
 
 
 def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> Iterator[str]:

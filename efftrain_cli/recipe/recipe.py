@@ -7,7 +7,7 @@ are in `sections.py`, the rules between them in `rules.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, report
-from efftrain_cli.recipe.file import Draft, read_recipe_file, toml_lines
+from efftrain_cli.recipe.file import Draft, flatten, read_recipe_file, toml_lines
 from efftrain_cli.recipe.rules import breaches_between
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Train, Wandb
 
@@ -149,17 +149,7 @@ def recipe_values(section: Any) -> dict[str, Any]:
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:
     """Dotted key -> value of every key that is present; keys of the n-th [[section]] are numbered, from 0."""
-    return dict(_flat(recipe_values(recipe), ""))
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            value = {str(index): item for index, item in enumerate(value)}
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return flatten(recipe_values(recipe))
 
 
 def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:

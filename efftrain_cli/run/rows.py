@@ -423,18 +423,3 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, list):
         return [cleaned(entry) for entry in value]
     return value
-
-
-def flatten(recipe: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A recipe as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables (stages) count from 0: "stages.0.n_layer"."""
-    flat: dict[str, Any] = {}
-    for key, value in recipe.items():
-        if isinstance(value, dict):
-            # A section that is present is on, even where it says nothing more.
-            flat |= flatten(value, f"{prefix}{key}.") or {f"{prefix}{key}": {}}
-        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            for i, item in enumerate(value):
-                flat |= flatten(item, f"{prefix}{key}.{i}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

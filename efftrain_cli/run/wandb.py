@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.recipe.file import flatten
 from efftrain_cli.run.lines import parse
-from efftrain_cli.run.rows import RunDirectory, flatten, read_counting, read_run
+from efftrain_cli.run.rows import RunDirectory, read_counting, read_run
 
 if TYPE_CHECKING:
     import wandb

@@ -1,0 +1,72 @@
+"""`efftrain recipes new`: a commented recipe to begin with, for one's own text. No torch."""
+
+from __future__ import annotations
+
+from efftrain_cli.recipe.file import toml_value
+from efftrain_cli.recipe.recipe import Recipe
+
+_TEMPLATE = """\
+# {name}: say in one sentence what it is; `efftrain recipes list` shows this line.
+#
+#   efftrain pretrain --recipe {name} --plan      what it costs, before anything is spent
+#   efftrain pretrain --recipe {name}             train it
+#
+# Keys that are not here come from the base; all of them, explained: efftrain recipes show {name} --describe
+base = {base}
+
+[data]
+train = {train}
+# A file, folder or glob of .txt, .jsonl, .json.gz or .parquet, or a Hugging Face dataset "owner/name".
+# A hundredth of the documents is held out for validation; for text of your own: valid = "held-out.txt"
+tokenizer = {tokenizer}
+# "bpe:N" trains a tokenizer of N tokens on this text; "gpt2" is GPT-2's, of 50,257.
+repeat = {repeat}
+# true: a text smaller than the budget is read several times. Many passes overfit; watch the validation loss.
+
+[model]
+n_layer = {n_layer}
+n_head = {n_head}
+n_embd = {n_embd}
+seq_len = {seq_len}
+# Blocks, attention heads, width and context in tokens. Without embeddings a model has 12 n_layer n_embd^2 parameters.
+
+[optim]
+lr = {lr}
+min_lr = {min_lr}
+warmup_steps = {warmup_steps}
+# The peak that the learning rate climbs to, and where it falls to by the end. Larger models need a lower peak.
+
+[train]
+tokens = {tokens}
+batch_size = {batch_size}
+# The budget; 20 tokens a parameter is a common choice. Sequences of one optimizer step.
+
+[eval]
+every = {every}
+# Steps between two validations. To see text while it trains: sample = "Once upon a time"
+
+# A method is on where its section is there; docs/methods says what each costs and brings. For example:
+# [seq_len_warmup]
+# start = 32                      # train on short sequences first
+# steps = 100                     # until the full length is reached
+"""
+
+
+def starter(name: str, base: str, recipe: Recipe) -> str:
+    """The text of a recipe `name` on `base`, with the values of `recipe`, which is `base` and what the user overrides."""
+    values = {
+        "train": recipe.data.train,
+        "tokenizer": recipe.data.tokenizer,
+        "repeat": recipe.data.repeat,
+        "n_layer": recipe.model.n_layer,
+        "n_head": recipe.model.n_head,
+        "n_embd": recipe.model.n_embd,
+        "seq_len": recipe.model.seq_len,
+        "lr": recipe.optim.lr,
+        "min_lr": recipe.optim.min_lr,
+        "warmup_steps": recipe.optim.warmup_steps,
+        "tokens": recipe.train.tokens,
+        "batch_size": recipe.train.batch_size,
+        "every": recipe.eval.every,
+    }
+    return _TEMPLATE.format(name=name, base=toml_value(base), **{key: toml_value(value) for key, value in values.items()})
