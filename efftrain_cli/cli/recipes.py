@@ -153,7 +153,13 @@ def _card(name: str) -> dict[str, Any]:
     """What `recipes list` says of one recipe: its values as written, unchecked, so that the list is quick and whole."""
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.model.flops import parameter_count
-    from efftrain_cli.recipe.file import find_recipe, first_comment, read_recipe_file, shipped_recipes, shown_path
+    from efftrain_cli.recipe.file import (
+        find_recipe,
+        first_comment,
+        read_recipe_file,
+        shipped_recipes,
+        shown_path,
+    )
 
     path = find_recipe(name)
     own = path.resolve().parent != shipped_recipes()

@@ -59,9 +59,11 @@ def on_terminal(cwd: Path, columns: int, *args: str) -> str:
 def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -> None:
     done = efftrain("recipes", "list")
     assert done.returncode == 0
-    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert lines["mine"] == "My own recipe."
-    assert {"mine", "quickstart", "gpt2-117m"} <= lines.keys()
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names[0] == "mine", "one's own recipes come first"
+    assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
+    # small's shape: 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters without embeddings.
+    assert done.stdout.splitlines()[0].split(maxsplit=8) == ["mine", "4", "x", "128", "793K", "256", "16", "3M", "My own recipe."]
     assert "\x1b" not in done.stdout
 
 
@@ -71,15 +73,17 @@ def test_list_as_json(efftrain: Efftrain, mine: Path) -> None:
     assert cards["mine"] == {
         "name": "mine",
         "path": "recipes/mine.toml",
+        "own": True,
         "summary": "My own recipe.",
         "mistake": None,
         "n_layer": small.model.n_layer,
         "n_embd": small.model.n_embd,
         "seq_len": small.model.seq_len,
         "batch_size": small.train.batch_size,
-        "lr": 4e-3,
         "tokens": 3_000_000,
+        "parameters_without_embeddings": 793_344,
     }
+    assert not cards["quickstart"]["own"]
 
 
 def test_one_bad_file_does_not_hide_the_others(efftrain: Efftrain, mine: Path) -> None:
@@ -90,7 +94,7 @@ def test_one_bad_file_does_not_hide_the_others(efftrain: Efftrain, mine: Path) -
     assert "not TOML" in lines["odd"]
     assert "not UTF-8" in lines["text"]
     assert "no recipe 'nowhere'" in lines["orphan"]
-    assert lines["mine"] == "My own recipe."
+    assert lines["mine"].endswith("My own recipe.")
 
 
 @pytest.mark.parametrize("columns", [40, 80, 140])
@@ -146,6 +150,30 @@ def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "optim.lrr = 1   (--set optim.lrr=1)" in done.stderr
     assert "did you mean optim.lr?" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- new ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_recipe_loads_and_overwrites_nothing(efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = efftrain("recipes", "new", "books", "--set", "data.train=books/", "--set", "train.tokens=5M")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "recipes" / "books.toml"
+    assert "recipes/books.toml written" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("books") == load_recipe("small", ["data.train=books/", "train.tokens=5M"])
+    text = path.read_text()
+    assert 'base = "small"' in text and "tokens = 5_000_000" in text
+    again = efftrain("recipes", "new", "books")
+    assert again.returncode == 2
+    assert "exists already and is left as it is" in again.stderr
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["../x", "x.toml", "-x", ""])
+def test_a_new_recipe_needs_a_plain_name(efftrain: Efftrain, tmp_path: Path, name: str) -> None:
+    assert efftrain("recipes", "new", "--", name).returncode == 2
     assert list(tmp_path.iterdir()) == []
 
 

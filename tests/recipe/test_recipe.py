@@ -322,6 +322,32 @@ def test_lines_that_are_not_toml_are_pointed_at(folder: Path, text: str, line: i
     assert hint in first.rule
 
 
+def test_a_text_is_not_taken_for_a_recipe(folder: Path) -> None:
+    """A novel as --recipe: ten lines that are not TOML are enough, however many there are."""
+    (folder / "novel.toml").write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 15_000)
+    with pytest.raises(RecipeError, match="novel.toml is not a recipe: 10 of its first 10 lines are not TOML") as caught:
+        load_recipe("novel.toml")
+    assert "--set data.train=novel.toml" in str(caught.value)
+    (folder / "large.toml").write_bytes(b"# " + b"x" * (1 << 20))
+    with pytest.raises(RecipeError, match="is not a recipe: it has 1,048,578 bytes"):
+        load_recipe("large.toml")
+
+
+def test_nine_wrong_lines_are_still_mistakes_of_a_recipe(folder: Path) -> None:
+    write(folder, "nine", TINY + "".join(f"[x{i}]\ny = True\n" for i in range(9)))
+    with pytest.raises(RecipeError, match="mistakes; nothing was run") as caught:
+        load_recipe("nine")
+    assert sum("not TOML" in problem.rule for problem in caught.value.problems) == 9
+
+
+@pytest.mark.parametrize("base", ["alone", "./alone.toml", "alone.toml"])
+def test_a_recipe_based_on_itself_says_so(folder: Path, base: str) -> None:
+    write(folder, "alone", f'base = "{base}"\n')
+    problem = problems("alone")["base"]
+    assert "is the recipe itself" in problem.rule
+    assert problem.source == "recipes/alone.toml:1"
+
+
 def test_binary_and_unreadable_files_are_refused(folder: Path) -> None:
     (folder / "recipes" / "bad.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="not UTF-8"):
