@@ -325,7 +325,7 @@ def test_lines_that_are_not_toml_are_pointed_at(folder: Path, text: str, line: i
 def test_a_text_is_not_taken_for_a_recipe(folder: Path) -> None:
     """A novel as --recipe: ten lines that are not TOML are enough, however many there are."""
     (folder / "novel.toml").write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 15_000)
-    with pytest.raises(RecipeError, match="novel.toml is not a recipe: 10 of its first 10 lines are not TOML") as caught:
+    with pytest.raises(RecipeError, match=r"novel\.toml is not a recipe: 10 of its first 10 lines are not TOML") as caught:
         load_recipe("novel.toml")
     assert "--set data.train=novel.toml" in str(caught.value)
     (folder / "large.toml").write_bytes(b"# " + b"x" * (1 << 20))
