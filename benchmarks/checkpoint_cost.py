@@ -21,7 +21,6 @@ import torch
 import efftrain_cli.training.state as state_module
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
 
@@ -43,9 +42,7 @@ def main() -> None:
     )
     model = GPT(config)
     model.init_weights(1)
-    parameters = dict(model.named_parameters())
-    kinds = {name: parameter_kind(name) for name in parameters}
-    optimizer = AdamW(parameters, kinds, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    optimizer = AdamW(dict(model.named_parameters()), model.parameter_kinds(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     state = TrainState(model=model, optimizer=optimizer)
 
     kinds = ("save", "save, CPU", "without hashes", "without hashes, CPU", "read and verify")

@@ -43,9 +43,8 @@ from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
-from efftrain_cli.model.flops import flops_per_token, peak_flops
+from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT, run_eagerly
-from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.compiling import (
     CompiledParts,
@@ -123,14 +122,14 @@ class Training:
         return [read_records(self.state, self.recipe, [next(self.stepping)])[0] for _ in range(steps)]
 
 
-def training(bench: Bench, recipe: Recipe, narrow_stream: bool | None = None) -> Training:
+def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = None) -> Training:
     """A fresh training of `recipe` on random tokens."""
     vocab_size = vocab_size_of(recipe)
     folder = tempfile.TemporaryDirectory(dir=bench.folder)
     windows = random_windows(recipe, vocab_size, Path(folder.name))
     state = started_state(recipe, vocab_size, bench.device)
-    if narrow_stream is not None:
-        state.model.narrow_stream = narrow_stream
+    if residual_dtype is not None:
+        state.model.residual_dtype = residual_dtype
     return Training(recipe, state, train(state, recipe, windows, windows.validation(1)), folder)
 
 
@@ -157,10 +156,7 @@ def rates(bench: Bench, run: Training, steps: int = 8, warmup: int = 3) -> Figur
         wait_for(bench.device)
         blocks.append((time.perf_counter() - start) / len(records))
         tokens = (run.state.progress.tokens - before) // len(records)
-    config = run.state.model.config
-    per_token = flops_per_token(
-        config.n_embd, config.seq_len, padded_vocab_size(run.recipe, config.vocab_size), config.n_layer
-    ).with_logits
+    per_token = run.state.model.flops_per_token().with_logits
     rate = tokens / statistics.median(blocks)
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "cpu"
     peak = peak_flops(name, compute_dtype(run.recipe.train.dtype, bench.device))
@@ -273,11 +269,11 @@ def correctness(bench: Bench) -> list[Figure]:
     shape = (recipe.train.micro_batch_tokens // recipe.model.seq_len, recipe.model.seq_len)
     tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
 
-    def gradients(dtype: str, compiled: str = "", narrow: bool = False, plain_head: bool = False) -> list[Tensor]:
+    def gradients(dtype: str, compiled: str = "", residual: torch.dtype = torch.float32, plain_head: bool = False) -> list[Tensor]:
         """[loss, every gradient] of the same weights and tokens, one way or another."""
         used = replace(recipe, train=replace(recipe.train, dtype=dtype, compile="off"))
         model = build_model(used, vocab_size, bench.device)
-        model.narrow_stream = narrow
+        model.residual_dtype = residual
         backend = "aot_eager" if bench.smoke else "inductor"
         head = plain_head_of(model) if plain_head else model.head_loss_sum
         objective = build_objective(used, model, bench.device)
@@ -297,16 +293,15 @@ def correctness(bench: Bench) -> list[Figure]:
     ways: dict[str, list[Tensor]] = {
         "bf16 eager, plain head": gradients("bf16", plain_head=True),
         "bf16 eager, one-buffer head": gradients("bf16"),
-        "bf16 eager, narrow stream": gradients("bf16", narrow=True),
-        "bf16 compiled whole, narrow stream": gradients("bf16", "whole", narrow=True),
-        "bf16 compiled blocks, narrow stream": gradients("bf16", "blocks", narrow=True),
+        "bf16 eager, bf16 residual": gradients("bf16", residual=torch.bfloat16),
+        "bf16 compiled whole, bf16 residual": gradients("bf16", "whole", residual=torch.bfloat16),
+        "bf16 compiled blocks, bf16 residual": gradients("bf16", "blocks", residual=torch.bfloat16),
         "fp32 eager, one-buffer head": gradients("fp32"),
         "fp32 compiled whole": gradients("fp32", "whole"),
     }
     usual = relative(ways["bf16 eager, plain head"][1:], truth[1:])
     for name, way in ways.items():
-        narrow = "narrow" in name
-        limit = 1e-4 if "fp32" in name else max(2e-2, (2.5 if narrow else 1.5) * usual)
+        limit = 1e-4 if "fp32" in name else max(2e-2, (2.5 if "bf16 residual" in name else 1.5) * usual)
         figures.append(check(f"{name}: loss", relative(way[:1], truth[:1]), 1e-5 if "fp32" in name else 2e-3))
         figures.append(check(f"{name}: gradients", relative(way[1:], truth[1:]), limit))
     figures += attention_errors(bench)
@@ -480,7 +475,7 @@ def levers(bench: Bench) -> list[Figure]:
     figures = []
     shipped = recipe_for(bench)
 
-    def variant(name: str, recipe: Recipe, *patches: object, narrow: bool | None = None, needs: float = 60) -> None:
+    def variant(name: str, recipe: Recipe, *patches: object, residual: torch.dtype | None = None, needs: float = 60) -> None:
         if bench.left() < needs and not bench.smoke:
             figures.append(figure(name, None, "", "no time left"))
             return
@@ -489,7 +484,7 @@ def levers(bench: Bench) -> list[Figure]:
             with ExitStack() as stack:
                 for patch in patches:
                     stack.enter_context(patch)  # type: ignore
-                figures.append(rate_figure(name, rates(bench, training(bench, recipe, narrow), steps=6)))
+                figures.append(rate_figure(name, rates(bench, training(bench, recipe, residual), steps=6)))
         except Exception as error:
             figures.append(figure(name, None, "", f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"))
 
@@ -502,7 +497,7 @@ def levers(bench: Bench) -> list[Figure]:
     variant("117M, eager", eager, needs=20)
     variant("117M, blocks compiled one by one", shipped, by_blocks, needs=40)
     variant("117M, attention in PyTorch's own order", shipped, own_order)
-    variant("117M, fp32 residual stream", shipped, narrow=False)
+    variant("117M, fp32 residual stream", shipped, residual=torch.float32)
     variant("117M, micro-batches of 32", with_sequences(32))
     variant("117M, micro-batches of 128", with_sequences(128))
     variant("117M, micro-batches of 16", with_sequences(16))

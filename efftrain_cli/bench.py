@@ -22,9 +22,9 @@ import torch
 
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.model.flops import flops_per_token, peak_flops
+from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.plan.plan import padded_vocab_size, plan_step
+from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.step import Batch, Progress
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
@@ -153,9 +153,7 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
     tokens = plan.batch_size * plan.seq_len
     median = statistics.median(times)
     dtype = compute_dtype(recipe.train.dtype, device)
-    per_token = flops_per_token(
-        recipe.model.n_embd, plan.seq_len, padded_vocab_size(recipe, vocab_size), sum(plan.keep)
-    ).with_logits
+    per_token = model.flops_per_token(plan.seq_len, sum(plan.keep)).with_logits
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     peak = peak_flops(name, dtype)
     return BenchResult(
@@ -164,7 +162,7 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         compiled=compiles(recipe, device),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=model.parameter_count,
         vocab_size=vocab_size,
         tokens_per_step=tokens,
         seq_len=plan.seq_len,

@@ -85,7 +85,7 @@ def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides:
         origin = _origin(directory, recipe_name, hf_config, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id)
         with Run.create(name, dump_recipe(recipe), origin, tokenizer_path) as run:
             write_checkpoint(run.path / "checkpoints" / "step-00000000", _state(model, recipe), dump_recipe(recipe))
-            run.event("import", {"directory": directory.name, "parameters": sum(p.numel() for p in model.parameters())})
+            run.event("import", {"directory": directory.name, "parameters": model.parameter_count})
             return run.path
 
 

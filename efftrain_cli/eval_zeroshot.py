@@ -128,7 +128,7 @@ def build_evaluator(trained: Trained, question: Question) -> Evaluator:
     from efftrain_cli.zeroshot.score import Evaluator
 
     model = trained.model
-    on_cuda = model.wte.weight.device.type == "cuda"
+    on_cuda = model.device.type == "cuda"
     positions = model.config.seq_len
     length = question.context_length or trained_length(trained)
     if not 2 <= length <= positions:
@@ -148,7 +148,7 @@ def build_evaluator(trained: Trained, question: Question) -> Evaluator:
         context_length=length,
         batch_tokens=question.batch_tokens or (65_536 if on_cuda else 4_096),
         bf16=question.dtype == "bf16" or (question.dtype == "auto" and on_cuda),
-        compiled_blocks=torch.compile(model.run_blocks, dynamic=True) if question.compile else None,
+        compiled_hidden=torch.compile(model.hidden, dynamic=True) if question.compile else None,
     )
 
 

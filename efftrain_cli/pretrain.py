@@ -22,7 +22,7 @@ from efftrain_cli.foundation.console import (
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
-from efftrain_cli.model.flops import flops_per_token, parameter_count
+from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import padded_vocab_size, plan_step
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
@@ -35,6 +35,7 @@ from efftrain_cli.training.checkpoints import (
     check_data,
     check_disk,
     check_recipe,
+    largest_checkpoint_bytes,
     load_checkpoint,
     newest_checkpoint,
     read_recipe,
@@ -274,9 +275,8 @@ def _show_time(console: Console, setting: Setting, state: TrainState, summary: P
 def _staged_seconds(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
     """Seconds of training ahead, by a probe of the largest stage: it must fit into memory, and its rate is that of most FLOPs."""
     last = fresh_state(setting, stage=len(setting.recipe.stages) - 1)
-    config = last.model.config
     seconds = probe(setting, last, summary)
-    per_token = flops_per_token(config.n_embd, config.seq_len, config.padded_vocab_size, config.n_layer).with_logits
+    per_token = last.model.flops_per_token().with_logits
     return seconds * (summary.flops - state.progress.flops) / per_token
 
 
@@ -288,7 +288,6 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
     parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, rows)
     outside = (rows + model.seq_len) * model.n_embd
     before = state.progress
-    checkpoint_bytes = 12 * parameters  # fp32 weights and two moments
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if setting.device.type == "cpu" else ""
     lines = [
         f"run        {run.path}",
@@ -301,7 +300,7 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
         f"compute    {human_flops(plan.flops - before.flops)}s on {setting.device} in "
         f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}"
         f"{', deterministic kernels' if recipe.train.deterministic else ''}",
-        f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(checkpoint_bytes)}",
+        f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(largest_checkpoint_bytes(state, recipe))}",
     ]
     if recipe.stages:
         lines.insert(2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}")

@@ -36,7 +36,7 @@ from efftrain_cli.run.directory import (
 from efftrain_cli.run.manifest import MANIFEST
 from efftrain_cli.run.rows import origin_data, read_counting
 from efftrain_cli.training.session import Setting, fresh_state, origin_of, prepare_setting
-from efftrain_cli.training.stages import grow_stage, parameters_of, set_stage
+from efftrain_cli.training.stages import grow_stage, set_stage
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
@@ -121,7 +121,7 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
     state = _state_of(checkpoint, setting, options.weights_only)
     windows = setting.val_windows[: min(16, len(setting.val_windows))].to(device)
     before = _measure(state, setting, windows)
-    parameters = parameters_of(state)
+    parameters = state.model.parameter_count
     try:
         grow_stage(state, recipe)
     except ValueError as error:
@@ -138,7 +138,7 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
         checkpoint=checkpoint,
         step=progress.step,
         parameters_before=parameters,
-        parameters_after=parameters_of(state),
+        parameters_after=state.model.parameter_count,
         loss_before=before[0],
         loss_after=after[0],
         logits_before=tuple(before[1][0, -1, :4].tolist()),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
-from efftrain_cli.model.parameter_kinds import parameter_kind
+from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 from efftrain_cli.optim.groups import GroupScale
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowt
 # --- training after growth ---
 
 
-def small_model_scales(name: str, width_factor: int) -> GroupScale:
+def small_model_scales(kind: ParameterKind, width_factor: int) -> GroupScale:
     """The scales with which a parameter of a model widened k-fold takes the small model's own steps.
 
     All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its size
@@ -239,7 +239,6 @@ def small_model_scales(name: str, width_factor: int) -> GroupScale:
     where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then repeats the
     small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
     """
-    kind = parameter_kind(name)
     if kind == "last_norm":
         return GroupScale(lr=1 / width_factor, weight_decay=width_factor)
     if kind.endswith("matrix"):

@@ -34,28 +34,47 @@ def flops_per_token(n_embd: int, seq_len: int, vocab_rows: int, blocks: float) -
     return FlopsPerToken(without_logits + 6.0 * vocab_rows * n_embd, without_logits)
 
 
-# Dense matmul peaks, FLOP/s, from the vendors' data sheets (no sparsity): (bf16, tf32, fp32).
-_PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
-    "H200": (989.5e12, 494.7e12, 67e12),
-    "H100 PCIe": (756e12, 378e12, 51e12),
-    "H100 NVL": (835e12, 417.5e12, 60e12),
-    "H100": (989.5e12, 494.7e12, 67e12),
-    "GH200": (989.5e12, 494.7e12, 67e12),
-    "A100": (312e12, 156e12, 19.5e12),
-    "A30": (165e12, 82e12, 10.3e12),
-    "A10G": (70e12, 35e12, 35e12),
-    "L40S": (362e12, 183e12, 91.6e12),
-    "L4": (121e12, 60e12, 30.3e12),
-    "V100": (125e12, 15.7e12, 15.7e12),  # fp16 tensor cores; V100 has neither bf16 nor TF32
+# Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity: (bf16 with fp32 accumulation,
+# TF32, fp32). None: bf16 would be emulated, or PyTorch has no such mode there. Names are PyTorch's, without "NVIDIA " before.
+_PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
+    "B200": (2250, 1100, 75),
+    "GH200 480GB": (989.5, 494.7, 67),
+    "H200": (989.5, 494.7, 67),
+    "H200 NVL": (835.5, 417.5, 60),
+    "H100 80GB HBM3": (989.5, 494.7, 67),
+    "H100 PCIe": (756, 378, 51),
+    "H100 NVL": (835.5, 417.5, 60),
+    "H20": (148, 74, 44),
+    "A100-SXM4-40GB": (312, 156, 19.5),
+    "A100-SXM4-80GB": (312, 156, 19.5),
+    "A100-PCIE-40GB": (312, 156, 19.5),
+    "A100 80GB PCIe": (312, 156, 19.5),
+    "A40": (149.7, 74.8, 37.4),
+    "A30": (165, 82, 10.3),
+    "A10": (125, 62.5, 31.2),
+    "A10G": (70, 35, 35),
+    "L40S": (362, 183, 91.6),
+    "L40": (181, 90.5, 90.5),
+    "L4": (121, 60, 30.3),
+    "RTX A6000": (154.8, 77.4, 38.7),
+    "GeForce RTX 5090": (209.5, 104.8, 104.8),
+    "GeForce RTX 4090": (165.2, 82.6, 82.6),
+    "GeForce RTX 3090": (71, 35.6, 35.6),
+    "Tesla T4": (None, 8.1, 8.1),  # neither bf16 nor TF32, which is then plain fp32
+    "Tesla V100-SXM2-16GB": (None, 15.7, 15.7),
+    "Tesla V100-SXM2-32GB": (None, 15.7, 15.7),
+    "Tesla V100-PCIE-16GB": (None, 14, 14),
+    "Tesla V100-PCIE-32GB": (None, 14, 14),
+    "AMD Instinct MI300X": (1307.4, None, 163.4),
 }
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Peak dense matmul rate of a device by its CUDA name, FLOP/s; None where the device is not in the table.
+    """Peak dense matmul rate of a device by the name that PyTorch gives it, FLOP/s, for "bf16", "tf32" or "fp32".
 
-    A CPU or an unknown GPU has no entry, and its MFU is then null rather than a guess.
+    Only whole names count: a slice of a GPU (MIG), a laptop's GPU of the same number, any other GPU and a CPU have no entry,
+    and their MFU is null rather than a guess.
     """
-    matches = [name for name in _PEAK_FLOPS if name in device_name]
-    if not matches:
-        return None
-    return _PEAK_FLOPS[max(matches, key=len)][("bf16", "tf32", "fp32").index(dtype)]
+    peaks = _PEAK_TFLOPS.get(device_name.removeprefix("NVIDIA "))
+    tflops = None if peaks is None else peaks[("bf16", "tf32", "fp32").index(dtype)]
+    return None if tflops is None else tflops * 1e12

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from efftrain_cli.model.gpt import GPT, KeyValueCache
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
 
 if TYPE_CHECKING:
@@ -56,20 +56,15 @@ def generate(model: GPT, prompt: Tensor, sampling: Sampling, context_length: int
     # Drawn on the CPU, so that a device has no say in the random numbers.
     generator = torch.Generator().manual_seed(sampling.seed)
     unread = text = prompt[:, -length:]
-    caches = [KeyValueCache() for _ in model.h]
-    position = 0
+    caches = model.new_caches()
     while True:
         # Entered for each step and left before `yield`: the caller's own torch code is not to run in this mode.
         with torch.inference_mode(), attention_kernels(prompt.device, same_shape=False):
-            if position + unread.shape[1] > length:
+            if caches[0].length + unread.shape[1] > length:
                 unread = text[:, -max(1, length // 2) :]
-                caches = [KeyValueCache() for _ in model.h]
-                position = 0
-            x = model.embed(unread, position)
-            position += unread.shape[1]
-            for block, cache in zip(model.h, caches, strict=True):
-                x = block(x, None, cache)
-            token = draw(model.head(x[:, -1]).float(), sampling, generator)
+                caches = model.new_caches()
+            last = model.hidden(unread, caches)[:, -1]
+            token = draw(model.head(last).float(), sampling, generator)
             unread = token[:, None]
             text = torch.cat([text, unread], dim=1)[:, -length:]
         yield token
@@ -108,8 +103,7 @@ def generate_text(
     ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.eot_id]
     # The stream reads the prompt too: a piece's leading space depends on what stands before it.
     stream = DecodeStream(ids=ids, skip_special_tokens=True)
-    device = model.wte.weight.device
-    tokens = generate(model, torch.tensor([ids], device=device), sampling)
+    tokens = generate(model, torch.tensor([ids], device=model.device), sampling)
     for _ in range(max_tokens):
         token = int(next(tokens))
         if token == tokenizer.eot_id:

@@ -3,6 +3,10 @@
 Parameter names are GPT-2's (`wte wpe h.N.ln_1 attn.c_attn attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), so that weights
 and optimizer moments can be read beside the released ones. Embedding, blocks and head can be called apart: a block
 that is not called costs nothing. There is no dropout.
+
+Shapes: B sequences, T tokens in each, C = n_embd channels, H heads of C / H channels, V = vocab_size token ids.
+
+    tokens (B, T) -> embed -> (B, T, C) -> blocks -> (B, T, C) -> head -> logits (B, T, V)
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
+from efftrain_cli.model.flops import FlopsPerToken, flops_per_token
 from efftrain_cli.model.gelu import gelu
+from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,7 @@ class GPTConfig:
 
 See = Callable[[str, Tensor], None]
 """(name, activation) -> nothing: shown the outputs of linear layers and the inputs of layer norms, by the layer's name in its
-block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (batch, seq_len, channels)."""
+block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels)."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
 """(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
 
@@ -47,14 +53,19 @@ def ignore(name: str, activation: Tensor) -> None:
 
 
 class KeyValueCache:
-    """Keys and values of the positions one block has seen, for generation: each (batch, n_head, positions, head size)."""
+    """Keys and values of the positions one block has seen, for generation: each (B, H, positions, C / H)."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
+    @property
+    def length(self) -> int:
+        """Positions seen."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends (batch, n_head, new, head size) and returns all keys and values so far."""
+        """Appends (B, H, new, C / H) and returns all keys and values so far."""
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys, keys], dim=2)
             values = torch.cat([self.values, values], dim=2)
@@ -77,7 +88,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = (part.view(batch, seq_len, self.n_head, -1).transpose(1, 2) for part in qkv.split(n_embd, dim=2))
         past = 0
         if cache is not None:
-            past = 0 if cache.keys is None else cache.keys.shape[2]
+            past = cache.length
             k, v = cache.extend(k, v)
         if past == 0:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -116,7 +127,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, scale: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The block's output, (batch, seq_len, n_embd); beside it the sum of its terms (0-d), where it has a term and gradients
+        """The block's output, (B, T, C); beside it the sum of its terms (0-d), where it has a term and gradients
         are wanted. `scale` (0-d) multiplies both residual branches; None is 1."""
         terms: list[Tensor] = []
         see: See = ignore
@@ -157,9 +168,32 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.seq_len, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd)
-        self.narrow_stream = False
-        """Keep the residual stream in autocast's type, where it is on: half the bytes between matmuls. Layer norms compute in
-        fp32 on CUDA all the same."""
+        self.residual_dtype = torch.float32
+        """Type of the residual stream where autocast is on: in bf16 half the bytes pass between matmuls. Layer norms compute
+        in fp32 on CUDA all the same, on a CPU in this type."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.wte.weight.device
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters, the tied matrix counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def parameter_kinds(self) -> dict[str, ParameterKind]:
+        """The kind of every parameter by name; growth, weight decay and Muon go by it."""
+        return {name: parameter_kind(name) for name, _ in self.named_parameters()}
+
+    def flops_per_token(self, seq_len: int | None = None, blocks: float | None = None) -> FlopsPerToken:
+        """FLOPs per trained token at `seq_len` (default: the full length) where `blocks` blocks ran (default: all)."""
+        config = self.config
+        return flops_per_token(
+            config.n_embd,
+            config.seq_len if seq_len is None else seq_len,
+            config.padded_vocab_size,
+            config.n_layer if blocks is None else blocks,
+        )
 
     def init_weights(self, seed: int) -> None:
         """GPT-2's initialization, a function of `seed` alone.
@@ -188,7 +222,7 @@ class GPT(nn.Module):
             setattr(self.h.get_submodule(parent), child, make(f"h.{name}", module))
 
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
-        """Token ids (batch, seq_len) -> residual stream (batch, seq_len, n_embd); the first one stands at `position`.
+        """Token ids (B, T) -> residual stream (B, T, C); the first token stands at `position`.
 
         Raises:
             ValueError: the sequence reaches beyond the model's positions.
@@ -197,9 +231,7 @@ class GPT(nn.Module):
         if end > self.config.seq_len:
             raise ValueError(f"{end} positions asked of a model that has {self.config.seq_len}")
         x = self.wte(tokens) + self.wpe.weight[position:end]
-        if self.narrow_stream and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        return x
+        return x.to(self.residual_dtype) if torch.is_autocast_enabled(x.device.type) else x
 
     def run_blocks(
         self,
@@ -210,7 +242,7 @@ class GPT(nn.Module):
         run_block: RunBlock = run_eagerly,
         terms: list[Tensor] | None = None,
     ) -> Tensor:
-        """Residual stream through the blocks.
+        """Residual stream (B, T, C) through the blocks.
 
         A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
         block's activations are computed again in the backward pass instead of stored. `run_block` computes one block. What
@@ -230,11 +262,11 @@ class GPT(nn.Module):
         return x
 
     def head(self, x: Tensor) -> Tensor:
-        """Residual stream (..., n_embd) -> logits (..., vocab_size), padding columns cut off."""
+        """Residual stream (..., C) -> logits (..., V), padding columns cut off."""
         return F.linear(self.ln_f(x), self.wte.weight)[..., : self.config.vocab_size]
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy, nats (0-d fp32), of the residual stream (batch, seq_len, n_embd) against targets."""
+        """Summed cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T)."""
         x = self.ln_f(x).flatten(0, -2)
         return summed_cross_entropy(x, self.wte.weight, targets.flatten(), self.config.vocab_size)
 
@@ -246,15 +278,28 @@ class GPT(nn.Module):
         scales: Tensor | None = None,
         recompute: bool = False,
     ) -> Tensor:
-        """Summed cross-entropy of (batch, seq_len) tokens against targets, nats, 0-d fp32."""
+        """Summed cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
         return self.head_loss_sum(self.run_blocks(self.embed(tokens), gates, scales, recompute), targets)
 
-    def forward(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
-        """Logits (batch, seq_len, vocab_size). With `caches` (one per block) only new tokens are given."""
-        position = 0
-        if caches is not None and caches[0].keys is not None:
-            position = caches[0].keys.shape[2]
-        x = self.embed(tokens, position)
-        for i, block in enumerate(self.h):
-            x = block(x, None, None if caches is None else caches[i])
-        return self.head(x)
+    def new_caches(self) -> list[KeyValueCache]:
+        """An empty cache for each block."""
+        return [KeyValueCache() for _ in self.h]
+
+    def hidden(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+        """Residual stream (B, T, C) after the last block; `head` makes logits of it, or of the positions that matter.
+
+        With `caches` (one per block) only the tokens are given that follow those already seen.
+
+        Raises:
+            ValueError: the sequence reaches beyond the model's positions.
+        """
+        if caches is None:
+            return self.run_blocks(self.embed(tokens))
+        x = self.embed(tokens, caches[0].length)
+        for block, cache in zip(self.h, caches, strict=True):
+            x = block(x, None, cache)
+        return x
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V)."""
+        return self.head(self.hidden(tokens))

@@ -204,6 +204,16 @@ def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     return total + progress + len(dump_recipe(recipe).encode()) + 700  # manifest.json
 
 
+def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
+    """Bytes on disk of a checkpoint of the recipe's last stage, where the model is largest; of `state` without stages."""
+    size = checkpoint_bytes(state, recipe)
+    if not recipe.stages:
+        return size
+    last, rows = recipe.model_at(len(recipe.stages) - 1), state.model.config.padded_vocab_size
+    parameters = parameter_count(last.n_layer, last.n_embd, last.seq_len, rows)
+    return int(size * parameters / state.model.parameter_count)
+
+
 def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) -> None:
     """Refuses to start where the checkpoints that are kept, and the one being written beside them, would not fit.
 
@@ -215,11 +225,7 @@ def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) 
         DiskError: with bytes needed and free.
     """
     keep = recipe.checkpoint.keep
-    size = checkpoint_bytes(state, recipe)
-    if recipe.stages:  # the largest checkpoints are the last stage's
-        last, rows = recipe.model_at(len(recipe.stages) - 1), state.model.config.padded_vocab_size
-        now = sum(parameter.numel() for parameter in state.model.parameters())
-        size = int(size * parameter_count(last.n_layer, last.n_embd, last.seq_len, rows) / now)
+    size = largest_checkpoint_bytes(state, recipe)
     missing = keep + 1 - min(there, keep)
     needed = missing * size * 11 // 10
     free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free

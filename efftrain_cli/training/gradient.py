@@ -10,10 +10,8 @@ from torch import Tensor
 
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.methods.simigrad import accumulate_by_halves
-from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels, choose_determinism, choose_matmul_precision
-from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.gradients import fill_gradients
 from efftrain_cli.optim.muon import Muon
@@ -70,8 +68,8 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     )
     model = GPT(config)
     model.init_weights(recipe.seed)
-    # On CPUs layer norms would then compute in bf16 too.
-    model.narrow_stream = device.type == "cuda"
+    if device.type == "cuda":  # on CPUs layer norms would then compute in bf16 too
+        model.residual_dtype = torch.bfloat16
     return model.to(device)
 
 
@@ -79,7 +77,7 @@ def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
     """The recipe's optimizer over `model`, which may be that of any stage."""
     optim = recipe.optim
     parameters = dict(model.named_parameters())
-    kinds = {name: parameter_kind(name) for name in parameters}
+    kinds = model.parameter_kinds()
     if optim.name == "muon":
         assert optim.muon_lr is not None  # a rule of the recipe
         return Muon(
@@ -93,7 +91,7 @@ def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
     scales = None
     if recipe.stages and recipe.staged_growth is not None and recipe.staged_growth.dynamics == "small":
         factor = model.config.n_embd // recipe.model_at(0).n_embd
-        scales = {name: small_model_scales(name, factor) for name in parameters}
+        scales = {name: small_model_scales(kind, factor) for name, kind in kinds.items()}
     return AdamW(
         parameters, kinds, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales
     )
@@ -176,7 +174,7 @@ def build_forward_backward(
         if layer_drop is not None:
             fill_gradients(parameters)
         blocks = blocks_times_tokens / plan.tokens
-        per_token = flops_per_token(model.config.n_embd, plan.seq_len, model.config.padded_vocab_size, blocks)
+        per_token = model.flops_per_token(plan.seq_len, blocks)
         loss = losses.pop("ce")
         return StepResult(
             tokens=plan.tokens,

@@ -96,11 +96,6 @@ def load_grown(state: TrainState, grown: GrowthState) -> None:
     load_tensors(state, dict(grown.parameters), optimizer or state.optimizer.tensors())
 
 
-def parameters_of(state: TrainState) -> int:
-    """Parameters of the state's model, the tied matrix counted once."""
-    return sum(parameter.numel() for parameter in state.model.parameters())
-
-
 def train_stages(
     state: TrainState, recipe: Recipe, train_data: Windows, val_windows: Tensor, until: int | None = None
 ) -> Iterator[StepRecord | GrowthRecord]:
@@ -122,14 +117,14 @@ def train_stages(
             return
         stage = recipe.stages[progress.stage + 1]
         section = recipe.staged_growth or StagedGrowth()
-        parameters, val_loss = parameters_of(state), measure()
+        parameters, val_loss = state.model.parameter_count, measure()
         grow_stage(state, recipe)
         record = GrowthRecord(
             step=progress.step,
             stage=state.progress.stage,
             operators=stage.operators,
             parameters_before=parameters,
-            parameters_after=parameters_of(state),
+            parameters_after=state.model.parameter_count,
             val_loss_before=val_loss,
             val_loss_after=None,
             preserves_loss=section.preserves_loss(map(parse_operator, stage.operators)),

@@ -48,12 +48,12 @@ class Evaluator:
     """Tokens, padding included, in one forward pass."""
     bf16: bool = False
     """Compute the blocks in bf16; the head stays fp32."""
-    compiled_blocks: Callable[[Tensor], Tensor] | None = None
-    """`model.run_blocks` compiled for changing shapes; used where no cache is."""
+    compiled_hidden: Callable[[Tensor], Tensor] | None = None
+    """`model.hidden` compiled for changing shapes; used where no cache is."""
 
     @property
     def device(self) -> torch.device:
-        return self.model.wte.weight.device
+        return self.model.device
 
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
@@ -163,7 +163,7 @@ class Evaluator:
         owner = [row for row, (_, asked) in enumerate(batch) for _ in asked]
         continuations = [requests[i].continuation for i in indices]
         past = len(batch[0][0])
-        caches = [KeyValueCache() for _ in self.model.h]
+        caches = self.model.new_caches()
         hidden = self._run(self._pad([context for context, _ in batch]), caches=caches)
         # The first token of every continuation is predicted by its context's last position.
         first, first_greedy = self._read(hidden[owner, past - 1], [tokens[0] for tokens in continuations])
@@ -178,7 +178,7 @@ class Evaluator:
                 copy = KeyValueCache()
                 copy.extend(cache.keys[rows_of_context], cache.values[rows_of_context])
                 repeated.append(copy)
-            hidden = self._run(self._pad([continuations[n][:-1] for n in longer]), past, repeated)
+            hidden = self._run(self._pad([continuations[n][:-1] for n in longer]), repeated)
             rows = [row for row, n in enumerate(longer) for _ in continuations[n][1:]]
             columns = [column for n in longer for column in range(len(continuations[n]) - 1)]
             rest, rest_greedy = self._read(
@@ -202,15 +202,12 @@ class Evaluator:
         longest = max(len(tokens) for tokens in sequences)
         return torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device)
 
-    def _run(self, tokens: Tensor, position: int = 0, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
-        """Residual stream after the last block, (batch, seq_len, n_embd)."""
+    def _run(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+        """Residual stream after the last block, (sequences, tokens, n_embd)."""
         with self.autocast(), attention_kernels(self.device, same_shape=False):
-            x = self.model.embed(tokens, position)
-            if caches is None:
-                return (self.compiled_blocks or self.model.run_blocks)(x)
-            for block, cache in zip(self.model.h, caches, strict=True):
-                x = block(x, None, cache)
-            return x
+            if caches is None and self.compiled_hidden is not None:
+                return self.compiled_hidden(tokens)
+            return self.model.hidden(tokens, caches)
 
     def _read(self, hidden: Tensor, targets: list[int]) -> tuple[list[float], list[bool]]:
         """Log-probability of each target, nats, and whether it is the most probable token; hidden is (targets, n_embd)."""

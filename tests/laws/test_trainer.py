@@ -238,18 +238,18 @@ def test_deterministic_kernels_are_what_the_recipe_says(windows: Windows) -> Non
     assert [row.get("loss") for row in first] == [row.get("loss") for row in second]
 
 
-def test_a_narrow_residual_stream_changes_little(windows: Windows) -> None:
-    """As on CUDA; on a CPU the layer norms are narrow too."""
+def test_a_residual_stream_in_bf16_changes_little(windows: Windows) -> None:
+    """As on CUDA; on a CPU the layer norms compute in bf16 too."""
     plan = plan_step(RECIPE, Progress())
     batch = windows.batch(plan)
     losses = []
-    for narrow in (False, True):
+    for dtype in (torch.float32, torch.bfloat16):
         model = build_model(RECIPE, VOCAB, CPU)
-        assert not model.narrow_stream
-        model.narrow_stream = narrow
+        assert model.residual_dtype == torch.float32
+        model.residual_dtype = dtype
         with torch.autocast("cpu", dtype=torch.bfloat16):
             x = model.embed(batch.tokens)
-            assert x.dtype == (torch.bfloat16 if narrow else torch.float32)
+            assert x.dtype == dtype
             losses.append(model.loss_sum(batch.tokens, batch.targets).item() / batch.tokens.numel())
         assert model.embed(batch.tokens).dtype == torch.float32
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)

@@ -27,7 +27,6 @@ from efftrain_cli.methods.staged_growth import (
     rewarmup_factor,
 )
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
@@ -259,10 +258,10 @@ def test_weights_grow_without_an_optimizer_state():
 
 def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | None = None) -> AdamW:
     """AdamW over `model`, loaded with the state's moments; with `factor`, every parameter at `small_model_scales`."""
-    scales = {name: small_model_scales(name, factor) for name, _ in model.named_parameters()} if factor else None
+    scales = {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()} if factor else None
     optimizer = AdamW(
         dict(model.named_parameters()),
-        {name: parameter_kind(name) for name, _ in model.named_parameters()},
+        model.parameter_kinds(),
         betas=(0.9, 0.98),
         eps=1e-6,
         weight_decay=weight_decay,

@@ -22,7 +22,7 @@ CUDA = torch.device("cuda")
 def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
     """Bytes that autograd keeps for the backward pass of a micro-batch, parameters and their bf16 copies not counted."""
     model = GPT(config)
-    model.narrow_stream = dtype == "bf16"
+    model.residual_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     weights = {parameter.shape for parameter in model.parameters()} | {p.t().shape for p in model.parameters() if p.dim() == 2}
     kept: dict[int, torch.Tensor] = {}
 
