@@ -65,6 +65,8 @@ class SimiGrad(Method):
     """Measurements averaged for one decision, which so comes every interval * window steps."""
     lr_scaling: Literal["sqrt", "linear", "none"] = "sqrt"
     """How the learning rate follows the batch size relative to train.batch_size."""
+    lr_adjust_factor: float = Field(default=1.0, gt=0, le=1)
+    """f in (0, 1]: damps that, so that the learning rate is multiplied by 1 + f (s - 1), s being the scaling's own factor."""
     mode: Literal["default", "reference"] = "default"
     """"reference" follows the released code's batch sizes exactly, defects included."""
 
@@ -179,7 +181,9 @@ class SimiGrad(Method):
         if self.lr_scaling == "none":
             return 1.0
         ratio = batch_size / initial
-        return math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio
+        factor = math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio
+        # At 1 not computed, for the last bit's sake.
+        return factor if self.lr_adjust_factor == 1 else 1 + self.lr_adjust_factor * (factor - 1)
 
     def next_batch_size(self, batch_size: int, phi: float | None) -> int:
         """The batch after a decision on `phi`, in sequences.
@@ -206,13 +210,18 @@ class SimiGrad(Method):
         """None in a step that did not measure, and where the value does not exist.
 
         `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;
-        the batch that was run is `batch_size`, in sequences like both of them.
+        the batch that was run is `batch_size`, in sequences like both of them. A ratio of noisy numbers is biased: to average the
+        noise scale over steps, average the three products first (`mean_dots`) and take the ratio of those.
         """
         batch_size, dots = plan.batch_size, result.simigrad_dots
         larger_half = batch_size - batch_size // 2
         noise = None if dots is None else noise_scale(dots, larger_half, batch_size // 2)
+        finite = dots if dots is not None and all(map(math.isfinite, dots)) else (None, None, None)
         return {
             "simigrad_similarity": None if dots is None else similarity(dots),
+            "simigrad_a_dot_b": finite[0],
+            "simigrad_a_square": finite[1],
+            "simigrad_b_square": finite[2],
             "simigrad_noise_scale": noise,
             "simigrad_batch_target": self.resting_batch_size(noise),
             "simigrad_lr_factor": self.lr_factor(batch_size, recipe.train.batch_size),
@@ -340,13 +349,15 @@ def reference_batch_size(
 
     github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound, then the quantum
     world_size * micro_batch_size. Kept as it is: an upper bound that is not a multiple of the quantum is passed over,
-    a batch of one accumulation step never shrinks, and a micro-batch only grows. `phi` is None where it is not finite.
+    a batch of one accumulation step never shrinks, and a micro-batch only grows. `phi` is None where it is not finite; then,
+    at the target, and at a batch of 1 that should shrink, nothing is changed, not even to keep a bound.
     """
     accumulation_steps = batch_size // world_size // micro_batch_size
-    wanted = batch_size
-    if phi is not None and phi < target:
+    if phi is None or phi == target or (phi > target and batch_size == 1):
+        return batch_size, accumulation_steps, micro_batch_size
+    if phi < target:
         wanted = max(1, batch_size + 1, int(1.1 * batch_size))
-    elif phi is not None and phi > target and batch_size > 1:
+    else:
         wanted = max(1, min(batch_size - 1, int(0.9 * batch_size)))
     if upper is not None:
         wanted = min(wanted, upper)

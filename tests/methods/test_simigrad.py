@@ -93,6 +93,21 @@ def test_reference_trajectories_with_a_growing_micro_batch() -> None:
     assert jumps == [2048, 4096, 2048, 4096, 2048, 4096, 6144, 4096]
 
 
+@pytest.mark.parametrize(("phi", "after"), [(0.5, 320), (None, 320), (math.nan, 320), (LOW, 300), (HIGH, 288)])
+def test_reference_keeps_no_bound_where_it_decides_nothing(phi: float | None, after: int) -> None:
+    """The released code leaves 320 at 320 where phi is the target or not finite, although the upper bound is 300."""
+    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=300, mode="reference")
+    if phi is not None and math.isnan(phi):
+        assert section.decide(1, 320, (), (phi, 1.0, 1.0))[0] == after
+    else:
+        assert section.next_batch_size(320, phi) == after
+
+
+def test_reference_leaves_a_batch_of_one_below_the_lower_bound_that_should_shrink() -> None:
+    assert reference_batch_size(1, HIGH, target=0.5, lower=8)[0] == 1
+    assert reference_batch_size(1, LOW, target=0.5, lower=8)[0] == 8
+
+
 def test_reference_passes_over_an_upper_bound_as_released() -> None:
     assert reference([LOW] * 4, 256, world_size=4, micro=8, upper=300)[0] == [256, 288, 320, 288, 320]
 
@@ -221,6 +236,10 @@ def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
     assert section.lr_factor(32, 128) == 0.5
     assert SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear").lr_factor(384, 128) == 3
     assert SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="none").lr_factor(384, 128) == 1
+    # 1 + 0.5 (sqrt 4 - 1) and 1 + 0.25 (3 - 1)
+    assert SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_adjust_factor=0.5).lr_factor(512, 128) == 1.5
+    linear = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear", lr_adjust_factor=0.25)
+    assert linear.lr_factor(384, 128) == 1.5
     assert [round(6e-4 * section.lr_factor(batch, 128), 4) for batch in (65_536, 79_872, 262_144)] == [
         0.0136,
         0.0150,
@@ -424,6 +443,7 @@ def test_columns_of_a_step() -> None:
     columns = method_columns(section, plan, measured(0.25))
     assert columns == {
         "simigrad_similarity": 0.25,
+        **dict(zip(("simigrad_a_dot_b", "simigrad_a_square", "simigrad_b_square"), measured(0.25).simigrad_dots, strict=True)),
         "simigrad_noise_scale": pytest.approx(24),  # 16 / 2 * (1 / 0.25 - 1)
         "simigrad_batch_target": pytest.approx(48),  # 2 * 0.5 / (1 - 0.5) * 24
         "simigrad_lr_factor": pytest.approx(math.sqrt(2)),
@@ -431,6 +451,21 @@ def test_columns_of_a_step() -> None:
     columns = method_columns(section, plan, StepResult(tokens=1, flops=0.0))
     assert [columns[f"simigrad_{name}"] for name in ("similarity", "noise_scale", "batch_target")] == [None] * 3
     json.dumps(method_columns(section, plan, measured(math.nan)), allow_nan=False)
+    assert method_columns(section, plan, measured(math.nan))["simigrad_a_dot_b"] is None
+
+
+def test_the_logged_products_average_without_bias_and_the_ratios_do_not() -> None:
+    """Gradients of 16 sequences, noise scale 64 by construction: |G|^2 = 1, tr(Sigma) = 64 over 40 dimensions."""
+    draw = np.random.default_rng(22)
+    mean = np.zeros(40)
+    mean[0] = 1.0
+    measurements = []
+    for _ in range(4000):
+        a, b = (mean + draw.normal(0, math.sqrt(64 / 40 / 8), 40) for _ in range(2))
+        measurements.append((float(a @ b), float(a @ a), float(b @ b)))
+    assert noise_scale(mean_dots(measurements), 8, 8) == pytest.approx(64, rel=0.15)
+    ratios = [ratio for dots in measurements if (ratio := noise_scale(dots, 8, 8)) is not None]
+    assert sum(ratios) / len(ratios) > 1.5 * 64
 
 
 @pytest.mark.parametrize(
