@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
+
+TRAINING = ("pretrain", "tune-warmup", "sweep", "study", "verify-resume")
+"""Commands that a scheduler stops and requeues."""
 
 
 def main() -> None:
-    _choose_allocator()
     try:
+        if sys.argv[1:2] and sys.argv[1] in TRAINING:
+            from efftrain_cli.foundation.signals import stop_before_training
+
+            stop_before_training()
+        _choose_allocator()
         from efftrain_cli.cli.app import run_app
 
         run_app()

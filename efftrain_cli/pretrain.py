@@ -18,9 +18,11 @@ from efftrain_cli.foundation.console import (
     human_flops,
     human_seconds,
     make_console,
+    printable,
+    steady_output,
 )
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.files import disk_error, write_whole
 from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import padded_vocab_size, plan_step
@@ -28,7 +30,7 @@ from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.rows import NOT_COMPUTED, read_origin
 from efftrain_cli.run.stability import describe, measure_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training.checkpoints import (
@@ -49,6 +51,7 @@ from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
     Setting,
     choose_device,
+    environment_of,
     fresh_state,
     origin_of,
     prepare_setting,
@@ -82,14 +85,14 @@ def start(
     name = name or f"{recipe_name}-seed{recipe.seed}"
     if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
         raise taken(name)
-    with stop_on_signals():
+    with steady_output(), stop_on_signals():
         setting = _prepare(recipe, choose_device(device))
         plan = _plan(setting, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
         state = fresh_state(setting)
         check_disk(run_path(name), state, recipe)
         origin = origin_of(setting, recipe_name, sys.argv)
         with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
-            run.event("start", {"device": str(setting.device)})
+            run.event("start", environment_of(setting))
             return _train(run, state, setting, plan, steps, with_probe, rewinding)
 
 
@@ -116,7 +119,7 @@ def resume(
     recipe_path = existing_run(name) / "recipe.toml"
     recipe = load_recipe(str(recipe_path), overrides)
     chosen = choose_device(device)
-    with stop_on_signals(), Run.open(name) as run:
+    with steady_output(), stop_on_signals(), Run.open(name) as run:
         checkpoint = newest_checkpoint(run)
         written = read_recipe(checkpoint or run.path)
         if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
@@ -145,10 +148,22 @@ def resume(
                 "step": state.progress.step,
                 "segment": segment,
                 "checkpoint": checkpoint.name if checkpoint else None,
-                "device": str(setting.device),
+                **_environment(run, setting),
             },
         )
         return _train(run, state, setting, plan, steps, with_probe, rewinding)
+
+
+def _environment(run: Run, setting: Setting) -> dict[str, object]:
+    """Where the run is continued; says in one line what is not as it was, since results may then differ in their last bits."""
+    now = environment_of(setting)
+    starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
+    origin = read_origin(run.path)
+    before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
+    changed = [f"{key} {printable(str(before[key]))} -> {now[key]}" for key in now if before.get(key) not in (None, now[key])]
+    if changed:
+        print(f"note: continued with {', '.join(changed)}: the last bits of the results may differ", file=sys.stderr)
+    return {**now, "changed": changed} if changed else now
 
 
 def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
@@ -255,6 +270,9 @@ def _train(
                         state = rewound
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
+    except OSError as error:
+        run.event("end", {"status": "disk", "step": state.progress.step})
+        raise (disk_error(error) or error) from None
     except EfftrainError as error:
         run.event("end", {"status": type(error).__name__.removesuffix("Error").lower(), "step": state.progress.step})
         raise

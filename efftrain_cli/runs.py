@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.lines import split_lines
@@ -60,28 +61,29 @@ def summarize(name: str) -> RunSummary:
 
     path = runs_root() / name
     metrics = path / "metrics.jsonl"
-    written = metrics if metrics.exists() else path / "recipe.toml"
-    age = max(0.0, time.time() - written.stat().st_mtime)
+    age = 0.0
     try:
+        written = metrics if metrics.exists() else path / "recipe.toml"
+        age = max(0.0, time.time() - written.stat().st_mtime)
         run = read_run(path)
         recipe, seed, budget = recipe_name_of(run), run.recipe.get("seed"), run.recipe.get("train", {}).get("tokens")
         if not metrics.exists():
             return RunSummary(name, "running" if run.locked else "not started", recipe, seed, 0.0, budget, None, age)
         rows = read_rows(path, ("tokens", "val_loss", "nonfinite"))
-    except EfftrainError as error:
-        return RunSummary(name, "unreadable", "-", None, 0.0, None, None, age, str(error))
-    losses = rows.columns["val_loss"][np.isfinite(rows.columns["val_loss"])]
-    tokens = rows.columns["tokens"]
-    return RunSummary(
-        name=name,
-        status=status_of(run, rows),
-        recipe=recipe,
-        seed=seed,
-        tokens=float(np.nanmax(tokens, initial=0.0)),
-        budget=budget,
-        best_val_loss=float(losses.min()) if len(losses) else None,
-        age_seconds=age,
-    )
+        losses = rows.columns["val_loss"][np.isfinite(rows.columns["val_loss"])]
+        return RunSummary(
+            name=name,
+            status=status_of(run, rows),
+            recipe=recipe,
+            seed=seed,
+            tokens=float(np.nanmax(rows.columns["tokens"], initial=0.0)),
+            budget=float(budget) if budget else None,
+            best_val_loss=float(losses.min()) if len(losses) else None,
+            age_seconds=age,
+        )
+    except Exception as error:  # one run that nobody can read must not hide the others
+        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {type(error).__name__}: {error}"
+        return RunSummary(printable(name), "unreadable", "-", None, 0.0, None, None, age, reason)
 
 
 def verify_rows(path: Path) -> list[str]:
@@ -115,7 +117,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     paths: dict[Path, None] = {}
     for name in names:
         if any(character in name for character in "*?["):
-            matches = [existing_run(run) for run in existing if fnmatchcase(run, name)]
+            matches = [run_path(run) for run in existing if fnmatchcase(run, name)]
             if not matches:
                 raise UsageError(f"no run in {runs_root()} matches {name!r}")
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from efftrain_cli.foundation.errors import DiskError, EfftrainError, StoppedError
+from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.errors import EfftrainError, StoppedError
+from efftrain_cli.foundation.files import disk_error
 
 
 def _shorten_types(parameters: Sequence[Any]) -> None:
@@ -95,17 +97,24 @@ def run_app() -> None:
     try:
         app()
     except StoppedError as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         raise SystemExit(error.exit_code) from None
     except EfftrainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        refused = disk_error(error)
+        if refused is None:
             raise
-        print(f"error: {error.filename or 'a file'}: the disk is full; make room and give the command again", file=sys.stderr)
-        raise SystemExit(DiskError.exit_code) from None
+        _say(f"error: {refused}")
+        raise SystemExit(refused.exit_code) from None
+
+
+def _say(text: str) -> None:
+    """A message on standard error. Foreign names in it move no cursor; where nothing can be written, the exit code says enough."""
+    with contextlib.suppress(OSError, ValueError):
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
 from efftrain_cli.foundation.signals import ask_to_stop
 
@@ -75,6 +77,54 @@ def make_console() -> Console:
             stop_output()
 
     return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+class _Output(io.FileIO):
+    """A descriptor to write to whose faults (a full disk, a terminal that has gone) are no reason to stop training."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except BlockingIOError:
+            return len(data)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) and self.fileno() == 1:
+                ask_to_stop("a closed output")
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+@contextlib.contextmanager
+def steady_output() -> Iterator[None]:
+    """While the block runs, standard output and errors that cannot be written are left unsaid, and the block goes on. A reader
+    that goes away (`| head`) asks training to stop. Where the streams are no files (tests, a notebook), nothing changes."""
+    before = sys.stdout, sys.stderr
+    try:
+        sys.stdout, sys.stderr = (_steady(stream, number) for number, stream in enumerate(before, 1))
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _steady(stream: TextIO, number: int) -> TextIO:
+    try:
+        if stream is None or stream.fileno() != number:
+            return stream
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        if stream is None or not isinstance(stream, io.TextIOWrapper):
+            return stream
+    try:
+        raw = _Output(number, "wb", closefd=False)
+    except OSError:  # closed
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), stream.encoding, errors="backslashreplace", line_buffering=number == 2 or stream.isatty()
+    )
 
 
 def stop_output() -> None:

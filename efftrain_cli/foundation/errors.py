@@ -62,14 +62,22 @@ class DivergedError(EfftrainError):
     exit_code = 4
 
 
+class UnsoundError(DivergedError):
+    """Weights, moments or a validation loss that are not finite: a state that must not be saved."""
+
+
 class OutOfMemoryError(EfftrainError):
     """The device or host has too little memory for the planned shapes."""
 
     exit_code = 5
 
 
+class NewerFormatError(CheckpointError, DataError):
+    """Written by a newer efftrain, in a format that this one does not read: sound, and not to be touched."""
+
+
 class DiskError(EfftrainError):
-    """Too little disk space, with bytes needed and free."""
+    """The disk is full, or refuses to be read or written."""
 
     exit_code = 6
 

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 from pathlib import Path
 
-from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.foundation.errors import CheckpointError, DiskError
+
+_REFUSALS = frozenset(
+    (
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+        errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT,
+        errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.EBUSY, errno.ETXTBSY,
+    )
+)  # fmt: skip
+
+
+def disk_error(error: OSError) -> DiskError | None:
+    """What to tell a user of an operation that the disk refused; None where the fault is not the disk's."""
+    if error.errno not in _REFUSALS:
+        return None
+    what = error.filename if isinstance(error.filename, str) else "standard output, or a file"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskError(f"{what}: the disk is full; make room and give the command again")
+    return DiskError(f"{what}: {error.strerror}; look whether it is mounted and yours to read and write")
 
 
 def sha256_of(path: Path) -> str:

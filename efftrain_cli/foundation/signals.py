@@ -1,4 +1,4 @@
-"""Stopping on SIGTERM and Ctrl-C without losing or tearing anything.
+"""Stopping on SIGTERM, SIGHUP and Ctrl-C without losing or tearing anything.
 
 A signal never breaks into what must be whole: an optimizer update, a row, a checkpoint. It is remembered, and raised as
 `Stop` at once or at the next chance inside `interruptible()`: while data is prepared or read, and during forward,
@@ -10,6 +10,7 @@ Signals belong to the process, so the state here does too. Without `stop_on_sign
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ SECOND_CTRL_C = 5.0
 PATIENCE = 5.0
 """Python sees a signal only between two calls into C, and one backward pass of a large model on a CPU is a single such call.
 After so many seconds another thread saves in its place."""
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop(BaseException):
@@ -97,15 +98,34 @@ def _forget() -> None:
         _listener = None
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
+def stop_before_training() -> None:
+    """From the first moment of the process: SIGTERM and SIGHUP end it with 75, as long as nothing was trained that could be
+    lost. Ctrl-C stays Python's. `stop_on_signals` takes over."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _stop_at_once)
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"stopped by {signal.Signals(number).name}: nothing was trained yet; give the same command again\n".encode())
+    os._exit(75)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
+
+
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """SIGTERM and Ctrl-C raise `Stop` inside `interruptible()`, and wait everywhere else."""
+    """SIGTERM, SIGHUP and Ctrl-C raise `Stop` inside `interruptible()`, and wait everywhere else."""
     global _listener
     if _listener is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -113,15 +133,18 @@ def stop_on_signals() -> Iterator[None]:
     listener = _listener = _Listener()
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
-    before = {number: signal.signal(number, listener.handle) for number in _SIGNALS}
+    # nohup asks that SIGHUP be ignored.
+    handled = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, listener.handle) for number in handled}
     wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=listener.watch, args=(read_end,), daemon=True).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(wakeup)
+        # Whatever asks now is too late: all that there is to save is saved, and the process is about to end with its own code.
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, _ignore if handler is _stop_at_once else handler)
+        signal.set_wakeup_fd(wakeup)
         _listener = None
         os.close(write_end)
 

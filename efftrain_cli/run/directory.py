@@ -28,14 +28,16 @@ from types import TracebackType
 from typing import IO, Any
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import CheckpointError, RunLockedError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, RunLockedError, UsageError
 from efftrain_cli.foundation.files import fsync, open_to_write
+from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
-from efftrain_cli.run.rows import SCHEMA_VERSION, read_counting
+from efftrain_cli.run.rows import SCHEMA_VERSION, read_counting, read_origin
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10))}
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
+_TEMPORARY = re.compile(r"step-\d{8,}(\.old)?\.tmp")
 
 
 def runs_root() -> Path:
@@ -66,22 +68,34 @@ def run_names() -> list[str]:
     root = runs_root()
     if not root.is_dir():
         return []
-    return sorted(path.name for path in root.iterdir() if (path / "recipe.toml").is_file())
+    try:
+        return sorted(path.name for path in root.iterdir() if _is_run(path))
+    except OSError as error:
+        raise DataError(f"{root} cannot be read: {error.strerror}. Make it readable, or set EFFTRAIN_RUNS") from None
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / "recipe.toml").is_file()
+    except OSError:  # nobody may look inside: it is listed, and named as unreadable
+        return not path.name.startswith(".")
 
 
 def existing_run(name: str) -> Path:
-    """The directory of a run that exists.
+    """The directory of a run that exists and that this version can read.
 
     Raises:
-        UsageError: it does not; the message names the nearest ones.
+        UsageError: there is none; the message names the nearest ones.
+        DataError: its origin.json is missing or damaged, or has a format that this version does not read.
     """
     path = run_path(name)
-    if not (path / "recipe.toml").is_file():
+    if not _is_run(path):
         from difflib import get_close_matches
 
         near = get_close_matches(name, run_names(), n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; `efftrain runs list` shows all"
         raise UsageError(f"there is no run {name!r} in {runs_root()}{hint}")
+    read_origin(path)
     return path
 
 
@@ -109,6 +123,10 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
+        for name in ("checkpoints", "wandb"):
+            if (path / name).is_symlink():
+                raise CheckpointError(f"{path / name} is a symbolic link: nothing is written through it. Remove the link")
+        self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._lock = take_lock(path / "lock")
         self._metrics = JsonLines(path / "metrics.jsonl")
         self._events = JsonLines(path / "events.jsonl")
@@ -117,6 +135,8 @@ class Run:
         """Checkpoints that this process wrote, or checked against their manifests."""
         self.damaged: set[Path] = set()
         """Checkpoints that this process found damaged."""
+        self.gone = False
+        """The directory was deleted while this process owned it."""
 
     @classmethod
     def create(
@@ -133,15 +153,22 @@ class Run:
             UsageError: the name is taken or not allowed. Nothing is ever overwritten.
         """
         path = run_path(name, root)
-        if path.exists():
+        if os.path.lexists(path):
             raise taken(name)
         root = path.parent
-        root.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(root)
         # Made beside its place and renamed, so that a kill leaves no half of a run that would block the name.
         temporary = root / f".{name}.{os.getpid()}.tmp"
-        temporary.mkdir()
-        run = cls(temporary)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(root)
+            temporary.mkdir()
+            run = cls(temporary)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise DiskError(
+                f"{error.filename or root}: {error.strerror}: no run can be made in {root}. Make it writable, or set EFFTRAIN_RUNS to "
+                "another folder"
+            ) from None
         try:
             (temporary / "origin.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1))
             if tokenizer is not None:
@@ -152,10 +179,13 @@ class Run:
             temporary.rename(path)  # fails where a directory with files stands
             fsync(root)
         except BaseException as error:
-            run.close()
+            with contextlib.suppress(DiskError):
+                run.close()
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError) and path.exists():
                 raise taken(name) from None
+            if isinstance(error, OSError):
+                raise DiskError(f"{error.filename or root}: {error.strerror}: the run could not be made") from None
             raise
         run.path, run.name = path, name
         run._metrics.path, run._events.path = path / "metrics.jsonl", path / "events.jsonl"
@@ -169,11 +199,19 @@ class Run:
         Raises:
             UsageError: there is no such run.
             RunLockedError: another process owns it.
+            DiskError: it cannot be written to.
         """
-        run = cls(existing_run(name) if root is None else run_path(name, root))
-        for path in (run.path / "checkpoints").glob("*.tmp"):
-            shutil.rmtree(path)
-            run.event("removed", {"path": path.name, "reason": "left by an interrupted save"})
+        path = existing_run(name) if root is None else run_path(name, root)
+        try:
+            run = cls(path)
+        except OSError as error:
+            raise DiskError(
+                f"{error.filename or path}: {error.strerror}: the run cannot be continued where nothing can be written. Make it "
+                "writable, or copy the run to another disk and set EFFTRAIN_RUNS"
+            ) from None
+        for left in _left_by_saves(path):
+            shutil.rmtree(left, ignore_errors=True)
+            run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
         return run
 
     def log(self, rows: Sequence[Mapping[str, object]]) -> None:
@@ -227,11 +265,44 @@ class Run:
         self._last_fsync = time.monotonic()
 
     def close(self) -> None:
-        """Flushes and gives up ownership."""
-        self.sync()
-        self._metrics.close()
-        self._events.close()
-        self._lock.close()
+        """Flushes and gives up ownership.
+
+        Raises:
+            DiskError: rows or events could not be written until now; the message says how many, and where they are.
+        """
+        try:
+            self.sync()
+        finally:
+            with contextlib.ExitStack() as stack:
+                for close in (lambda: os.close(self._folder), self._lock.close, self._events.close, self._metrics.close):
+                    stack.callback(close)
+
+    def find_itself(self) -> None:
+        """Follows the directory where it was renamed while this process owns it, and asks training to stop there; nothing is
+        ever made anew under the old name.
+
+        Raises:
+            DiskError: it was deleted.
+        """
+        try:
+            if os.path.samestat(os.stat(self.path), os.fstat(self._folder)):
+                return
+        except OSError:
+            pass
+        try:
+            now = Path(os.readlink(f"/proc/self/fd/{self._folder}"))
+            found = os.path.samestat(os.stat(now), os.fstat(self._folder))
+        except OSError:
+            found = False
+        if not found:
+            self.gone = True
+            raise DiskError(f"{self.path} was deleted or moved away while the run was training: nothing more can be saved")
+        before, self.path, self.name = self.path, now, now.name
+        self._metrics.path, self._events.path = now / "metrics.jsonl", now / "events.jsonl"
+        self.verified = {now / "checkpoints" / path.name for path in self.verified}
+        self.damaged = {now / "checkpoints" / path.name for path in self.damaged}
+        self.event("moved", {"from": str(before), "to": str(now)})
+        ask_to_stop(f"the renaming of {before} to {now}")
 
     def __enter__(self) -> Run:
         return self
@@ -239,7 +310,12 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except DiskError as lost:
+            if error is None:
+                raise
+            print(f"warning: {lost}", file=sys.stderr)  # what ends the run is worse
 
     def purge_checkpoints(self, keep: int) -> None:
         """Removes all but the newest `keep` checkpoints. Damaged ones neither count nor go; the newest verified one stays."""
@@ -249,15 +325,18 @@ class Run:
             if path != newest_verified:
                 # Renamed first: a kill between two files must not leave half a checkpoint under its name.
                 gone = path.with_name(f"{path.name}.old.tmp")
-                path.rename(gone)
-                shutil.rmtree(gone)
+                try:
+                    path.rename(gone)
+                    shutil.rmtree(gone)
+                except OSError as error:
+                    print(f"warning: {path} could not be removed: {error.strerror}; training goes on", file=sys.stderr)
 
     def set_aside(self, checkpoint: Path) -> Path:
         """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt, one of a
         past that a rewind left to step-N.left (or step-N.left-2, ...)."""
         kind = "corrupt" if checkpoint in self.damaged else "left"
         number, target = 1, checkpoint.with_name(f"{checkpoint.name}.{kind}")
-        while target.exists():
+        while os.path.lexists(target):
             number += 1
             target = checkpoint.with_name(f"{checkpoint.name}.{kind}-{number}")
         checkpoint.rename(target)
@@ -277,7 +356,7 @@ def taken(name: str) -> UsageError:
 def _remove_abandoned(root: Path) -> None:
     """Removes run directories whose maker was killed before they were whole."""
     for path in root.glob(".*.tmp"):
-        with contextlib.suppress(RunLockedError, OSError):
+        with contextlib.suppress(RunLockedError, CheckpointError, OSError):
             young = time.time() - path.stat().st_mtime < 60
             if (path / "lock").exists() or not young:  # a process that has just begun has no lock yet
                 take_lock(path / "lock").close()
@@ -298,11 +377,27 @@ def checkpoint_step(path: Path) -> int:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """The run's checkpoints by step, oldest first, whether or not they are valid."""
+    """The run's checkpoints by step, oldest first, whether or not they are valid. A file or a link is none.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
     folder = run / "checkpoints"
-    if not folder.is_dir():
+    try:
+        found = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    except FileNotFoundError:
         return []
-    return sorted((path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+    return sorted(found, key=checkpoint_step)
+
+
+def _left_by_saves(run: Path) -> list[Path]:
+    """What a save that was killed left among the checkpoints; temporary files of others are not ours to remove."""
+    with contextlib.suppress(OSError):
+        there = sorted((run / "checkpoints").iterdir())
+        return [path for path in there if _TEMPORARY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    return []
 
 
 def take_lock(path: Path) -> IO[str]:

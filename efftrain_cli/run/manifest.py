@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.foundation.errors import CheckpointError, NewerFormatError
 from efftrain_cli.foundation.files import sha256_of
 
 SCHEMA_VERSION = 1
@@ -43,16 +43,14 @@ def verify_checkpoint(directory: Path) -> frozenset[str]:
         whole = written == _text(entries, version)
     except FileNotFoundError:
         raise CheckpointError(f"{manifest} is missing: the checkpoint is not complete") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{manifest} is damaged: it is no manifest") from None
     except OSError as error:
         raise CheckpointError(f"{manifest} cannot be read: {error.strerror}") from None
     if not whole:
         raise CheckpointError(f"{manifest} is damaged: it does not match its own sha256")
     if version != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{manifest} has schema_version {version}; this efftrain reads {SCHEMA_VERSION}: update efftrain"
-        )
+        raise newer_format(manifest, version)
     for name in sorted(REQUIRED - expected.keys()):
         raise CheckpointError(f"{manifest} is damaged: it does not list {name}")
     for name, (size, _) in expected.items():
@@ -71,7 +69,27 @@ def verify_checkpoint(directory: Path) -> frozenset[str]:
                     )
         except OSError as error:
             raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
+    _check_progress(directory / "progress.json")
     return frozenset(expected)
+
+
+def newer_format(path: Path, version: object) -> NewerFormatError:
+    """The error of a file in a format that this program does not know."""
+    return NewerFormatError(
+        f"{path} has format {version}, this efftrain reads formats up to {SCHEMA_VERSION}. It was written by a newer efftrain: "
+        "install that one. Nothing was changed"
+    )
+
+
+def _check_progress(path: Path) -> None:
+    """Refuses progress of a newer format; what else may be wrong with it is found where it is read."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return
+    version = values.get("schema_version") if isinstance(values, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise newer_format(path, version)
 
 
 def _text(entries: object, version: object = SCHEMA_VERSION) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.errors import DataError, NewerFormatError
 from efftrain_cli.run.lines import Lines, parse, read_lines, split_lines
 
 if TYPE_CHECKING:
@@ -99,8 +99,10 @@ def check_schema(values: dict[str, Any], path: Path) -> None:
     if not isinstance(version, int) or isinstance(version, bool):
         raise DataError(f"{path} has no schema_version; it was not written by efftrain, or is damaged")
     if version > SCHEMA_VERSION:
-        raise DataError(
-            f"{path} has format {version}; this efftrain reads formats up to {SCHEMA_VERSION}. Install a newer efftrain"
+        written_by = printable(str(values.get("efftrain") or "unknown"))
+        raise NewerFormatError(
+            f"{path} has format {version}, this efftrain reads formats up to {SCHEMA_VERSION}. It was written by efftrain "
+            f"{written_by}: install a newer efftrain. Nothing was changed"
         )
     if version < SCHEMA_VERSION - 1:
         raise DataError(

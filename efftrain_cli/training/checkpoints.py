@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import sys
 import time
@@ -11,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.foundation.errors import CheckpointError, DiskError, RecipeError, UsageError
+from efftrain_cli.foundation.errors import (
+    CheckpointError,
+    DiskError,
+    NewerFormatError,
+    RecipeError,
+    UnsoundError,
+    UsageError,
+)
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
@@ -23,6 +31,7 @@ from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
     model_tensors,
+    nonfinite_tensors,
     progress_to_json,
     read_checkpoint,
     write_checkpoint,
@@ -36,30 +45,50 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     """Writes a checkpoint of `state` unless this step has a verified one, removes old ones, and returns the seconds it took.
 
     Raises:
-        DiskError: there is too little room; the checkpoints that exist are untouched and nothing partial is left.
+        UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the checkpoints that exist are
+            the way back.
+        DiskError: there is too little room, or the disk refuses; the checkpoints that exist are untouched and nothing partial
+            is left.
     """
     start = time.monotonic()
+    run.find_itself()
     path = checkpoint_path(run.path, state.progress.step)
     if path in run.verified:
         return 0.0
-    if path.exists():  # damaged, or of a past that was left: it must not stand for this state
-        run.set_aside(path)
-    run.sync()
+    wrong = nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors(), **state.method_tensors})
+    if wrong:
+        raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")
     try:
+        if os.path.lexists(path):  # damaged, of a past that was left, or nothing of ours: it must not stand for this state
+            run.set_aside(path)
+        run.sync()
         write_checkpoint(path, state, dump_recipe(recipe))
-    except Exception as error:
-        if not _is_disk_full(error):
-            raise
-        raise DiskError(
-            f"{path}: the disk is full: {checkpoint_bytes(state, recipe):,} bytes needed, "
-            f"{shutil.disk_usage(run.path).free:,} bytes free. Earlier checkpoints are untouched. Make room, or lower "
-            f"checkpoint.keep (now {recipe.checkpoint.keep})"
-        ) from None
+    except OSError as error:
+        raise _not_saved(path, run, state, recipe, error) from None
     run.verified.add(path)
     run.purge_checkpoints(recipe.checkpoint.keep)
     seconds = time.monotonic() - start
     run.event("checkpoint", {"step": state.progress.step, "seconds": seconds})
     return seconds
+
+
+def _not_saved(path: Path, run: Run, state: TrainState, recipe: Recipe, error: OSError) -> DiskError:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskError(
+            f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)}). Earlier checkpoints are untouched. "
+            "Look whether the disk is mounted, writable and sound"
+        )
+    free = shutil.disk_usage(run.path).free
+    return DiskError(
+        f"{path}: the disk is full ({error.strerror}): {checkpoint_bytes(state, recipe):,} bytes needed, {free:,} bytes free. "
+        f"Earlier checkpoints are untouched. Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
+    )
+
+
+def some_tensors(names: list[str]) -> str:
+    """The names of tensors as the beginning of a sentence, with its verb."""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"tensor {shown} is" if len(names) == 1 else f"tensors {shown} are"
 
 
 def newest_checkpoint(run: Run) -> Path | None:
@@ -79,6 +108,9 @@ def newest_checkpoint(run: Run) -> Path | None:
     for path in reversed(paths):
         try:
             verify_checkpoint(path)
+            _check_finite(path)
+        except NewerFormatError:
+            raise
         except CheckpointError as error:
             problems.append(str(error))
             run.damaged.add(path)
@@ -90,6 +122,24 @@ def newest_checkpoint(run: Run) -> Path | None:
     if problems:
         raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(problems))
     return None
+
+
+def _check_finite(path: Path) -> None:
+    """Refuses a checkpoint with weights or moments that are not finite: an older version saved those too.
+
+    Raises:
+        CheckpointError: naming the first of them.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        try:
+            wrong = nonfinite_tensors(load_file(path / name))
+        except SafetensorError as error:
+            raise CheckpointError(f"{path / name} is no safetensors file, though it matches its sha256: {error}") from None
+        if wrong:
+            raise CheckpointError(f"{path / name}: {some_tensors(wrong)} not finite")
 
 
 def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
@@ -176,7 +226,9 @@ def accept_differences(run: Run, differences: list[list[Any]], override: bool, w
     Raises:
         UsageError: there are others.
     """
-    accepted = [entry for event in run.events() if event.get("event") == "override" for entry in event["differences"]]
+    accepted = [
+        entry for event in run.events() if event.get("event") == "override" for entry in event.get("differences") or ()
+    ]
     fresh = [entry for entry in differences if entry not in accepted]
     if not fresh:
         return
@@ -243,9 +295,3 @@ def _described(differences: list[Any]) -> str:
 
 def _is_set_aside(path: Path) -> bool:
     return ".corrupt" in path.name or ".left" in path.name or path.name.endswith(".tmp")
-
-
-def _is_disk_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "No space left" in str(error)  # safetensors' own error

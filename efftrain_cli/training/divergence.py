@@ -8,12 +8,13 @@ import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
 from efftrain_cli.plan.step import Progress, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number
-from efftrain_cli.training.checkpoints import load_checkpoint, save
+from efftrain_cli.training.checkpoints import load_checkpoint, save, some_tensors
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.session import Setting, fresh_state
-from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.state import TrainState, model_tensors, nonfinite_tensors
 from efftrain_cli.training.trainer import StepRecord, finite_or_none
 
 
@@ -30,6 +31,9 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
     plan = record.plan
     state.progress = before
     state.nonfinite.zero_()
+    # Where the weights were not finite before the step, its gradient says nothing, and there is nothing to save.
+    if wrong := nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors()}):
+        raise_unsound(run, state, setting, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not")
     loss, norms = gradient_norms_by_layer(state, setting, plan)
     bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
     run.event(
@@ -60,10 +64,39 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
     raise DivergedError(
         f"step {plan.step}: the loss or a gradient is not finite ({where}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
         f"The update was not applied; weights are those after step {before.step}, and saved. events.jsonl has the step's "
-        "windows and the gradient norm of every layer. Lower optim.lr, lengthen optim.warmup_steps, or add a "
-        f"sequence length warmup; `efftrain pretrain --resume {run.name} --set optim.lr=... --override-resume` goes on "
-        "from here"
+        "windows and the gradient norm of every layer.\n"
+        f"{_way_on(run, state, setting.recipe)}"
     )
+
+
+def raise_unsound(run: Run, state: TrainState, setting: Setting, what: str) -> NoReturn:
+    """Ends a run whose weights, moments or validation loss are not finite. Nothing is saved: the newest checkpoint is from
+    before that, and is left alone.
+
+    Raises:
+        DivergedError: always; it names the checkpoint to go on from.
+    """
+    progress = state.progress
+    # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
+    run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
+    sound = [path for path in checkpoints_of(run.path) if path not in run.damaged]
+    last = f"the last sound checkpoint is {sound[-1].name}" if sound else "there is no checkpoint from before that"
+    raise DivergedError(f"{what}. This state was not saved; {last}.\n{_way_on(run, state, setting.recipe)}")
+
+
+def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
+    """What to do, with a command that starts from the newest sound checkpoint at half the learning rate."""
+    advice = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
+    if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
+        return (
+            f"{advice}: change the lr of stage {state.progress.stage} in {run.path / 'recipe.toml'}, then "
+            f"`efftrain pretrain --resume {run.name} --override-resume` goes on"
+        )
+    lr = recipe.optim.lr / 2
+    changes = f"--set optim.lr={lr:.6g}"
+    if recipe.optim.min_lr > lr:
+        changes += f" --set optim.min_lr={lr:.6g}"
+    return f"{advice}. To go on at half the learning rate: efftrain pretrain --resume {run.name} {changes} --override-resume"
 
 
 def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan) -> tuple[float, dict[str, float]]:
@@ -116,7 +149,9 @@ def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | Non
     rewinds = [event for event in events if event.get("event") == "rewind"]
     if len(rewinds) >= MOST_REWINDS:
         return None
-    divergence = next(event for event in reversed(events) if event.get("event") == "diverged")
+    divergence = next((event for event in reversed(events) if event.get("event") == "diverged"), None)
+    if divergence is None:  # the disk refused the event
+        return None
     unstable = {row["step"] for row in run.rows() if (number(row.get("loss_ratio")) or 0.0) > SLIGHT}
     before = divergence["step"]
     if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:

@@ -6,13 +6,13 @@ import dataclasses
 import sys
 import time
 
-from efftrain_cli.foundation.errors import DiskError
+from efftrain_cli.foundation.errors import DiskError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_reason
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.stability import Spike, Watch, message
 from efftrain_cli.training.checkpoints import save
-from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked
+from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Setting
 from efftrain_cli.training.stages import GrowthRecord, growth_message, symmetry_warning, train_stages
@@ -99,6 +99,9 @@ class Logbook:
                     best_loss=min([*best, *([] if self._good.best_loss is None else [self._good.best_loss])]),  # type: ignore
                 )
             raise_diverged(self._run, self._state, self._setting, records[bad], self._good)
+        for record, row in zip(records, rows, strict=True):
+            if record.val_loss is not None and row["val_loss"] is None:
+                raise_unsound(self._run, self._state, self._setting, f"step {row['step']}: the validation loss is not finite")
         self._good = self._state.progress
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
@@ -122,10 +125,24 @@ class Logbook:
             return step % self._every_steps == 0
         return time.monotonic() - self._last_save >= self._every_seconds  # type: ignore
 
+    def save(self) -> float:
+        """Saves the state, unless it is saved already; returns the seconds it took.
+
+        Raises:
+            DivergedError: the state holds a value that is not finite, and is not saved.
+            DiskError: the disk refused.
+        """
+        try:
+            return save(self._run, self._state, self._setting.recipe)
+        except UnsoundError as error:
+            raise_unsound(self._run, self._state, self._setting, str(error))
+
     def _save(self) -> None:
         try:
-            seconds = save(self._run, self._state, self._setting.recipe)
+            seconds = self.save()
         except DiskError as error:
+            if self._run.gone:
+                raise
             # Stopping would lose the steps since the last checkpoint; going on may find room at the next one.
             self._run.event("save_failed", {"step": self._state.progress.step, "reason": str(error)})
             print(f"warning: not saved, training goes on. {error}", file=sys.stderr)
@@ -151,8 +168,8 @@ def train_and_log(
 
     Raises:
         Stop: a signal came; the last finished step is saved.
-        DivergedError: a loss or gradient was not finite, and the state before that step is saved; or, with `rewinding`, a spike
-            lasted.
+        DivergedError: a loss or gradient was not finite, and the state before that step is saved; weights, moments or a
+            validation loss were not finite, and nothing is saved; or, with `rewinding`, a spike lasted.
         DiskError: the last checkpoint could not be written.
     """
     book = Logbook(run, state, setting, screen, rewinding)
@@ -160,7 +177,7 @@ def train_and_log(
     def stop() -> None:
         state.model.zero_grad(set_to_none=True)
         book.flush()
-        save(run, state, setting.recipe)
+        book.save()
         run.sync()
 
     def stop_from_another_thread() -> None:
@@ -180,7 +197,7 @@ def train_and_log(
     except Stop:
         stop()
         raise
-    save(run, state, setting.recipe)
+    book.save()
     return book.val_loss
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
+from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPTConfig
+from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -85,6 +88,39 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
             f"out of memory; the largest micro-batch planned is {sequences} sequences of {seq_len} tokens: {smaller}. "
             f"The step's result does not depend on either. [{str(error).splitlines()[0] if str(error) else 'MemoryError'}]"
         ) from None
+
+
+@contextmanager
+def building_errors(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> Iterator[None]:
+    """Refuses a model that cannot fit before it is built, and names the way out where memory runs out meanwhile.
+
+    Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured first:
+    weights, gradients and two moments in fp32, 16 bytes a parameter, against the whole memory of the machine.
+
+    Raises:
+        OutOfMemoryError: it does not fit.
+    """
+    model = recipe.model_at(stage)
+    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size(recipe, vocab_size))
+    needed = 16 * parameters
+
+    def refusal(there: str) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            f"out of memory: a model of {human_count(parameters)} parameters needs {human_bytes(needed)} for weights, gradients and "
+            f"moments, {there}. Lower model.n_layer (now {model.n_layer}) or model.n_embd (now {model.n_embd}), or train on a "
+            "device with more memory"
+        )
+
+    with suppress(OSError, ValueError):  # a system that does not say
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if device.type == "cpu" and needed > memory:
+            raise refusal(f"and this machine has {human_bytes(memory)} in all")
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise refusal(f"more than {device} has free") from None
 
 
 _OUT_OF_MEMORY = (

@@ -28,6 +28,7 @@ from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer, compute_dtype
+from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.state import TrainState
 
 
@@ -84,13 +85,18 @@ def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
 
 
 def fresh_state(setting: Setting, stage: int = 0) -> TrainState:
-    """The state before step 1, in the size of a stage where the recipe has stages."""
-    model = build_model(setting.recipe, setting.corpus.vocab_size, setting.device, stage)
-    return TrainState(
-        model=model,
-        optimizer=build_optimizer(setting.recipe, model),
-        nonfinite=torch.zeros((), device=setting.device),
-    )
+    """The state before step 1, in the size of a stage where the recipe has stages.
+
+    Raises:
+        OutOfMemoryError: the model alone does not fit the device or the host.
+    """
+    with building_errors(setting.recipe, setting.corpus.vocab_size, setting.device, stage):
+        model = build_model(setting.recipe, setting.corpus.vocab_size, setting.device, stage)
+        return TrainState(
+            model=model,
+            optimizer=build_optimizer(setting.recipe, model),
+            nonfinite=torch.zeros((), device=setting.device),
+        )
 
 
 def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
@@ -116,6 +122,18 @@ def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
     # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
     state.model.zero_grad(set_to_none=True)
     return seconds / (sequences * seq_len)
+
+
+def environment_of(setting: Setting) -> dict[str, object]:
+    """What may move the last bits of a result although the recipe and the data are the same."""
+    return {
+        "device": str(setting.device),
+        "device_name": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _cpu_name(),
+        "efftrain": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "dtype": compute_dtype(setting.recipe.train.dtype, setting.device),
+    }
 
 
 def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.foundation.errors import CheckpointError, NewerFormatError
 from efftrain_cli.foundation.files import fsync
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
@@ -29,6 +30,7 @@ __all__ = [
     "TrainState",
     "load_tensors",
     "model_tensors",
+    "nonfinite_tensors",
     "progress_from_json",
     "progress_to_json",
     "read_checkpoint",
@@ -81,6 +83,16 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
                 tensor.copy_(given[name])
 
 
+def nonfinite_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold a NaN or an infinity. One pass over each, without a copy; one wait for the device."""
+    there = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    if not there:
+        return []
+    largest = torch._foreach_norm(list(there.values()), ord=float("inf"))
+    finite = torch.isfinite(torch.stack([norm.float() for norm in largest])).tolist()
+    return [name for name, is_finite in zip(there, finite, strict=True) if not is_finite]
+
+
 def progress_to_json(progress: Progress) -> dict[str, object]:
     """The progress as JSON values, with the schema's version."""
     return {"schema_version": SCHEMA_VERSION, **progress._asdict()}
@@ -95,8 +107,9 @@ def progress_from_json(values: dict[str, object]) -> Progress:
     values = dict(values)
     version = values.pop("schema_version", None)
     if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise CheckpointError(
-            f"the checkpoint has schema_version {version!r}; this efftrain reads up to {SCHEMA_VERSION}: update efftrain"
+        raise NewerFormatError(
+            f"the checkpoint's progress.json has format {version!r}, this efftrain reads formats up to {SCHEMA_VERSION}. Install "
+            "a newer efftrain"
         )
     unknown = values.keys() - set(Progress._fields)
     if unknown:

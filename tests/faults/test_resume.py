@@ -19,6 +19,7 @@ from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_path
+from efftrain_cli.run.lines import sealed
 from efftrain_cli.training.checkpoints import load_checkpoint
 from efftrain_cli.training.session import fresh_state, prepare_setting
 from efftrain_cli.training.stages import train_stages
@@ -217,7 +218,8 @@ def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
     assert raised.value.exit_code == 3
     rows = (lab.run("b") / "metrics.jsonl").read_text().splitlines()
     row = json.loads(rows[7])
-    rows[7] = json.dumps({**row, "loss": row["loss"] + 1})
+    row.pop("check")
+    rows[7] = sealed({**row, "loss": row["loss"] + 1})
     (lab.run("b") / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     with pytest.raises(CheckpointError, match=rf"step 7: loss is {row['loss']} undisturbed and {row['loss'] + 1} continued"):
         compare_runs(lab.run("a"), lab.run("b"), 20)

@@ -213,8 +213,8 @@ time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
     assert rows[-1]["tokens"] / train_seconds == pytest.approx(
         sum(row["tokens_per_second"] * row["seconds"] for row in rows[1:]) / train_seconds, rel=1e-3
     )
-    summary = re.search(r"([\d.]+)(K?) tokens/s", process_text(lab))
-    shown = float(summary[1]) * (1000 if summary[2] else 1)
+    summary = re.search(r"([\d.,]+)(K?) tokens/s", process_text(lab))
+    shown = float(summary[1].replace(",", "")) * (1000 if summary[2] else 1)
     assert shown == pytest.approx(rows[-1]["tokens"] / train_seconds, rel=0.005)  # three digits are shown
 
 

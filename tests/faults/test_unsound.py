@@ -1,0 +1,151 @@
+"""Weights, moments and validation losses that become NaN or Inf between two steps: F55."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import torch
+
+from efftrain_cli.training.state import nonfinite_tensors
+from tests.launch import Laboratory, Process
+
+# Once, after the update of step 8: the steps before it are sound, step 9 computes with what is broken.
+BREAK = """
+from pathlib import Path
+import torch
+import efftrain_cli.training.trainer as trainer
+update, calls = trainer.update, 0
+
+def breaking(state, *rest):
+    global calls
+    result = update(state, *rest)
+    calls += 1
+    if calls == 8:
+        with torch.no_grad():
+            BROKEN
+    return result
+
+trainer.update = breaking
+"""
+WEIGHT = 'state.model.h[1].mlp.c_fc.weight[3, 5] = float("VALUE")'
+MOMENT = 'state.optimizer.tensors()["exp_avg_sq.h.0.attn.c_proj.weight"].view(-1)[7] = float("VALUE")'
+
+
+def command_in(process: Process) -> list[str]:
+    """The command that the message prints as the way on."""
+    (found,) = re.findall(r"efftrain (pretrain --resume .*)", process.err.read_text())
+    return shlex.split(found)
+
+
+@pytest.mark.parametrize(
+    ("broken", "step", "word"),
+    [
+        pytest.param(WEIGHT.replace("VALUE", "nan"), 9, "h.1.mlp.c_fc.weight", id="weight"),
+        pytest.param(WEIGHT.replace("VALUE", "-inf"), 9, "h.1.mlp.c_fc.weight", id="inf", marks=pytest.mark.slow),
+        pytest.param(MOMENT.replace("VALUE", "nan"), 10, "exp_avg_sq.h.0.attn.c_proj.weight", id="moment"),
+    ],
+)
+def test_a_state_that_is_not_finite_is_never_saved(lab: Laboratory, broken: str, step: int, word: str) -> None:
+    """Exit 4 names the tensor and the last sound checkpoint, which is still there; the printed command gets past."""
+    recipe = lab.recipe(keep="1")
+    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=BREAK.replace("BROKEN", broken))
+    errors = process.err.read_text()
+    assert process.code == 4, errors
+    assert "Traceback" not in errors
+    assert word in errors
+    assert "the last sound checkpoint is step-00000005" in errors
+    assert lab.checkpoints("r") == ["step-00000005"]
+    assert lab.call("checkpoint", "verify", "r").code == 0
+    assert nonfinite_tensors(lab.tensors("r", 5)) == []
+    assert lab.events("r", "diverged")[-1]["step"] <= step
+    assert lab.events("r", "end")[-1]["status"] == "diverged"
+
+    way_on = lab.call(*command_in(process))
+    assert way_on.code == 0, way_on.err.read_text()
+    assert [row["step"] for row in lab.rows("r")] == list(range(21))
+    assert lab.checkpoints("r") == ["step-00000020"]
+
+
+def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab: Laboratory) -> None:
+    """A moment breaks in the very step that is saved: neither saved, nor does it purge the checkpoint before."""
+    inject = BREAK.replace("calls == 8", "calls == 10").replace("BROKEN", MOMENT.replace("VALUE", "nan"))
+    process = lab.call("pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject)
+    assert process.code == 4, process.err.read_text()
+    assert "after step 10: tensor exp_avg_sq.h.0.attn.c_proj.weight is not finite" in process.err.read_text()
+    assert lab.checkpoints("r") == ["step-00000005"]
+
+
+def test_a_validation_loss_that_is_not_finite(lab: Laboratory) -> None:
+    """All weights are finite; the evaluation of step 10 is not."""
+    inject = """
+import efftrain_cli.training.trainer as trainer
+evaluate, calls = trainer.evaluate, 0
+
+def broken(*args):
+    global calls
+    calls += 1
+    return evaluate(*args) * (float("nan") if calls == 3 else 1.0)  # steps 0, 5, 10
+
+trainer.evaluate = broken
+"""
+    process = lab.call("pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject)
+    errors = process.err.read_text()
+    assert process.code == 4, errors
+    assert "step 10: the validation loss is not finite" in errors
+    assert lab.checkpoints("r") == ["step-00000005"]
+    assert lab.call(*command_in(process)).code == 0
+
+
+def test_a_stop_does_not_save_it_either(lab: Laboratory) -> None:
+    inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "nan") + "; import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    assert process.code == 4, process.err.read_text()
+    assert lab.checkpoints("r") == ["step-00000005"]
+
+
+def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab: Laboratory) -> None:
+    """Written by a version that did not look, with a manifest that vouches for it."""
+    from safetensors.torch import load_file, save_file
+
+    from tests.faults.test_checkpoints import _seal
+
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe").code == 0
+    path = lab.checkpoint("r", 10) / "model.safetensors"
+    tensors = load_file(path)
+    tensors["wte.weight"][0, 0] = float("nan")
+    save_file(tensors, path)
+    _seal(lab.checkpoint("r", 10))
+    process = lab.call("pretrain", "--resume", "r", "--no-probe")
+    assert process.code == 0, process.err.read_text()
+    assert "tensor wte.weight is not finite; trying the one before" in process.err.read_text()
+    assert "step-00000010.corrupt" in lab.checkpoints("r")
+
+
+def test_rewinding_goes_back_to_before_it(lab: Laboratory) -> None:
+    inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "nan"))
+    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--on-divergence", "rewind")
+    process = lab.call(*args, inject=inject)
+    assert process.code == 0, process.err.read_text()
+    (event,) = lab.events("r", "rewind")
+    assert (event["from_step"], event["to_step"]) == (8, 5)
+    assert lab.last_step("r") == 20
+
+
+def test_which_tensors_are_not_finite() -> None:
+    large = torch.full((3,), 3e38)  # its sum would overflow
+    broken = torch.zeros(5)
+    broken[3] = float("nan")
+    tensors = {
+        "whole": torch.ones(2, 3),
+        "large": large,
+        "nan": broken,
+        "inf": torch.tensor([1.0, -float("inf")]),
+        "half": torch.tensor([1.0, float("inf")], dtype=torch.bfloat16),
+        "scalar": torch.tensor(float("nan")),
+        "count": torch.tensor([1, 2]),
+        "empty": torch.zeros(0),
+    }
+    assert nonfinite_tensors(tensors) == ["nan", "inf", "half", "scalar"]
+    assert nonfinite_tensors({}) == []
