@@ -16,6 +16,7 @@ COMMANDS = (
     "import",
     "compare",
     "sweep",
+    "study",
     "runs",
     "checkpoint",
     "wandb-sync",

@@ -254,7 +254,7 @@ class Check:
         if suggestion is None:
             section = key.rpartition(".")[0]
             names = [k.rpartition(".")[2] for k in self.known if k.rpartition(".")[0] == unnumbered(section)]
-            rule += f"; {f'[{section}]' if section else 'a recipe'} has {', '.join(names)}"
+            rule += f"; {f'[{section}]' if section else 'the top level'} has {', '.join(names)}"
         else:
             self._meant.add(suggestion)
         self.add(key, rule, None if is_table else value, suggestion)
@@ -342,9 +342,9 @@ def _rule(breach: Any, path: list[str]) -> str:
     return f"item {int(item) + 1} {rule}" if item is not None else rule
 
 
-def report(name: str, problems: list[Problem]) -> str:
-    """Every problem of a recipe, as the text of one error message."""
-    lines = [f"recipe {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"]
+def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
+    """Every problem of a recipe or study, as the text of one error message."""
+    lines = [f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"]
     for problem in problems:
         what = " = ".join(part for part in (problem.key, problem.value) if part)
         lines += ["", f"  {what}   ({problem.source})"]

@@ -183,6 +183,18 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     return draft
 
 
+def read_toml_file(path: Path) -> Draft:
+    """Reads a TOML file that inherits nothing, such as a study. Mistakes of writing are collected in the draft.
+
+    Raises:
+        RecipeError: there is no such file, or it is no text.
+    """
+    draft = Draft(path.stem, path)
+    layer = _read_layer(path, draft)
+    _merge(draft, draft.values, layer, "", shown_path(path), _line_numbers(_text(path)))
+    return draft
+
+
 MOST_MISTAKES = 10
 """Lines that are not TOML, from which on a file is taken for something else than a recipe."""
 LARGEST = 1 << 20

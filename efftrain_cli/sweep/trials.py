@@ -1,7 +1,6 @@
-"""`efftrain sweep`: every recipe with every seed and setting, one run after the other, then the comparison.
+"""The runs of a sweep or study: every recipe with every seed and setting, their states, and each recipe's best setting.
 
-Seeds are the outer loop, so that pairs of runs that can be compared are complete as early as possible. A sweep that was
-stopped or killed goes on where it was: finished runs are not trained again, unfinished ones are resumed.
+Seeds are the outer loop, so that pairs of runs that can be compared are complete as early as possible.
 """
 
 from __future__ import annotations
@@ -9,27 +8,18 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import NOT_COMPUTED
 
 if TYPE_CHECKING:
     from efftrain_cli.compare.reading import RunNumbers
     from efftrain_cli.recipe.recipe import Recipe
-
-DIVERGED = 4
-STOPPED = 75
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -123,24 +113,29 @@ def grid(
                 overrides = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
                 # What changes nothing of the result is not part of the name either.
                 told = [(key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)]
-                words = [name, *(_word(key, value) for key, value in told), f"seed{seed}"]
-                trials.append(Trial(recipe, overrides, seed, _name([prefix, *words] if prefix else words, overrides)))
+                words = [name, *(setting_word(key, value) for key, value in told), f"seed{seed}"]
+                trials.append(Trial(recipe, overrides, seed, run_name([prefix, *words] if prefix else words, overrides)))
     return trials
 
 
-def _word(key: str, value: str) -> str:
+def setting_word(key: str, value: str) -> str:
     """A setting inside a run's name: optim.lr=1e-3 -> lr1e-3."""
     return key.rsplit(".", 1)[-1].replace("_", "-") + re.sub(r"[^A-Za-z0-9.-]", "", value)
 
 
-def _name(words: Sequence[str], overrides: Sequence[str]) -> str:
+def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
+    """The name of a run, from words whose last is its seed; too long a name is cut and told apart by a hash of the overrides.
+
+    Raises:
+        UsageError: it is no name for a run.
+    """
     name = "-".join(words)
     if len(name) > 64:
         import hashlib
 
         digest = hashlib.sha256(json.dumps(overrides).encode()).hexdigest()[:8]
         name = f"{words[0][: 60 - len(digest) - len(words[-1])]}-{digest}-{words[-1]}"
-    run_path(name)  # raises where it is no name for a run
+    run_path(name)
     return name
 
 
@@ -190,7 +185,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
 
 
 def state_of(trial: Trial) -> str:
-    """"new", "finished", "diverged" or "unfinished".
+    """"new", "running", "finished", "diverged" or "unfinished".
 
     Raises:
         UsageError: its run directory exists and holds another recipe.
@@ -215,94 +210,9 @@ def state_of(trial: Trial) -> str:
             f"or remove the run: efftrain runs rm {trial.name}"
         )
     if not (path / "metrics.jsonl").exists():
-        return "unfinished"
+        return "running" if run.locked else "unfinished"
     status = status_of(run, read_rows(path, ("step", "tokens", "nonfinite")))
-    return status if status in ("finished", "diverged") else "unfinished"
-
-
-def pretrain_arguments(trial: Trial, state: str, device: str) -> list[str]:
-    """The command line that trains a trial."""
-    command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--device", device]
-    if state == "unfinished":
-        return [*command, "--resume", trial.name]
-    sets = [word for setting in trial.settings for word in ("--set", setting)]
-    return [*command, "--recipe", trial.recipe, "--seed", str(trial.seed), "--name", trial.name, *sets]
-
-
-def train_in_child(arguments: Sequence[str]) -> int:
-    """Trains in a process of its own, and returns its exit code.
-
-    SIGTERM is passed on. Ctrl-C reaches the child by itself, as it shares the terminal; here it is only waited for, until
-    the child has saved.
-    """
-    # What training shows goes beside the comparison, not into it.
-    child = subprocess.Popen(arguments, stdout=sys.stderr.fileno())
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number)),
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    }
-    try:
-        return child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def run_trials(
-    trials: Sequence[Trial],
-    device: str = "auto",
-    train: Callable[[Sequence[str]], int] = train_in_child,
-    say: Callable[[str], None] = print,
-) -> Iterator[tuple[Trial, str]]:
-    """Trains what is not trained yet, and yields each trial with how it ended: "finished" or "diverged".
-
-    A run that diverges is a result; the sweep goes on.
-
-    Raises:
-        StoppedError: a run was stopped and saved; the same sweep continues.
-        EfftrainError: a run failed; the exit code is its own.
-    """
-    # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
-    states = [state_of(trial) for trial in trials]
-    open_ = [i for i, state in enumerate(states) if state in ("new", "unfinished")]
-    started, trained = time.monotonic(), 0
-    for i, (trial, state) in enumerate(zip(trials, states, strict=True)):
-        head = f"[{i + 1}/{len(trials)}] {trial.name}"
-        if i not in open_:
-            say(f"{head}: {state} already")
-            yield trial, state
-            continue
-        left = len(open_) - trained
-        # Runs of one sweep are alike, so the mean so far is the best guess.
-        eta = f"; about {_minutes((time.monotonic() - started) / trained * left)} left for {left} runs" if trained else ""
-        say(f"{head}: {'continuing' if state == 'unfinished' else 'training'}{eta}")
-        if state == "new":
-            _clear_leftover(run_path(trial.name))
-        code = train(pretrain_arguments(trial, state, device))
-        if code == STOPPED or code == -signal.SIGINT:
-            raise StoppedError(f"{trial.name} was stopped and saved; the same command continues the sweep")
-        if code not in (0, DIVERGED):
-            error = EfftrainError(f"{trial.name} failed with exit code {code}; the same command continues the sweep")
-            error.exit_code = code if 0 < code < 256 else 1
-            raise error
-        trained += 1
-        ended = state_of(trial)
-        if ended not in ("finished", "diverged"):
-            raise EfftrainError(f"{trial.name} ended before its budget was used up; the same command continues the sweep")
-        yield trial, ended
-
-
-def _clear_leftover(path: Path) -> None:
-    """Removes a directory whose run was killed before it began: it has no recipe, no row and no checkpoint."""
-    metrics = path / "metrics.jsonl"
-    if path.is_dir() and not (metrics.exists() and metrics.stat().st_size) and not (path / "checkpoints").exists():
-        shutil.rmtree(path)
-
-
-def _minutes(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return status if status in ("running", "finished", "diverged") else "unfinished"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""`efftrain study`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+
+
+class StudyFormat(StrEnum):
+    """What a study can be printed as."""
+
+    table = "table"
+    json = "json"
+
+
+@app.command(rich_help_panel="Compare")
+def study(
+    file: Annotated[Path, typer.Argument(help="The study file, TOML; docs/studies.md explains it.", metavar="FILE")],
+    plan: Annotated[bool, typer.Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run every phase at toy size, in a minute or so; no claim comes of it.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Where the study stands, one line per run; train nothing.")] = False,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    allow: Annotated[
+        bool, typer.Option("--allow", help="Go on although the study was changed after its first run; it is exploratory then.")
+    ] = False,
+    take_over: Annotated[
+        str | None, typer.Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
+    ] = None,
+    format_: Annotated[StudyFormat, typer.Option("--format", help="Form of plan, status and verdict.")] = StudyFormat.table,
+) -> None:
+    """Train what a study file asks for, and judge it as the file said beforehand.
+
+    A study that was stopped or killed goes on when the same command is given again; finished runs are never trained twice.
+    """
+    from efftrain_cli.study import main
+    from efftrain_cli.study.file import read_study
+
+    study_file = read_study(file)
+    as_json = format_ is StudyFormat.json
+    if plan:
+        main.print_plan(study_file, jobs, as_json)
+    elif status:
+        main.print_status(study_file, as_json)
+    elif rehearse:
+        main.run_rehearsal(study_file, jobs, device, as_json)
+    else:
+        main.run_study(study_file, jobs, device, allow, take_over, as_json)

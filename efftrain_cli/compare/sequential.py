@@ -1,0 +1,152 @@
+"""Looking at a study more than once: what every look costs, and the interval that holds at all of them together.
+
+Who trains a few seeds, looks, and trains more where nothing shows yet, tests several times: at a nominal 5 % a look, 20 looks
+find a difference between equal recipes in a quarter of all studies. Here the looks are planned. A study names its largest number
+of seeds and how often it is looked at; the boundary that every look must pass is the t test's at a stricter level, calibrated so
+that the chance to pass at any look is alpha where nothing differs.
+
+The boundary is group-sequential with the shape of Wang and Tsiatis (1987, Biometrics 43): at `n` of `N` seeds a t test's p,
+expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE). Textbooks take C from known variances, which is wrong at three
+to twenty seeds; here C comes from simulated t tests at exactly the planned numbers of seeds. The distribution is free of
+mean and variance, so the level is exact for normal differences, up to the error of the simulation, which is added.
+
+`mixture_*` is the alternative that was compared and not taken: the anytime-valid t test with a Gaussian mixture over effects
+(Lai 1976; Wang and Ramdas 2024). It needs no plan, and its intervals are wider at every number of seeds a study here has.
+docs/studies.md holds the table of both, `benchmarks/sequential_looks.py` makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from scipy import special
+
+SHAPE = 0.25
+"""0: O'Brien and Fleming's boundary, strict early and nearly free at the end; 0.5: Pocock's, the same at every look."""
+FIRST_LOOK = 3
+"""Seeds at the first look, at least: with two, a t test's boundary is beyond what any study reaches."""
+_DRAWS = 200_000
+_CHUNK = 20_000
+
+
+def schedule(seeds: int, looks: int) -> tuple[int, ...]:
+    """Numbers of seeds at which a study of at most `seeds` seeds is looked at: evenly spread, the last at all of them.
+
+    Raises:
+        ValueError: there are too few seeds for so many looks.
+    """
+    most = max(1, seeds - FIRST_LOOK + 1)
+    if looks > most:
+        raise ValueError(f"{looks} looks need at least {looks + FIRST_LOOK - 1} seeds: the first is at {FIRST_LOOK}")
+    if looks == 1:
+        return (seeds,)
+    points = [max(FIRST_LOOK + i, math.ceil((i + 1) * seeds / looks)) for i in range(looks)]
+    return tuple(points)
+
+
+def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE) -> float:
+    """p-value of the looks so far together: small only where one of them passes its boundary at a small level.
+
+    It never grows with further looks, and where nothing differs it is below `a` in at most a share `a` of studies, however
+    early the study ends.
+
+    Args:
+        p_values: the t test's p at each look so far, one- or two-sided as `sides` says.
+        plan: seeds at every planned look, as `schedule` gives them.
+    """
+    if len(p_values) > len(plan):
+        raise ValueError(f"{len(p_values)} looks were taken, {len(plan)} were planned")
+    if not p_values:
+        return 1.0
+    if len(plan) == 1:
+        return min(1.0, p_values[0])
+    passed = max(_deviate(p, sides) * _weight(n, plan, shape) for p, n in zip(p_values, plan, strict=False))
+    null = _null_maxima(tuple(plan), sides, shape)
+    exceeding = len(null) - int(np.searchsorted(null, passed, side="left"))
+    # Two standard errors of the simulation are added, so that the level holds in spite of it.
+    return min(1.0, (exceeding + 2 * math.sqrt(exceeding) + 2) / len(null))
+
+
+def nominal_levels(alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE) -> tuple[float, ...]:
+    """The level at which each look's own t test must be passed, so that all looks together err with probability `alpha`."""
+    if len(plan) == 1:
+        return (alpha,)
+    null = _null_maxima(tuple(plan), sides, shape)
+    # The largest count k with k + 2 sqrt(k) + 2 <= alpha len(null): the inverse of what `sequential_p` adds.
+    count = math.floor((math.sqrt(max(0.0, alpha * len(null) - 1)) - 1) ** 2)
+    boundary = float(null[len(null) - count - 1])
+    levels = []
+    for n in plan:
+        tail = float(special.ndtr(-boundary / _weight(n, plan, shape)))
+        levels.append(tail * sides)
+    return tuple(levels)
+
+
+def half_width(sd: float, n: int, level: float, sides: int = 2) -> float:
+    """Half the width of the t interval of a mean of `n` values with standard deviation `sd` at a nominal level."""
+    return sd / math.sqrt(n) * float(-special.stdtrit(n - 1, level / sides))
+
+
+def _deviate(p: float, sides: int) -> float:
+    # Below 1e-300 all are the same: far beyond every boundary.
+    return float(-special.ndtri(max(p, 1e-300) / sides))
+
+
+def _weight(n: int, plan: Sequence[int], shape: float) -> float:
+    return (n / plan[-1]) ** (0.5 - shape)
+
+
+@cache
+def _null_maxima(plan: tuple[int, ...], sides: int, shape: float) -> np.ndarray:
+    """Sorted: the largest weighted deviate over all looks, of studies in which nothing differs."""
+    random = np.random.default_rng(20260217)
+    found = []
+    for _ in range(_DRAWS // _CHUNK):
+        found.append(_maxima(random.standard_normal((_CHUNK, plan[-1])), plan, sides, shape))
+    return np.sort(np.concatenate(found))
+
+
+def _maxima(values: np.ndarray, plan: Sequence[int], sides: int, shape: float) -> np.ndarray:
+    best = np.full(len(values), -np.inf)
+    for n in plan:
+        t = t_statistic(values, n)
+        tail = special.stdtr(n - 1, -np.abs(t) if sides == 2 else -t)
+        best = np.maximum(best, -special.ndtri(np.clip(tail, 1e-300, 1 - 1e-16)) * _weight(n, plan, shape))
+    return best
+
+
+def t_statistic(values: np.ndarray, n: int) -> np.ndarray:
+    """One-sample t of the first `n` values of every row."""
+    first = values[:, :n]
+    return first.mean(1) / (first.std(1, ddof=1) / math.sqrt(n))
+
+
+# --- the alternative: valid at any time, without a plan --------------------------------------------------------------------
+
+
+def mixture_log_e(t: np.ndarray | float, n: int, variance: float) -> np.ndarray | float:
+    """Logarithm of the e-value of "the mean is 0" after `n` values, against effects (mean / sd) drawn from N(0, `variance`).
+
+    The Bayes factor with the right Haar prior on the scale (Gönen et al. 2005; Wang and Ramdas 2024, section 4). Over n = 2, 3, ...
+    it is a nonnegative martingale where nothing differs, so it exceeds 1 / alpha at any time with probability at most alpha.
+    """
+    nu, grown = n - 1, 1 + n * variance
+    t2 = np.square(t)
+    return -0.5 * np.log(grown) + 0.5 * n * (np.log1p(t2 / nu) - np.log1p(t2 / (nu * grown)))
+
+
+def mixture_half_width(sd: float, n: int, alpha: float, variance: float) -> float:
+    """Half the width of the anytime-valid interval; infinite where `n` values cannot exclude anything yet."""
+    grown = 1 + n * variance
+    if n < 2:
+        return math.inf
+    # e = 1/alpha solved for t: (1 + t2/nu) / (1 + t2/(nu grown)) = k
+    log_k = 2 / n * (-math.log(alpha) + 0.5 * math.log(grown))
+    if log_k >= math.log(grown):
+        return math.inf
+    k = math.exp(log_k)
+    t2 = (n - 1) * (k - 1) / (1 - k / grown)
+    return sd / math.sqrt(n) * math.sqrt(t2)

@@ -1,0 +1,204 @@
+"""Conducting a study: tuning, then look by look the runs that it is judged by, until all is decided or all seeds are used."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from efftrain_cli.compare.reading import RunNumbers, read_numbers
+from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.directory import run_path
+from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.judge import Judgement, judge
+from efftrain_cli.study.phases import NamedTrial, confirmation, tried_settings, tuning
+from efftrain_cli.sweep.runner import Crew
+from efftrain_cli.sweep.trials import Choice, Trial, choose
+
+RULE = "lowest mean final validation loss over the tuning seeds, among settings with which every seed finished"
+"""How each arm's setting is chosen."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the tuning phase found for one arm."""
+
+    arm: str
+    settings: tuple[str, ...]
+    """`key=value` overrides that its confirmation runs get; empty where the arm is not tuned."""
+    tried: tuple[Choice, ...]
+    """Every point of the grid with its losses by seed."""
+    warnings: tuple[str, ...]
+
+
+def conduct(file: StudyFile, crew: Crew, tell: Callable[[Judgement], None] = lambda judgement: None) -> Judgement:
+    """Trains what the study still needs, and judges it at every look.
+
+    Args:
+        tell: is given the judgement of every look that is taken.
+
+    Raises:
+        EfftrainError: as `Crew.train`.
+    """
+    trials = tuning(file)
+    if trials:
+        crew.train([trial for _, trial in trials])
+        write_receipts(file)
+    chosen = {tuned.arm: tuned.settings for tuned in choices(file)}
+    judgement = judge(file, read_runs(file, chosen))
+    while not judgement.complete:
+        crew.train([trial for _, trial in confirmation(file, chosen, file.seeds[: file.looks[judgement.look]])])
+        judgement = judge(file, read_runs(file, chosen))
+        write_receipts(file, chosen)
+        write_looks(file, judgement)
+        tell(judgement)
+    return judgement
+
+
+def choices(file: StudyFile) -> list[Tuned]:
+    """Each arm's setting, chosen by RULE from its tuning runs, with what a reader must be warned of.
+
+    Raises:
+        DataError: a tuning run cannot be read.
+    """
+    by_arm: dict[str, list[Trial]] = {}
+    for arm, trial in tuning(file):
+        by_arm.setdefault(arm, []).append(trial)
+    found = []
+    for arm in file.study.arms:
+        trials = by_arm.get(arm.name, [])
+        if not trials:
+            warnings = (f"arm {arm.name!r} is not tuned while others are: it stands at a disadvantage",) if by_arm else ()
+            found.append(Tuned(arm.name, (), (), warnings))
+            continue
+        tried = choose(trials)
+        best = next(choice for choice in tried if choice.best)
+        grid_part = len(file.settings_of(arm))
+        found.append(Tuned(arm.name, best.settings[grid_part:], tuple(tried), edge_warnings(file, arm.name, best)))
+    return found
+
+
+def edge_warnings(file: StudyFile, arm_name: str, best: Choice) -> tuple[str, ...]:
+    """Says for which keys the best value is the smallest or largest tried: the true optimum may lie beyond."""
+    arm = next(arm for arm in file.study.arms if arm.name == arm_name)
+    found = []
+    chosen = dict(setting.split("=", 1) for setting in best.settings)
+    for key, values in file.grid_of(arm).items():
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) < 2 or len(numbers) < len(values):
+            continue
+        value = float(chosen[key].replace("_", ""))
+        if value in (min(numbers), max(numbers)):
+            side, way = ("lowest", "lower") if value == min(numbers) else ("highest", "higher")
+            found.append(
+                f"arm {arm_name!r}: the best {key}, {value:g}, is the {side} tried; a {way} one may be better: widen the grid"
+            )
+    return tuple(found)
+
+
+def tuning_done(file: StudyFile) -> bool:
+    """Whether every tuning run exists and has ended."""
+    return all(ended(trial) for _, trial in tuning(file))
+
+
+def ended(trial: Trial) -> bool:
+    """Whether a run has finished or diverged."""
+    return (run := read_if_there(trial)) is not None and run.status in ("finished", "diverged")
+
+
+def read_if_there(trial: Trial) -> RunNumbers | None:
+    """A trial's run; None where it has no row yet."""
+    path = run_path(trial.name)
+    if not (path / "recipe.toml").is_file() or not (path / "metrics.jsonl").is_file():
+        return None
+    return read_numbers(path)
+
+
+def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]]) -> dict[str, dict[int, RunNumbers]]:
+    """arm -> seed -> run, of the confirmation runs that exist."""
+    found: dict[str, dict[int, RunNumbers]] = {arm.name: {} for arm in file.study.arms}
+    for arm, trial in confirmation(file, chosen):
+        run = read_if_there(trial)
+        if run is not None:
+            found[arm][trial.seed] = run
+    return found
+
+
+def all_trials(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> list[tuple[str, NamedTrial]]:
+    """(phase, (arm, trial)) of every run of the study."""
+    return [
+        *(("tuning", trial) for trial in tuning(file)),
+        *(("confirmation", trial) for trial in confirmation(file, chosen or {})),
+    ]
+
+
+def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> Path:
+    """Writes receipts.csv: one row per run that has begun, whatever came of it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["phase", "arm", "settings", "seed", "run", "status", "final_loss", "tokens", "train_seconds", "marks"])
+    for phase, (arm, trial) in all_trials(file, chosen):
+        run = read_if_there(trial)
+        if run is None:
+            continue
+        loss = f"{run.evaluated['val_loss'][-1]:.6f}" if run.status == "finished" else ""
+        settings = " ".join(trial.settings)
+        numbers = [loss, f"{run.tokens:.0f}", f"{run.seconds:.1f}", "; ".join(run.marks)]
+        writer.writerow([phase, arm, settings, trial.seed, trial.name, run.status, *numbers])
+    return _write(file, "receipts.csv", out.getvalue())
+
+
+def write_looks(file: StudyFile, judgement: Judgement) -> Path:
+    """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
+    path = _folder(file) / "looks.csv"
+    before = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8")))) if path.exists() else []
+    header = ["look", "seeds", "measure", "direction", "margin", "arm", "estimate", "low", "high", "p", "p_holm", "outcome"]
+    kept = [row for row in before[1:] if row and int(row[0]) < judgement.look]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(kept)
+    for verdict in judgement.verdicts:
+        estimate, primary = verdict.estimate, verdict.primary
+        numbers = [_number(value) for value in (estimate.mean, estimate.low, estimate.high, verdict.p, verdict.p_holm)]
+        words = [primary.measure, primary.direction, "" if primary.margin is None else primary.margin, verdict.arm]
+        writer.writerow([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])
+    return _write(file, "looks.csv", out.getvalue())
+
+
+def tokens_of(file: StudyFile) -> dict[str, int]:
+    """Run -> its budget in tokens, of every run of the study."""
+    settings = {trial.name: (trial.recipe, trial.settings) for _, (_, trial) in all_trials(file)}
+    budgets = {key: load_recipe(*key).train.tokens for key in dict.fromkeys(settings.values())}
+    return {name: budgets[key] for name, key in settings.items()}
+
+
+def grids(file: StudyFile) -> dict[str, int]:
+    """Arm -> how many settings are tried for it."""
+    return {arm.name: len(tried_settings(file, arm.name)) for arm in file.study.arms}
+
+
+def _folder(file: StudyFile) -> Path:
+    return run_path(f"{file.name}-study")
+
+
+def _write(file: StudyFile, name: str, text: str) -> Path:
+    path = _folder(file) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several machines may write it: each writes the same rows, and the last one wins whole.
+    temporary = path.with_name(f"{name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        write_whole(temporary, text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.6g}"

@@ -1,0 +1,231 @@
+"""The verdicts of a study, from its runs: every primary measure of every arm against the baseline, at the looks so far.
+
+Values, never a terminal: `screen.py` shows them. A diverged run is the worst result there is; a run that has not ended is
+pending, and the look that needs it waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from efftrain_cli.compare import inference
+from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.compare.sequential import nominal_levels, sequential_p
+from efftrain_cli.study.file import Primary, StudyFile
+
+FAILED = math.inf
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One primary measure of one arm against the baseline, at the last look that is complete."""
+
+    primary: Primary
+    arm: str
+    seeds: tuple[int, ...]
+    """Those that were judged."""
+    estimate: Estimate
+    """Arm less baseline, or baseline / arm for a cost; its interval holds at all looks together."""
+    p: float
+    """Of the direction asked for, all looks so far paid for."""
+    p_holm: float
+    """Corrected for the number of primaries and arms besides."""
+    outcome: str
+    """The direction where it is shown; for "different" what it is: better or worse; else "undecided"."""
+    opposite: bool
+    """Undecided, and the interval says the opposite of what was asked: worse, or beyond the margin."""
+    could_see: float | None
+    """Smallest true difference that a study like this one shows with power 0.8; None where the spread says nothing."""
+    note: str = ""
+    """Why there is no interval, or by which test the verdict was reached."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A study at its last complete look."""
+
+    look: int
+    """Looks taken; 0 before the first."""
+    looks: tuple[int, ...]
+    """Numbers of seeds at each planned look."""
+    levels: tuple[float, ...]
+    """Two-sided nominal level of each look's own t test, at the study's alpha."""
+    verdicts: tuple[Verdict, ...]
+    pending: tuple[str, ...]
+    """Runs that the next look waits for."""
+
+    @property
+    def decided(self) -> bool:
+        """Every primary of every arm has been shown; further seeds would change nothing."""
+        return bool(self.verdicts) and all(verdict.outcome != "undecided" for verdict in self.verdicts)
+
+    @property
+    def complete(self) -> bool:
+        """No look is left, or none is needed."""
+        return self.decided or self.look == len(self.looks)
+
+
+def judge(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]]) -> Judgement:
+    """Judges a study.
+
+    Args:
+        runs: arm -> seed -> run, of those runs that exist.
+    """
+    ended = {
+        arm.name: {seed for seed, run in runs.get(arm.name, {}).items() if run.status in ("finished", "diverged")}
+        for arm in file.study.arms
+    }
+    looks, taken = file.looks, 0
+    verdicts: tuple[Verdict, ...] = ()
+    levels = nominal_levels(file.study.alpha, looks, 2)
+    for number, seeds in enumerate(looks, 1):
+        wanted = file.seeds[:seeds]
+        missing = tuple(
+            f"{arm.name} seed {seed}" for seed in wanted for arm in file.study.arms if seed not in ended[arm.name]
+        )
+        if missing:
+            return Judgement(taken, looks, levels, verdicts, missing)
+        taken = number
+        verdicts = _verdicts(file, runs, taken)
+        judgement = Judgement(taken, looks, levels, verdicts, ())
+        if judgement.decided:
+            return judgement
+    return judgement
+
+
+def _verdicts(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]], taken: int) -> tuple[Verdict, ...]:
+    base = file.study.baseline
+    found = []
+    for primary in file.study.primary:
+        for arm in file.study.arms:
+            if arm.name != base:
+                found.append(_verdict(file, primary, arm.name, runs[base], runs[arm.name], taken))
+    adjusted = inference.holm([verdict.p for verdict in found])
+    alpha = file.study.alpha
+    decided = []
+    for verdict, p in zip(found, adjusted, strict=True):
+        outcome = verdict.outcome if p <= alpha else "undecided"
+        decided.append(replace(verdict, p_holm=p, outcome=outcome, opposite=verdict.opposite and outcome == "undecided"))
+    return tuple(decided)
+
+
+def _verdict(
+    file: StudyFile,
+    primary: Primary,
+    arm: str,
+    baseline: Mapping[int, RunNumbers],
+    method: Mapping[int, RunNumbers],
+    taken: int,
+) -> Verdict:
+    alpha, looks = file.study.alpha, file.looks
+    seeds = file.seeds[: looks[taken - 1]]
+    comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
+    scores = [score(primary, baseline[seed], method[seed]) for seed in seeds]
+    failures = [value for value in scores if not math.isfinite(value)]
+    if failures:
+        return _ranked(file, primary, arm, baseline, method, taken)
+    levels = nominal_levels(alpha, looks, 2)
+    estimates = [_paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)]
+    estimate = estimates[-1]
+    if estimate.se is None:
+        return Verdict(primary, arm, seeds, estimate, 1.0, 1.0, "undecided", False, None, estimate.reason)
+    p = _over_looks(primary, estimates, looks)
+    last = nominal_levels(alpha / comparisons, looks, _sides(primary))[taken - 1]
+    seen = inference.detectable(estimate, last, one_sided=_sides(primary) == 1)
+    return Verdict(primary, arm, seeds, estimate, p, p, _outcome(primary, estimate), _opposite(primary, estimate), seen)
+
+
+def _sides(primary: Primary) -> int:
+    return 2 if primary.direction == "different" else 1
+
+
+def _paired(primary: Primary, scores: Sequence[float], level: float) -> Estimate:
+    if primary.measure == "final_loss":
+        return inference.paired_t(scores, level)
+    estimate = inference.paired_t(scores, level)
+    return inference.exponentiated(estimate) if math.isfinite(estimate.mean) else estimate
+
+
+def _over_looks(primary: Primary, estimates: Sequence[Estimate], looks: Sequence[int]) -> float:
+    """The direction's p-value, all looks so far paid for."""
+    if primary.direction == "different":
+        return sequential_p([estimate.p if estimate.p is not None else 1.0 for estimate in estimates], looks, 2)
+    if primary.direction == "better":
+        return sequential_p([inference.better_p(estimate) for estimate in estimates], looks, 1)
+    margin = primary.margin or 0.0
+    if primary.direction == "noninferior":
+        return sequential_p([inference.noninferiority_p(estimate, margin) for estimate in estimates], looks, 1)
+    # Both one-sided tests must pass, and each pays for its own looks.
+    return sequential_p([inference.equivalence_p(estimate, margin) for estimate in estimates], looks, 1)
+
+
+def _gain(estimate: Estimate) -> tuple[float, float, float]:
+    """(mean, low, high) of how much better the arm is: nats less, or the logarithm of the ratio."""
+    low, high = estimate.low or 0.0, estimate.high or 0.0
+    if estimate.log:
+        return math.log(estimate.mean), math.log(low), math.log(high)
+    return -estimate.mean, -high, -low
+
+
+def _outcome(primary: Primary, estimate: Estimate) -> str:
+    if primary.direction != "different":
+        return primary.direction
+    return "better" if _gain(estimate)[0] > 0 else "worse"
+
+
+def _opposite(primary: Primary, estimate: Estimate) -> bool:
+    _, low, high = _gain(estimate)
+    margin = primary.margin or 0.0
+    size = math.log1p(margin) if estimate.log else margin
+    if primary.direction == "better":
+        return high < 0
+    if primary.direction == "noninferior":
+        return high < -size
+    return primary.direction == "equivalent" and (high < -size or low > size)
+
+
+def score(primary: Primary, baseline: RunNumbers, method: RunNumbers) -> float:
+    """One pair of runs: the method's loss less the baseline's, or the logarithm of baseline's cost / method's. Infinite, or NaN
+    where both failed, where a run has no number."""
+    if primary.measure == "final_loss":
+        return value_of(primary, method) - value_of(primary, baseline)
+    raise NotImplementedError
+
+
+def value_of(primary: Primary, run: RunNumbers) -> float:
+    """A run's final loss; infinite where it diverged."""
+    return float(run.evaluated["val_loss"][-1]) if run.status == "finished" else FAILED
+
+
+def _ranked(
+    file: StudyFile,
+    primary: Primary,
+    arm: str,
+    baseline: Mapping[int, RunNumbers],
+    method: Mapping[int, RunNumbers],
+    taken: int,
+) -> Verdict:
+    """Where runs failed: the exact rank-sum test, failed runs last. It can show a difference, and no margin."""
+    seeds = file.seeds[: file.looks[taken - 1]]
+    before, after = ([value_of(primary, side[seed]) for seed in seeds] for side in (baseline, method))
+    failed = sum(map(math.isinf, before)), sum(map(math.isinf, after))
+    test = inference.rank_sum(before, after)
+    # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated for them.
+    p = min(1.0, test.p * len(file.looks))
+    wins = test.wins > 0.5
+    if primary.direction == "different":
+        outcome = "better" if wins else "worse"
+    elif primary.direction == "better":
+        outcome, p = "better", p / 2 if wins else 1.0
+    else:
+        outcome, p = "undecided", 1.0
+    words = f"{failed[0]} of {len(seeds)} baseline runs and {failed[1]} of this arm's diverged; exact rank-sum test"
+    if primary.direction in ("noninferior", "equivalent"):
+        words = f"{words.partition(';')[0]}: a margin cannot be tested"
+    elif test.smallest_p * len(file.looks) > file.study.alpha:
+        words += f", whose smallest p with so many runs is {test.smallest_p * len(file.looks):.2g}"
+    estimate = Estimate(math.nan, n=len(seeds), reason=words)
+    return Verdict(primary, arm, seeds, estimate, p, p, outcome, not wins and test.outcome == "worse", None, words)

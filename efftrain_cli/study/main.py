@@ -1,0 +1,179 @@
+"""`efftrain study`: plan, status, rehearsal, or the study itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from efftrain_cli.foundation.console import human_count, human_seconds
+from efftrain_cli.run.directory import run_path
+from efftrain_cli.study import screen
+from efftrain_cli.study.budget import left_of, phases_of
+from efftrain_cli.study.conduct import Tuned, all_trials, choices, conduct, read_runs, tuning_done
+from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.judge import Judgement, judge
+from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
+from efftrain_cli.study.rehearse import rehearsal
+from efftrain_cli.sweep.needs import check_memory, free_disk
+from efftrain_cli.sweep.runner import Crew, last_loss, tokens_so_far
+from efftrain_cli.sweep.trials import recipe_of, state_of
+
+
+def say(text: str) -> None:
+    """Progress goes where the data does not, so that `--format json` can be piped."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
+    """Prints what the study costs."""
+    phases = phases_of(file)
+    if not as_json:
+        print("\n".join(screen.plan_lines(file, phases, jobs, free_disk())))
+        return
+    left = left_of(phases)
+    values = {
+        "schema_version": 1,
+        "study": file.name,
+        "sha256": file.sha256,
+        "looks": list(file.looks),
+        "phases": [
+            {
+                "phase": phase.name,
+                "arm": phase.arm,
+                "runs": phase.runs,
+                "done": phase.done,
+                "tokens_left": phase.tokens_left,
+                "seconds_left": phase.seconds,
+                "disk_bytes": phase.disk,
+            }
+            for phase in phases
+        ],
+        "runs_left": left.runs,
+        "tokens_left": left.tokens,
+        "seconds_left": left.seconds,
+        "disk_bytes": left.disk,
+        "runs": [
+            {"phase": phase, "arm": arm, "name": trial.name, "seed": trial.seed, "settings": list(trial.settings)}
+            for phase, (arm, trial) in all_trials(file)
+        ],
+    }
+    print(json.dumps(values, indent=1))
+
+
+def print_status(file: StudyFile, as_json: bool) -> None:
+    """Prints one line per run, and the verdict so far."""
+    chosen = {tuned.arm: tuned.settings for tuned in choices(file)} if tuning_done(file) else {}
+    rows = []
+    for phase, (arm, trial) in all_trials(file, chosen):
+        # Before tuning has ended, nobody knows the recipe of a confirmation run.
+        known = phase == "tuning" or tuning_done(file)
+        budget = recipe_of(trial).train.tokens
+        state = state_of(trial) if known else "new"
+        loss = last_loss(trial.name)
+        shown = "-" if loss is None else f"{loss:.4f}"
+        rows.append((phase, arm, str(trial.seed), trial.name, state, f"{100 * tokens_so_far(trial.name) / budget:.0f} %", shown))
+    phases = phases_of(file)
+    left = left_of(phases)
+    registration = check_registered(file, allow=True) if (study_folder(file.name) / "plan.json").exists() else None
+    tuned = choices(file) if tuning_done(file) else []
+    judgement = judge(file, read_runs(file, chosen))
+    if as_json:
+        print(json.dumps(screen.as_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
+        return
+    print("\n".join(screen.table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows)))
+    time_left = "" if left.seconds is None else f", about {human_seconds(left.seconds)} one after the other"
+    print(f"\n{left.runs} runs left, {human_count(left.tokens)} tokens{time_left}\n")
+    if registration is not None:
+        print("\n".join(screen.verdict_lines(file, judgement, registration, tuned)))
+
+
+def run_study(
+    file: StudyFile, jobs: int, device: str, allow: bool, take_over: str | None, as_json: bool
+) -> None:
+    """Trains what the study still needs, and prints its verdict.
+
+    Raises:
+        EfftrainError: any fault a user can act on; its class says which.
+    """
+    crew = _crew(file, jobs, device)
+    registration = register(file, allow)
+    for reason in registration.exploratory:
+        say(f"EXPLORATORY: {reason}")
+    if take_over is not None:
+        taken = crew.claims.take_over(take_over)
+        say(f"{len(taken)} runs of {take_over} taken over" + (f": {', '.join(taken)}" if taken else ""))
+    judgement = conduct(file, crew, tell=lambda judgement: say(_look_line(judgement)))
+    _show(file, judgement, registration, as_json)
+
+
+def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool) -> None:
+    """Runs every phase at toy size, in a folder of its own that goes when it worked.
+
+    Raises:
+        EfftrainError: a phase failed: the study would too.
+    """
+    started = time.monotonic()
+    folder = study_folder(file.name) / "rehearsal"
+    with rehearsal(file, folder) as small:
+        crew = _crew(small, jobs, device)
+        registration = register(small, allow=False)
+        judgement = conduct(small, crew)
+        tuned = choices(small)
+        lines = [*screen.tuning_lines(tuned), "", *screen.verdict_lines(small, judgement, registration, tuned)]
+    if as_json:
+        print(json.dumps(screen.as_json(small, judgement, registration, tuned) | {"rehearsal": True}, indent=1))
+    else:
+        print("\n".join(f"  {line}" if line else "" for line in lines))
+    say(
+        f"rehearsal: every phase of {file.name} works, at toy size on made text, in "
+        f"{human_seconds(time.monotonic() - started)}; the numbers above mean nothing. Its runs are in {folder}"
+    )
+
+
+def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[Tuned]]:
+    """The study's verdicts from the runs there are, without training any.
+
+    Raises:
+        UsageError: the study was never registered, or was changed since.
+    """
+    registration = check_registered(file, allow)
+    tuned = choices(file) if tuning_done(file) else []
+    judgement = judge(file, read_runs(file, {each.arm: each.settings for each in tuned}))
+    return judgement, registration, tuned
+
+
+def _crew(file: StudyFile, jobs: int, device: str) -> Crew:
+    crew = Crew(study_folder(file.name), device=device, jobs=jobs, say=say)
+    if device in ("auto", "cpu"):
+        recipes = {(trial.recipe, trial.settings): trial for _, (_, trial) in all_trials(file)}
+        check_memory([recipe_of(trial) for trial in recipes.values()], jobs)
+    return crew
+
+
+def _look_line(judgement: Judgement) -> str:
+    found = ", ".join(f"{verdict.arm} {verdict.outcome}" for verdict in judgement.verdicts)
+    return f"look {judgement.look} of {len(judgement.looks)} ({judgement.looks[judgement.look - 1]} seeds): {found}"
+
+
+def _show(file: StudyFile, judgement: Judgement, registration: Registration, as_json: bool) -> None:
+    tuned: Sequence[Tuned] = choices(file)
+    if as_json:
+        print(json.dumps(screen.as_json(file, judgement, registration, tuned), indent=1))
+        return
+    lines = screen.verdict_lines(file, judgement, registration, tuned)
+    if tuning := screen.tuning_lines(tuned):
+        lines += ["", *[line for line in tuning if not line.startswith("warning")]]
+    print("\n".join(lines))
+    folder = study_folder(file.name)
+    print(f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}")
+
+
+def runs_of(file: StudyFile) -> list[str]:
+    """Names of the study's confirmation runs that exist."""
+    return [
+        trial.name
+        for phase, (_, trial) in all_trials(file)
+        if phase == "confirmation" and (run_path(trial.name) / "recipe.toml").is_file()
+    ]

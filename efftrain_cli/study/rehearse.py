@@ -1,0 +1,182 @@
+"""A study at toy size: every phase of it runs in a minute or so, before hours are spent. Its numbers mean nothing.
+
+Models, batches, lengths and schedules shrink to a dozen steps; data is a made text, so nothing is downloaded or prepared twice; of
+the seeds and of each grid a few values are left. Methods stay on, and everything that decides their kind stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.methods.staged_growth import Shape, StageModel, Switch, parse_operator
+from efftrain_cli.recipe.file import toml_value
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
+from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
+from efftrain_cli.study.file import Arm, StudyFile
+
+STEPS = 12
+SEQ_LEN = 32
+BATCH_SIZE = 4
+EMBD_PER_HEAD = 16
+
+
+@contextmanager
+def rehearsal(file: StudyFile, folder: Path) -> Iterator[StudyFile]:
+    """The study at toy size; inside, the folder of runs is `folder`, which is emptied first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "text.txt").write_text(_text(60_000, 1), encoding="utf-8")
+    (folder / "valid.txt").write_text(_text(6_000, 2), encoding="utf-8")
+    small = toy_study(file, folder)
+    before = os.environ.get("EFFTRAIN_RUNS")
+    os.environ["EFFTRAIN_RUNS"] = str(folder)
+    try:
+        yield small
+    finally:
+        del os.environ["EFFTRAIN_RUNS"]
+        if before is not None:
+            os.environ["EFFTRAIN_RUNS"] = before
+
+
+def toy_study(file: StudyFile, folder: Path) -> StudyFile:
+    """The study with toy recipes, written into `folder`."""
+    study = file.study
+    arms = []
+    for arm in study.arms:
+        path = folder / f"{arm.name}.toml"
+        toy = toy_recipe(load_recipe(file.recipe_path(arm), file.settings_of(arm)), folder)
+        path.write_text(dump_recipe(toy), encoding="utf-8")
+        grid = {}
+        for key, values in file.grid_of(arm).items():
+            ends = tuple(dict.fromkeys((values[0], values[-1])))
+            if all(_survives(file, arm, key, value, folder) for value in ends):
+                grid[key] = ends
+        arms.append(Arm(name=arm.name, recipe=str(path.absolute()), grid=grid if study.tuning else None))
+    looks, seeds = (1, 2) if study.looks == 1 else (2, 4)
+    small = replace(
+        study,
+        seeds=",".join(map(str, file.seeds[:seeds])),
+        looks=looks,
+        tuning=replace(study.tuning, seeds=str(file.tuning_seeds[0]), grid={}) if study.tuning else None,
+        arms=tuple(arms),
+        set=(),
+    )
+    path = folder / f"{file.name}.toml"
+    path.write_text(f"# {file.path} at toy size\n", encoding="utf-8")
+    return StudyFile(path, small)
+
+
+def _survives(file: StudyFile, arm: Arm, key: str, value: object, folder: Path) -> bool:
+    """Whether a tried value is one that the toy recipe leaves as it is."""
+    recipe = load_recipe(file.recipe_path(arm), (*file.settings_of(arm), f"{key}={toml_value(value)}"))
+    return flat_values(toy_recipe(recipe, folder)).get(key) == flat_values(recipe).get(key)
+
+
+def toy_recipe(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe as a dozen steps of a tiny model on the text of `folder`.
+
+    Raises:
+        UsageError: it cannot be made so small.
+    """
+    seq_len = min(recipe.model.seq_len, SEQ_LEN)
+    shapes = _toy_shapes(recipe)
+    last = shapes[-1]
+    stages = tuple(
+        replace(
+            stage,
+            model=StageModel(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd) if i + 1 < len(shapes) else StageModel(),
+            switch=None if stage.switch is None else Switch(rule="steps", value=(i + 1) * STEPS // (len(shapes) + 1)),
+            rewarmup_steps=min(stage.rewarmup_steps, 2),
+        )
+        for i, (stage, shape) in enumerate(zip(recipe.stages, shapes, strict=False))
+    )
+    slw, ramp, simigrad, pld = (
+        recipe.seq_len_warmup,
+        recipe.batch_size_warmup,
+        recipe.simigrad,
+        recipe.progressive_layer_drop,
+    )
+    if slw is not None and slw.steps is not None:
+        slw = replace(slw, start=min(slw.start, 8), multiple=min(slw.multiple, 8), steps=STEPS // 2)
+    elif slw is not None:
+        phases = min(len(slw.lengths), 3)
+        lengths = tuple(max(1, seq_len >> (phases - 1 - i)) for i in range(phases))
+        slw = replace(slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1)))
+    if ramp is not None:
+        ramp = replace(ramp, start=BATCH_SIZE // 2, increment=BATCH_SIZE // 2, sequences=BATCH_SIZE * STEPS // 4)
+    if simigrad is not None:
+        simigrad = replace(
+            simigrad,
+            min_batch_size=2,
+            max_batch_size=2 * BATCH_SIZE,
+            quantum=1,
+            interval=min(simigrad.interval, 2),
+            window=min(simigrad.window, 2),
+        )
+    if pld is not None:
+        pld = replace(pld, steps=STEPS)
+    optim = replace(recipe.optim, warmup_steps=min(recipe.optim.warmup_steps, 3), decay_tokens=None, decay_steps=None)
+    try:
+        return replace(
+            recipe,
+            model=replace(recipe.model, n_layer=last.n_layer, n_head=last.n_head, n_embd=last.n_embd, seq_len=seq_len),
+            data=Data(
+                train=str((folder / "text.txt").absolute()),
+                valid=str((folder / "valid.txt").absolute()),
+                tokenizer="bpe:300",
+                repeat=True,
+                allow_overlap=True,
+            ),
+            optim=optim,
+            train=replace(
+                recipe.train,
+                tokens=STEPS * BATCH_SIZE * seq_len,
+                batch_size=BATCH_SIZE,
+                micro_batch_tokens=BATCH_SIZE * seq_len,
+                dtype="fp32",
+                compile="off",
+            ),
+            eval=Eval(every=4, windows=2),
+            checkpoint=Checkpoint(every=1000, keep=1),
+            wandb=replace(recipe.wandb, mode="off"),
+            seq_len_warmup=slw,
+            batch_size_warmup=ramp,
+            simigrad=simigrad,
+            progressive_layer_drop=pld,
+            stages=stages,
+        )
+    except ValueError as error:
+        raise UsageError(f"a recipe of this study cannot be rehearsed at toy size: {error}") from None
+
+
+def _toy_shapes(recipe: Recipe) -> list[Shape]:
+    """Tiny shapes of every stage, grown by the recipe's own factors; one shape where there are no stages."""
+    if not recipe.stages:
+        heads = min(recipe.model.n_head, 2)
+        return [Shape(min(recipe.model.n_layer, 2), heads, heads * EMBD_PER_HEAD)]
+    shape = Shape(1, 1, EMBD_PER_HEAD)
+    shapes = []
+    for stage in recipe.stages:
+        for kind, factor in map(parse_operator, stage.operators):
+            if kind == "depth":
+                shape = shape._replace(n_layer=shape.n_layer * factor)
+            else:
+                shape = shape._replace(n_head=shape.n_head * factor, n_embd=shape.n_embd * factor)
+        shapes.append(shape)
+    return shapes
+
+
+def _text(size: int, seed: int) -> str:
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 7))) for _ in range(200)]
+    lines: list[str] = []
+    for _ in range(size // 60):
+        lines.append(" ".join(draw.choices(words, k=12)))
+    return "\n".join(lines)

@@ -1,0 +1,297 @@
+"""What a study prints: its plan, where it stands, what tuning chose, and the verdicts, the answer first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds
+from efftrain_cli.study.budget import Phase, left_of
+from efftrain_cli.study.conduct import RULE, Tuned
+from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.judge import Judgement, Verdict
+from efftrain_cli.study.registration import Registration
+
+Row = tuple[str, ...]
+MEASURES = {
+    "final_loss": "final loss",
+    "tokens_to_target": "tokens to the target",
+    "flops_to_target": "FLOPs to the target",
+    "seconds_to_target": "seconds to the target",
+}
+
+
+def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
+    """A plain table: columns two spaces apart, numbers to the right."""
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(_numeric(cell) for cell in column[1:]) for column in columns]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def _numeric(cell: str) -> bool:
+    return not cell or cell[0] in "0123456789+-.≥±"
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -> list[str]:
+    """What the study is going to spend, before anything is."""
+    study = file.study
+    lines = [f"study      {file.name}: {study.question}" if study.question else f"study      {file.name}"]
+    lines.append(f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts")
+    arms = ", ".join(f"{arm.name} (baseline)" if arm.name == study.baseline else arm.name for arm in study.arms)
+    lines += [f"arms       {arms}", f"seeds      {study.seeds}, judged after {_numbers(file.looks)} seeds"]
+    lines += [f"primary    {line}" for line in primary_lines(file)]
+    lines += [f"looks      {looks_line(file)}", ""]
+    rows: list[Row] = []
+    for phase in phases:
+        time = "unknown" if phase.seconds is None else human_seconds(phase.seconds)
+        tokens = human_count(phase.tokens_left)
+        rows.append((phase.name, phase.arm, str(phase.runs), str(phase.done), tokens, time, human_bytes(phase.disk)))
+    lines += table_lines(("phase", "arm", "runs", "done", "tokens left", "time left", "disk"), rows)
+    left = left_of(phases)
+    total = f"{left.runs} runs to train, {human_count(left.tokens)} tokens"
+    if left.seconds is None:
+        total += "; time unknown: no run of these models is finished here yet"
+    else:
+        total += f", about {human_seconds(left.seconds)} of training one run after the other, by earlier runs of these models"
+        if jobs > 1:
+            total += f"; --jobs {jobs} divides the processor among as many runs"
+    lines += ["", total, f"disk: {human_bytes(left.disk)} needed at most, {human_bytes(free)} free"]
+    if left.disk > free:
+        lines.append("warning: that does not fit; lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk")
+    if study.looks > 1:
+        lines.append("It ends at the first look at which every primary is decided, and is cheaper then.")
+    return lines
+
+
+def primary_lines(file: StudyFile) -> list[str]:
+    """Each primary in words."""
+    return [primary_text(primary, file.study.baseline) for primary in file.study.primary]
+
+
+def primary_text(primary: Primary, baseline: str) -> str:
+    """What must be shown."""
+    words = MEASURES[primary.measure]
+    if primary.target is not None:
+        words += f" {primary.target:g}"
+    margin = "" if primary.margin is None else _margin(primary)
+    return {
+        "better": f"{words} better than {baseline}'s (one-sided)",
+        "different": f"{words} different from {baseline}'s (two-sided)",
+        "noninferior": f"{words} not worse than {baseline}'s by {margin} or more (one-sided)",
+        "equivalent": f"{words} within {margin} of {baseline}'s (two one-sided tests)",
+    }[primary.direction]
+
+
+def _margin(primary: Primary) -> str:
+    return f"{primary.margin:g} nats" if primary.measure == "final_loss" else f"{100 * (primary.margin or 0):g} %"
+
+
+def looks_line(file: StudyFile, levels: Sequence[float] | None = None) -> str:
+    """The rule of the looks."""
+    from efftrain_cli.compare.sequential import nominal_levels
+
+    looks, alpha = file.looks, file.study.alpha
+    comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
+    holm = f"; Holm over {comparisons} comparisons" if comparisons > 1 else ""
+    if len(looks) == 1:
+        return f"one, at level {alpha:g}{holm}"
+    shown = levels or nominal_levels(alpha, looks, 2)
+    nominal = ", ".join(f"{level:.2g}" for level in shown)
+    return (
+        f"{len(looks)}, at nominal two-sided levels {nominal}, which err together in {alpha:.0%} of studies without a "
+        f"difference (group-sequential t, docs/studies.md){holm}"
+    )
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return " and ".join(filter(None, (", ".join(map(str, values[:-1])), str(values[-1]))))
+
+
+# --- tuning ----------------------------------------------------------------------------------------------------------
+
+
+def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
+    """Every setting tried with its losses, what was chosen, by which rule, and what to doubt."""
+    if not any(arm.tried for arm in tuned):
+        return []
+    rows: list[Row] = []
+    for arm in tuned:
+        for choice in arm.tried:
+            losses = [loss for loss in choice.losses if loss is not None]
+            failed = len(choice.losses) - len(losses)
+            mean = f"{sum(losses) / len(losses):.4f}" if losses and not failed else "-"
+            each = " ".join("diverged" if loss is None else f"{loss:.4f}" for loss in choice.losses)
+            tried = " ".join(choice.settings[-_varied(arm) :])
+            rows.append((arm.arm, tried, mean, each, "chosen" if choice.best else ""))
+    lines = ["Tuning", *table_lines(("arm", "setting", "mean loss", "by tuning seed", ""), rows), f"rule: {RULE}"]
+    return [*lines, *(f"warning: {warning}" for arm in tuned for warning in arm.warnings)]
+
+
+def _varied(arm: Tuned) -> int:
+    return max(1, len(arm.settings))
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registration, tuned: Sequence[Tuned]) -> list[str]:
+    """The answer, then how it was reached."""
+    lines = []
+    if registration.exploratory:
+        lines += ["EXPLORATORY: no verdict below is a confirmation, because", *(f"  - {r}" for r in registration.exploratory), ""]
+    if not judgement.look:
+        done = f"No verdict yet: the first look is at {judgement.looks[0]} seeds"
+        return [*lines, f"{done}, and {len(judgement.pending)} runs are still to end, such as {judgement.pending[0]}."]
+    lines += [sentence(file, verdict) for verdict in judgement.verdicts]
+    lines.append("")
+    rows: list[Row] = []
+    for verdict in judgement.verdicts:
+        rows.append(
+            (
+                MEASURES[verdict.primary.measure],
+                verdict.arm,
+                interval_text(verdict.estimate),
+                _p(verdict.p_holm),
+                str(len(verdict.seeds)),
+                _outcome(verdict),
+            )
+        )
+    level = 100 * (1 - file.study.alpha)
+    lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
+    unit = "arm less baseline, nats per token" if any(v.primary.measure == "final_loss" for v in judgement.verdicts) else ""
+    ratio = "baseline / arm, above 1 the arm needs less" if any(v.estimate.log for v in judgement.verdicts) else ""
+    lines.append(f"differences: {'; '.join(filter(None, (unit, ratio)))}; p and intervals have paid for every look")
+    taken = f"look {judgement.look} of {len(judgement.looks)}"
+    if judgement.complete:
+        early = judgement.decided and judgement.look < len(judgement.looks)
+        lines.append(f"{taken}: the study has ended" + (", everything is decided" if early else ""))
+    else:
+        lines.append(f"{taken}; the next is at {judgement.looks[judgement.look]} seeds")
+    lines.append(f"looks: {looks_line(file, judgement.levels)}")
+    lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
+    lines += [f"warning: {warning}" for arm in tuned for warning in arm.warnings]
+    return lines
+
+
+def sentence(file: StudyFile, verdict: Verdict) -> str:
+    """One verdict as one sentence."""
+    base, primary, arm = file.study.baseline, verdict.primary, verdict.arm
+    words = MEASURES[primary.measure]
+    by = _by(verdict.estimate)
+    if verdict.outcome == "better":
+        return f"{arm}: better than {base} in {words}{by}."
+    if verdict.outcome == "worse":
+        return f"{arm}: worse than {base} in {words}{by}."
+    if verdict.outcome == "noninferior":
+        return f"{arm}: not worse than {base} in {words} by {_margin(primary)} or more{by}."
+    if verdict.outcome == "equivalent":
+        return f"{arm}: equivalent to {base} in {words}, within {_margin(primary)}{by}."
+    if verdict.opposite:
+        word = "beyond the margin" if primary.direction == "equivalent" else "worse"
+        return f"{arm}: {primary.direction} is not shown; the interval says {word} in {words}{by}."
+    seen = "" if verdict.could_see is None else f"; such a study shows {_size(verdict)} in 80 % of cases"
+    why = f" ({verdict.note})" if verdict.note else ""
+    return f"{arm}: undecided in {words}{by}{why}{seen}."
+
+
+def _size(verdict: Verdict) -> str:
+    size = verdict.could_see or 0.0
+    if verdict.primary.direction in ("noninferior", "equivalent"):
+        margin = f"{size:.2g} nats" if verdict.primary.measure == "final_loss" else f"{100 * size:.2g} %"
+        return f"a margin of {margin}"
+    return f"a difference of {size:.2g} nats" if verdict.primary.measure == "final_loss" else f"a factor of {1 + size:.2f}"
+
+
+def _by(estimate: Estimate) -> str:
+    return "" if math.isnan(estimate.mean) else f": {interval_text(estimate)}"
+
+
+def interval_text(estimate: Estimate) -> str:
+    """The estimate with its interval."""
+    if math.isnan(estimate.mean):
+        return "-"
+    form = "{:.3f}x" if estimate.log else "{:+.4f}"
+    mean = form.format(estimate.mean)
+    if estimate.low is None or estimate.high is None:
+        return mean
+    return f"{mean} [{form.format(estimate.low)}, {form.format(estimate.high)}]"
+
+
+def _outcome(verdict: Verdict) -> str:
+    return "undecided" if verdict.outcome == "undecided" else verdict.outcome
+
+
+def _p(p: float) -> str:
+    return "<.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def as_json(
+    file: StudyFile, judgement: Judgement, registration: Registration | None, tuned: Sequence[Tuned]
+) -> dict[str, Any]:
+    """Plan and verdicts as plain values; null where there is no number."""
+    return {
+        "schema_version": 1,
+        "study": file.name,
+        "question": file.study.question,
+        "sha256": file.sha256,
+        "registered": registration.registered if registration else None,
+        "exploratory": list(registration.exploratory) if registration else [],
+        "baseline": file.study.baseline,
+        "alpha": file.study.alpha,
+        "looks": list(judgement.looks),
+        "look": judgement.look,
+        "nominal_levels": list(judgement.levels),
+        "complete": judgement.complete,
+        "pending": list(judgement.pending),
+        "tuning": {
+            "rule": RULE,
+            "arms": [
+                {
+                    "arm": arm.arm,
+                    "chosen": list(arm.settings),
+                    "tried": [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried],
+                    "warnings": list(arm.warnings),
+                }
+                for arm in tuned
+            ],
+        },
+        "verdicts": [
+            {
+                "measure": verdict.primary.measure,
+                "direction": verdict.primary.direction,
+                "margin": verdict.primary.margin,
+                "target": verdict.primary.target,
+                "arm": verdict.arm,
+                "seeds": list(verdict.seeds),
+                "estimate": _null(verdict.estimate.mean),
+                "low": verdict.estimate.low,
+                "high": verdict.estimate.high,
+                "ratio": verdict.estimate.log,
+                "p": verdict.p,
+                "p_holm": verdict.p_holm,
+                "outcome": verdict.outcome,
+                "could_see": verdict.could_see,
+                "note": verdict.note,
+            }
+            for verdict in judgement.verdicts
+        ],
+    }
+
+
+def _null(value: float) -> float | None:
+    return value if math.isfinite(value) else None

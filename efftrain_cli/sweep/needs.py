@@ -1,0 +1,138 @@
+"""What a run needs before it has run: disk, memory, and time by the speed of earlier runs of the same model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.run.directory import run_names, runs_root
+
+UNKNOWN_VOCABULARY = 50257
+"""Assumed where only preparing the data would tell: GPT-2's, the largest that is usual."""
+PROCESS = 450 * 10**6
+"""Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""
+ROW = 700
+"""Bytes of a row of metrics.jsonl, about."""
+
+
+def vocabulary_of(recipe: Recipe) -> int:
+    """The vocabulary's size as far as the recipe tells."""
+    kind, _, size = recipe.data.tokenizer.partition(":")
+    return int(size) if kind == "bpe" and size.isdecimal() else UNKNOWN_VOCABULARY
+
+
+def parameters_of(recipe: Recipe) -> int:
+    """Parameters of the recipe's (last) model."""
+    model = recipe.model
+    return parameter_count(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size(recipe, vocabulary_of(recipe)))
+
+
+def disk_bytes(recipe: Recipe) -> int:
+    """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32, and its rows."""
+    steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
+    return recipe.checkpoint.keep * 12 * parameters_of(recipe) + steps * ROW
+
+
+def memory_bytes(recipe: Recipe) -> int:
+    """Bytes of memory that training takes on a CPU, about: the process, weights, gradients and two moments, the activations of a
+    micro-batch (17 values of the width per token and block), and its logits with their gradient."""
+    model = recipe.model
+    tokens = max(recipe.train.micro_batch_tokens, model.seq_len)
+    activations = 4 * tokens * (17 * model.n_layer * model.n_embd + 2 * vocabulary_of(recipe))
+    return PROCESS + 16 * parameters_of(recipe) + activations
+
+
+def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
+    """Refuses more runs at once than memory holds.
+
+    Raises:
+        OutOfMemoryError: the largest of the recipes does not fit `jobs` times; the message says how often it does.
+    """
+    free = free_memory()
+    if free is None or jobs == 1 or not recipes:
+        return
+    largest = max(map(memory_bytes, recipes))
+    if largest * jobs > free:
+        fits = max(1, free // largest)
+        raise OutOfMemoryError(
+            f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
+            f"  use --jobs {fits}, or lower train.micro_batch_tokens, which changes no result"
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes of memory that this process could still take: the machine's, or what its control group leaves; None where no
+    system says so."""
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found.append(next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        if limit != "max":
+            found.append(max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return min(found, default=None)
+
+
+def free_disk() -> int:
+    """Bytes that may still be written where runs lie."""
+    root = runs_root().absolute()
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    disk = os.statvfs(there)
+    return disk.f_bavail * disk.f_frsize
+
+
+def speed_of(recipe: Recipe) -> float | None:
+    """Tokens per second of wall time of the finished runs of the same model and batch in the folder of runs, their median; None
+    where there is none. Evaluation, checkpoints and preparing are part of the time."""
+    import tomllib
+    from statistics import median
+
+    from efftrain_cli.recipe.recipe import recipe_values
+
+    wanted = {key: recipe_values(recipe)[key] for key in ("model",)} | {"batch_size": recipe.train.batch_size}
+    speeds = []
+    for name in run_names():
+        path = runs_root() / name
+        try:
+            found = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
+            if {"model": found["model"], "batch_size": found["train"]["batch_size"]} != wanted:
+                continue
+            row = last_row(path)
+            seconds = float(row["wall_seconds"])
+            if seconds > 0 and row["segment"] == 0:
+                speeds.append(float(row["tokens"]) / seconds)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # a run that cannot be read is no measurement
+    return median(speeds) if speeds else None
+
+
+def last_row(path: Path) -> dict[str, object]:
+    """The last whole row of a run's metrics.jsonl; {} where it has none. Reads the end of the file only."""
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 65536))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "step" in row:
+            return row
+    return {}

@@ -1,0 +1,401 @@
+"""Training the runs of a sweep or study: several at once, each in a process of its own, resumable and never twice.
+
+Finished runs are not trained again, unfinished ones are resumed. Ctrl-C and SIGTERM end every run saved. A run's process asks the
+system for SIGTERM when its parent dies, so that after `kill -9` too every run saves and ends; where a system knows no such
+signal, the next start waits for the runs that are still going.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from efftrain_cli.foundation.console import human_seconds
+from efftrain_cli.foundation.errors import EfftrainError, RunLockedError, StoppedError, UsageError
+from efftrain_cli.foundation.signals import SECOND_CTRL_C
+from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.sweep.claims import SILENT, Claims
+from efftrain_cli.sweep.needs import last_row
+from efftrain_cli.sweep.trials import Trial, recipe_of, state_of
+
+DIVERGED = 4
+STOPPED = 75
+TICK = 0.1
+"""Seconds between two looks at the processes."""
+STATUS_EVERY = 30.0
+"""Seconds between two lines about the runs under way, where the output is no terminal."""
+
+
+class Child(Protocol):
+    """A process that trains a run."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None where it runs on."""
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal."""
+
+
+Launch = Callable[[Sequence[str], Mapping[str, str], Path], Child]
+"""Starts a process from its command line, changes of the environment, and the file for its output."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How one trial ended."""
+
+    trial: Trial
+    status: str
+    """"finished" or "diverged"."""
+    seconds: float
+    """Seconds that this session trained it for; 0 where it was finished before."""
+
+
+@dataclass
+class _Slot:
+    trial: Trial
+    child: Child
+    log: Path
+    started: float
+    tokens_before: int
+
+
+def pretrain_arguments(trial: Trial, state: str, device: str) -> list[str]:
+    """The command line that trains a trial."""
+    command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--device", device]
+    if state == "unfinished":
+        return [*command, "--resume", trial.name]
+    sets = [word for setting in trial.settings for word in ("--set", setting)]
+    return [*command, "--recipe", trial.recipe, "--seed", str(trial.seed), "--name", trial.name, *sets]
+
+
+def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+    """Starts a run's process. It is in a group of its own: Ctrl-C reaches it through us, once."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            process_group=0,
+            preexec_fn=lambda: _end_with(parent),
+        )
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with(parent: int) -> None:
+    """In the new process: SIGTERM when the parent dies, however it dies."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died in between
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
+    """(device, changes of the environment) of each of `jobs` places: processor threads are divided, GPUs dealt out in turn.
+
+    Raises:
+        UsageError: more jobs than processor threads.
+    """
+    if jobs == 1:
+        return [(device, {})]
+    cores = _cores()
+    if jobs > cores:
+        raise UsageError(f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer")
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    each = min(cores // jobs, int(wanted)) if wanted.isdecimal() and int(wanted) else cores // jobs
+    threads = {"OMP_NUM_THREADS": str(each)}
+    gpus = _gpus() if device in ("auto", "cuda") else 0
+    return [(f"cuda:{place % gpus}" if gpus else device, threads) for place in range(jobs)]
+
+
+def _cores() -> int:
+    """Processor threads that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> int:
+    if not Path("/dev/nvidiactl").exists():
+        return 0  # PyTorch's import takes seconds
+    import torch
+
+    return torch.cuda.device_count()
+
+
+class Crew:
+    """Trains trials, at most `jobs` at once. `end_all` ends those under way."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: str = "auto",
+        jobs: int = 1,
+        say: Callable[[str], None] = print,
+        launch: Launch = launch,
+        silent: float = SILENT,
+        root: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            folder: where logs and claims go.
+            say: prints one line.
+            silent: seconds after which a claim of another host that nobody touches is named.
+            root: folder of runs, where it is another than runs_root().
+        """
+        self.folder = folder
+        self.places = environments(jobs, device)
+        self.say = say
+        self.launch = launch
+        self.silent = silent
+        self.claims = Claims(folder / "claims")
+        self.root = root
+        self._active: dict[int, _Slot] = {}
+        self._stopping: str | None = None
+        self._last_ctrl_c = -SECOND_CTRL_C - 1
+        self._last_status = time.monotonic()
+        self._began = time.monotonic()
+        self._tokens_done = 0
+        self._status_shown = False
+
+    def train(self, trials: Sequence[Trial]) -> list[End]:
+        """Trains what is not trained yet; returns how each ended, in the order of `trials`. A run that diverges is a result.
+
+        Raises:
+            StoppedError: a signal came; all runs are saved, and the same command continues.
+            RunLockedError: another machine has a run and has been silent for long.
+            EfftrainError: a run failed; the others are saved; the exit code is its own.
+        """
+        # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
+        states = {trial.name: state_of(trial) for trial in trials}
+        tokens = {trial.name: recipe_of(trial).train.tokens for trial in trials}
+        numbers = {trial.name: i + 1 for i, trial in enumerate(trials)}
+        ends: dict[str, End] = {}
+        for trial in trials:
+            if states[trial.name] in ("finished", "diverged"):
+                ends[trial.name] = End(trial, states[trial.name], 0.0)
+        if ends:
+            self._line(f"{len(ends)} of {len(trials)} runs are trained already")
+        waiting = [trial for trial in trials if trial.name not in ends]
+        with self._signals():
+            try:
+                self._work(waiting, ends, tokens, numbers)
+            finally:
+                self._end_all()
+                for name in list(self.claims.mine):
+                    self.claims.give_back(name)
+        return [ends[trial.name] for trial in trials]
+
+    def _work(self, waiting: list[Trial], ends: dict[str, End], tokens: dict[str, int], numbers: dict[str, int]) -> None:
+        elsewhere: dict[str, Trial] = {}
+        while waiting or self._active or elsewhere:
+            self._fill(waiting, elsewhere, ends)
+            self._show_status(waiting, tokens)
+            time.sleep(TICK)
+            self.claims.beat()
+            for place, slot in list(self._active.items()):
+                code = slot.child.poll()
+                if code is not None:
+                    del self._active[place]
+                    self._ended(slot, code, ends, numbers, waiting, tokens)
+            if self._stopping is not None:
+                raise self._stopped()
+            if elsewhere and not waiting and not self._active:
+                self._look_elsewhere(waiting, elsewhere, ends)
+
+    def _fill(self, waiting: list[Trial], elsewhere: dict[str, Trial], ends: dict[str, End]) -> None:
+        """Starts runs in free places."""
+        while waiting and len(self._active) < len(self.places) and self._stopping is None:
+            trial = waiting.pop(0)
+            owner = self.claims.take(trial.name)
+            if owner is not None:
+                elsewhere[trial.name] = trial
+                continue
+            state = state_of(trial)  # another process may have trained it meanwhile
+            if state in ("finished", "diverged", "running"):
+                self.claims.give_back(trial.name)
+                if state == "running":
+                    elsewhere[trial.name] = trial
+                else:
+                    ends[trial.name] = End(trial, state, 0.0)
+                continue
+            if state == "new":
+                _clear_leftover(run_path(trial.name))
+            place = next(i for i in range(len(self.places)) if i not in self._active)
+            device, environment = self.places[place]
+            log = self.folder / "logs" / f"{trial.name}.log"
+            child = self.launch(pretrain_arguments(trial, state, device), environment, log)
+            self._active[place] = _Slot(trial, child, log, time.monotonic(), tokens_so_far(trial.name))
+
+    def _ended(
+        self,
+        slot: _Slot,
+        code: int,
+        ends: dict[str, End],
+        numbers: dict[str, int],
+        waiting: Sequence[Trial],
+        tokens: dict[str, int],
+    ) -> None:
+        name, seconds = slot.trial.name, time.monotonic() - slot.started
+        self.claims.give_back(name)
+        if code == STOPPED or code == -signal.SIGTERM:
+            # Somebody stopped this run; where it was not us, the whole is stopped too.
+            self._stopping = self._stopping or f"{name} was stopped"
+            return
+        if code not in (0, DIVERGED):
+            error = EfftrainError(
+                f"{name} failed with exit code {code}; the other runs are saved, the same command continues\n"
+                f"  its output is in {slot.log} and ends with:\n{_tail(slot.log)}"
+            )
+            error.exit_code = code if 0 < code < 256 else 1
+            raise error
+        status = state_of(slot.trial)
+        if status not in ("finished", "diverged"):
+            raise EfftrainError(f"{name} ended before its budget was used up; the same command continues. Its output: {slot.log}")
+        ends[name] = End(slot.trial, status, seconds)
+        self._tokens_done += tokens_so_far(name) - slot.tokens_before
+        loss = last_loss(name)
+        result = f"val loss {loss:.4f}" if status == "finished" and loss is not None else status
+        line = f"[{numbers[name]}/{len(numbers)}] {name}: {result}, {human_seconds(seconds)}"
+        self._line(line + self._eta(waiting, tokens, "; {} left"))
+
+    def _eta(self, waiting: Sequence[Trial], tokens: dict[str, int], form: str) -> str:
+        """How long the rest takes at the speed so far, "" where nothing is left or known."""
+        under_way = [(tokens_so_far(slot.trial.name), slot) for slot in self._active.values()]
+        done = self._tokens_done + sum(now - slot.tokens_before for now, slot in under_way)
+        left = sum(tokens[trial.name] - tokens_so_far(trial.name) for trial in waiting)
+        left += sum(max(0, tokens[slot.trial.name] - now) for now, slot in under_way)
+        elapsed = time.monotonic() - self._began
+        if done <= 0 or left <= 0:
+            return ""
+        return form.format(f"about {human_seconds(left / done * elapsed)}")
+
+    def _look_elsewhere(self, waiting: list[Trial], elsewhere: dict[str, Trial], ends: dict[str, End]) -> None:
+        """Nothing is left to do here: waits for what other processes train, and continues what they give back."""
+        for name, trial in list(elsewhere.items()):
+            owner, state = self.claims.owner(name), state_of(trial)
+            if state in ("finished", "diverged"):
+                del elsewhere[name]
+                ends[name] = End(trial, state, 0.0)
+            elif (owner is None or owner.host == os.uname().nodename) and state != "running":
+                # Given back unfinished, or its process has died: `take` decides which.
+                del elsewhere[name]
+                waiting.append(trial)
+            elif owner is not None and owner.host != os.uname().nodename and self.claims.silent_for(name) > self.silent:
+                raise RunLockedError(
+                    f"{name} is claimed by {owner}, which has been silent for {human_seconds(self.claims.silent_for(name))}\n"
+                    f"  if that machine no longer works on it, give the command again with --take-over {owner.host}"
+                )
+        if elsewhere and time.monotonic() - self._last_status > STATUS_EVERY:
+            self._last_status = time.monotonic()
+            name = next(iter(elsewhere))
+            owner = self.claims.owner(name)
+            self._line(f"waiting for {len(elsewhere)} runs of other processes, such as {name} ({owner or 'still running'})")
+
+    def _show_status(self, waiting: Sequence[Trial], tokens: dict[str, int]) -> None:
+        terminal = sys.stderr.isatty()
+        if time.monotonic() - self._last_status < (1.0 if terminal else STATUS_EVERY) or not self._active:
+            return
+        self._last_status = time.monotonic()
+        under_way = []
+        for slot in self._active.values():
+            share = tokens_so_far(slot.trial.name) / tokens[slot.trial.name]
+            under_way.append(f"{slot.trial.name} {100 * share:.0f} %")
+        text = f"training {', '.join(under_way)}" + self._eta(waiting, tokens, "; {} left")
+        if terminal:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{text[:width]}")
+            sys.stderr.flush()
+            self._status_shown = True
+        else:
+            self.say(text)
+
+    def _line(self, text: str) -> None:
+        if self._status_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._status_shown = False
+        self.say(text)
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals end the runs under way instead of this process; a second Ctrl-C ends everything at once."""
+
+        def handle(number: int, frame: object) -> None:
+            now = time.monotonic()
+            if number == signal.SIGINT:
+                if now - self._last_ctrl_c <= SECOND_CTRL_C:
+                    for slot in self._active.values():
+                        slot.child.send_signal(signal.SIGKILL)
+                    os._exit(130)
+                self._last_ctrl_c = now
+            self._stopping = self._stopping or signal.Signals(number).name
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end_all(self) -> None:
+        """Ends the runs under way saved, and waits for that."""
+        for slot in self._active.values():
+            slot.child.send_signal(signal.SIGTERM)
+        if self._active:
+            self._line(f"stopping: {', '.join(slot.trial.name for slot in self._active.values())} will be saved ...")
+        while self._active:
+            for place, slot in list(self._active.items()):
+                if slot.child.poll() is not None:
+                    del self._active[place]
+            time.sleep(TICK)
+            self.claims.beat()
+
+    def _stopped(self) -> StoppedError:
+        self._end_all()
+        return StoppedError(f"stopped by {self._stopping}; every run is saved: give the same command again to continue")
+
+
+def tokens_so_far(name: str) -> int:
+    """Tokens of a run's last row; 0 where it has none."""
+    return int(last_row(runs_root() / name).get("tokens") or 0)
+
+
+def last_loss(name: str) -> float | None:
+    """Validation loss of a run's last row, nats per token."""
+    value = last_row(runs_root() / name).get("val_loss")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _tail(log: Path, lines: int = 5) -> str:
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        text = []
+    return "\n".join(f"    {line}" for line in text[-lines:]) or "    (nothing)"
+
+
+def _clear_leftover(path: Path) -> None:
+    """Removes a directory whose run was killed before it began: it has no recipe, no row and no checkpoint."""
+    metrics = path / "metrics.jsonl"
+    if path.is_dir() and not (metrics.exists() and metrics.stat().st_size) and not (path / "checkpoints").exists():
+        shutil.rmtree(path)
