@@ -42,31 +42,45 @@ def sweep(
     allow: Annotated[
         bool, typer.Option("--allow", help="Train and show, labelled, what must not be compared instead of refusing.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the runs and train nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the runs and train nothing; --format json too.")] = False,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")
+    ] = 1,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figure of loss against learning rate, as SVG and PNG.")
+    ] = None,
+    take_over: Annotated[
+        str | None, typer.Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
+    ] = None,
 ) -> None:
-    """Train every recipe with every seed, one run after the other, then compare. A stopped sweep continues."""
+    """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
+
+    With several values of optim.lr the losses over learning rates are shown too; with several of train.tokens the speed-up at
+    matched loss, each point a run of its own budget.
+    """
     import sys
 
-    from efftrain_cli.sweep import trials as sweep_runs
-    from efftrain_cli.sweep.screen import print_choices, print_trials
+    from efftrain_cli.foundation.errors import UsageError
+    from efftrain_cli.sweep import main
+    from efftrain_cli.sweep.trials import check_comparable, choose, grid, parse_seeds, parse_settings
 
-    trials = sweep_runs.grid(recipe, sweep_runs.parse_seeds(seeds), sweep_runs.parse_settings(set_ or []), name)
+    trials = grid(recipe, parse_seeds(seeds), parse_settings(set_ or []), name)
     if not allow:
-        sweep_runs.check_comparable(trials)
+        check_comparable(trials)
     if plan:
-        print_trials([(trial, sweep_runs.state_of(trial), sweep_runs.recipe_of(trial).train.tokens) for trial in trials])
+        if format_ not in (CompareFormat.table, CompareFormat.json):
+            raise UsageError(f"--plan --format {format_.value}: the plan is printed as table or json")
+        main.print_plan(trials, jobs, format_ is CompareFormat.json)
         return
-    # Progress goes where the data does not, so that `--format json` can be piped.
-    for _ in sweep_runs.run_trials(trials, device, say=lambda text: print(text, file=sys.stderr, flush=True)):
-        pass
-    choices = sweep_runs.choose(trials)
-    if len(choices) > len(recipe):
-        print_choices(choices)
+    main.train(trials, device, jobs, name, take_over)
+    lines = main.grid_lines(trials, len(recipe), baseline, plot, figures)
+    # Beside a format for programs what is for people goes where the eye is, not where the data goes.
+    print("\n".join(lines), file=sys.stdout if format_ is CompareFormat.table and output is None else sys.stderr, flush=True)
     from efftrain_cli.compare.comparison import compare, read_all
     from efftrain_cli.compare.show import show_comparison
     from efftrain_cli.run.directory import runs_root
 
-    names = [run for choice in choices if choice.best for run in choice.names]
+    names = [run for choice in choose(trials) if choice.best for run in choice.names]
     runs = read_all([runs_root() / run for run in names])
     comparison = compare(runs, baseline=baseline, target_loss=target_loss, allow=allow)
     show_comparison(comparison, format_.value, output, plot=plot)

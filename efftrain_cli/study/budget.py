@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from efftrain_cli.study.conduct import all_trials
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.sweep.needs import disk_bytes, speed_of
+from efftrain_cli.sweep.needs import START_SECONDS, disk_bytes, speed_of
 from efftrain_cli.sweep.runner import tokens_so_far
 from efftrain_cli.sweep.trials import recipe_of, state_of
 
@@ -55,7 +55,7 @@ def phases_of(file: StudyFile) -> list[Phase]:
         if key not in speeds:
             speeds[key] = speed_of(recipe)
         speed = speeds[key]
-        seconds = None if speed is None else left / speed
+        seconds = None if speed is None else left / speed + START_SECONDS * (left > 0)
         before = found.get((phase, arm), Phase(phase, arm, 0, 0, 0, 0.0, 0))
         found[phase, arm] = Phase(
             phase,

@@ -20,9 +20,6 @@ from efftrain_cli.study.phases import NamedTrial, confirmation, tried_settings, 
 from efftrain_cli.sweep.runner import Crew
 from efftrain_cli.sweep.trials import Choice, Trial, choose
 
-RULE = "lowest mean final validation loss over the tuning seeds, among settings with which every seed finished"
-"""How each arm's setting is chosen."""
-
 
 @dataclass(frozen=True)
 class Tuned:
@@ -61,7 +58,7 @@ def conduct(file: StudyFile, crew: Crew, tell: Callable[[Judgement], None] = lam
 
 
 def choices(file: StudyFile) -> list[Tuned]:
-    """Each arm's setting, chosen by RULE from its tuning runs, with what a reader must be warned of.
+    """Each arm's setting, chosen by `trials.RULE` from its tuning runs, with what a reader must be warned of.
 
     Raises:
         DataError: a tuning run cannot be read.

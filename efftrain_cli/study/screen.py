@@ -9,36 +9,19 @@ from typing import Any
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds
 from efftrain_cli.study.budget import Phase, left_of
-from efftrain_cli.study.conduct import RULE, Tuned
+from efftrain_cli.study.conduct import Tuned
 from efftrain_cli.study.file import Primary, StudyFile
 from efftrain_cli.study.judge import Judgement, Verdict
 from efftrain_cli.study.registration import Registration
+from efftrain_cli.sweep.screen import Row, table_lines
+from efftrain_cli.sweep.trials import RULE
 
-Row = tuple[str, ...]
 MEASURES = {
     "final_loss": "final loss",
     "tokens_to_target": "tokens to the target",
     "flops_to_target": "FLOPs to the target",
     "seconds_to_target": "seconds to the target",
 }
-
-
-def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
-    """A plain table: columns two spaces apart, numbers to the right."""
-    columns = list(zip(header, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(_numeric(cell) for cell in column[1:]) for column in columns]
-    return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in (header, *rows)
-    ]
-
-
-def _numeric(cell: str) -> bool:
-    return not cell or cell[0] in "0123456789+-.≥±"
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------

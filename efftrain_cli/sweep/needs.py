@@ -22,6 +22,10 @@ ROW = 700
 """Bytes of a row of metrics.jsonl, about."""
 
 
+START_SECONDS = 5.0
+"""What starting a process, importing PyTorch and opening the data takes, about: no row of metrics.jsonl counts it."""
+
+
 def vocabulary_of(recipe: Recipe) -> int:
     """The vocabulary's size as far as the recipe tells."""
     kind, _, size = recipe.data.tokenizer.partition(":")

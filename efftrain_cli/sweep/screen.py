@@ -1,43 +1,128 @@
-"""What a sweep prints: its runs, what is left to do of each, and the settings that were tried."""
+"""What a sweep prints: its runs, and what the grid showed: learning rates, budgets, and the settings that were tried."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from efftrain_cli.compare import formats
-from efftrain_cli.compare.show import output_console
-from efftrain_cli.compare.tables import Table, human
-from efftrain_cli.sweep.trials import Choice, Trial
+from efftrain_cli.compare.ladder import Gain
+from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
+from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds
+from efftrain_cli.sweep.trials import RULE, Choice, Trial
 
-
-def print_trials(trials: Sequence[tuple[Trial, str, int]]) -> None:
-    """Prints the runs of a sweep, what is left to do of each, and the tokens that takes at most."""
-    rows = tuple(
-        (trial.name, trial.recipe, " ".join(trial.settings) or "-", str(trial.seed), state, human(tokens))
-        for trial, state, tokens in trials
-    )
-    formats.print_tables(
-        output_console(), [Table("Runs of this sweep, in order", ("run", "recipe", "settings", "seed", "state", "tokens"), rows)]
-    )
-    left = [tokens for _, state, tokens in trials if state in ("new", "unfinished")]
-    print(f"{len(left)} of {len(trials)} runs to train, at most {human(sum(left))} tokens")
+Row = tuple[str, ...]
 
 
-def print_choices(choices: Sequence[Choice]) -> None:
-    """Prints every setting that was tried, and which one each recipe is compared with. Goes to stderr, beside the data."""
-    from rich.console import Console
+def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
+    """A plain table: columns two spaces apart, numbers to the right."""
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in (header, *rows)
+    ]
 
-    rows = []
+
+def plan_lines(trials: Sequence[tuple[Trial, str, int, float | None, int]], jobs: int) -> list[str]:
+    """The runs of a sweep with what is left of each: (trial, state, tokens left, seconds left, bytes on disk)."""
+    rows = [
+        (trial.name, trial.recipe, " ".join(trial.settings) or "-", str(trial.seed), state, human_count(tokens))
+        for trial, state, tokens, _, _ in trials
+    ]
+    lines = table_lines(("run", "recipe", "settings", "seed", "state", "tokens left"), rows)
+    left = [entry for entry in trials if entry[1] not in ("finished", "diverged")]
+    seconds = [entry[3] for entry in left]
+    known = [value for value in seconds if value is not None]
+    time = "; time unknown: no run of these models is finished here yet"
+    if len(known) == len(left):
+        time = f", about {human_seconds(sum(known))} one run after the other, by earlier runs of these models"
+    share = f"; --jobs {jobs} divides the processor among as many runs" if jobs > 1 else ""
+    total = f"{len(left)} of {len(trials)} runs to train, at most {human_count(sum(entry[2] for entry in left))} tokens"
+    return [*lines, "", f"{total}{time}{share}; disk {human_bytes(sum(entry[4] for entry in trials))} at most"]
+
+
+def choice_lines(choices: Sequence[Choice]) -> list[str]:
+    """Every setting that was tried, and which one each recipe is compared with."""
+    rows: list[Row] = []
     for choice in choices:
         there = [loss for loss in choice.losses if loss is not None]
         missing = len(choice.losses) - len(there)
         mean = f"{sum(there) / len(there):.4f}" if there and not missing else f"{missing} of {len(choice.losses)} not finished"
-        each = ", ".join("-" if loss is None else f"{loss:.4f}" for loss in choice.losses)
+        each = " ".join("-" if loss is None else f"{loss:.4f}" for loss in choice.losses)
         rows.append((choice.recipe, " ".join(choice.settings), mean, each, "compared" if choice.best else ""))
-    note = (
-        "Each recipe is compared at its own best setting, chosen on these same runs: both look a little better than on new seeds."
+    lines = ["Settings tried", *table_lines(("recipe", "setting", "mean loss", "by seed", ""), rows)]
+    lines.append(f"rule: {RULE}")
+    return [*lines, "They were chosen on these same runs, so both sides look a little better than on new seeds."]
+
+
+def curve_lines(curves: Sequence[Curve]) -> list[str]:
+    """Loss by learning rate, each recipe's sensitivity, and what to doubt."""
+    if not curves:
+        return []
+    rates = sorted({rate for curve in curves for rate in curve.rates})
+    rows: list[Row] = []
+    for rate in rates:
+        cells = []
+        for curve in curves:
+            cells.append(_cell(curve, curve.rates.index(rate)) if rate in curve.rates else "-")
+        rows.append((f"{rate:g}", *cells))
+    rows.append(("sensitivity", *map(_sensitivity, curves)))
+    lines = ["Final loss by learning rate: mean [lowest, highest seed], nats per token; * each recipe's best"]
+    lines += table_lines(("learning rate", *(curve.label for curve in curves)), rows)
+    lines.append(
+        "sensitivity: mean of min(loss, loss before training) over the log grid, less the best loss (Wortsman et al. 2023); "
+        "0 is a recipe that does not care"
     )
-    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 10_000)
-    table = Table("Settings tried", ("recipe", "setting", "mean final loss", "by seed", ""), tuple(rows), note)
-    formats.print_tables(console, [table])
+    warnings = [warning for curve in curves if (warning := edge_warning(curve))]
+    if unequal := unequal_grids(curves):
+        warnings.append(unequal)
+    return [*lines, *(f"warning: {warning}" for warning in warnings)]
+
+
+def _cell(curve: Curve, i: int) -> str:
+    failed = sum(loss is None for loss in curve.losses[i])
+    ends = band(curve, i)
+    if ends is None:
+        return f"{failed} of {len(curve.seeds)} without a loss"
+    mean = curve.means[i]
+    if mean is None:
+        return f"[{ends[0]:.4f}, {ends[1]:.4f}], {failed} of {len(curve.seeds)} without a loss"
+    spread = f" [{ends[0]:.4f}, {ends[1]:.4f}]" if len(curve.seeds) > 1 else ""
+    return f"{mean:.4f}{spread}" + (" *" if curve.best == i else "")
+
+
+def _sensitivity(curve: Curve) -> str:
+    values = curve.sensitivities
+    if not values:
+        return f"{curve.pending} runs not ended"
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return f"{mean:.4f}"
+    sd = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f"{mean:.4f} ± {sd:.4f}"
+
+
+def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -> list[str]:
+    """The compute-equivalent gain at every rung of a recipe's ladder."""
+    rows: list[Row] = []
+    for unit, gains in found.items():
+        for gain in gains:
+            rows.append((human_count(gain.budget), f"{gain.loss:.4f}", unit, _gain(gain), str(gain.estimate.n)))
+    lines = [f"{label}: cost at which {baseline} reaches the same loss / cost, every point a finished run of its own budget"]
+    return [*lines, *table_lines(("train.tokens", "mean loss", "cost in", "gain [95 %]", "seeds"), rows)]
+
+
+def _gain(gain: Gain) -> str:
+    estimate = gain.estimate
+    if gain.above and not gain.below:
+        return f"more than {gain.most:.2f}x in {gain.above} of {estimate.n} seeds: the baseline's ladder ends there"
+    if gain.below and not gain.above:
+        return f"less than {gain.least:.2f}x in {gain.below} of {estimate.n} seeds: the baseline's ladder begins there"
+    if gain.above:
+        return f"undecided: {estimate.reason}"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.2f}x ({estimate.reason})"
+    return f"{estimate.mean:.2f}x [{estimate.low:.2f}, {estimate.high:.2f}]"

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from efftrain_cli.compare.reading import RunNumbers
     from efftrain_cli.recipe.recipe import Recipe
 
+RULE = "the lowest mean final validation loss over the seeds, among settings with which every seed finished"
+"""How the best of several settings is chosen; with none, the setting that finished most often, then the lowest mean."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One run of a sweep."""

@@ -1,0 +1,123 @@
+"""Speed-up at matched loss, at all losses: from runs over a ladder of budgets, each decayed to its own end.
+
+A loss read in the middle of a schedule is not what a run of that length would reach: its learning rate has not come down yet, and
+a method that is ahead there may be behind at the end. So every point here is a finished run of its own budget. The
+compute-equivalent gain at a rung is the cost (FLOPs or tokens) at which the baseline reaches the loss that the method has there, over
+the method's cost: 1.2 means that the baseline needs 20 % more.
+
+Between two rungs of the baseline the logarithm of the cost is taken to be linear in the loss. Nothing is read beyond the
+ladder's ends: there the gain is a bound. A baseline whose loss rises with its budget, which noise can do, is first made monotone
+by pooling neighbours (isotonic regression), seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from efftrain_cli.compare import inference
+from efftrain_cli.compare.inference import Estimate
+
+@dataclass(frozen=True)
+class Rung:
+    """A finished run."""
+
+    cost: float
+    """Tokens, FLOPs or seconds that it took."""
+    loss: float
+    """Its final validation loss, nats per token."""
+
+
+Ladder = Mapping[int, Mapping[int, Rung]]
+"""seed -> train.tokens -> the finished run of that budget."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The compute-equivalent gain at one rung of the method's ladder."""
+
+    budget: int
+    """train.tokens of the rung."""
+    loss: float
+    """The method's mean final loss there."""
+    estimate: Estimate
+    """Geometric mean over seeds of the baseline's cost of that loss over the method's, with its t interval."""
+    above: int
+    """Seeds where the baseline's whole ladder did not reach the loss: the gain is more than could be measured."""
+    below: int
+    """Seeds where even the baseline's smallest budget reached it: the gain is less than could be measured."""
+    most: float
+    """Largest gain that this ladder can show at this rung."""
+    least: float
+    """Smallest gain that it can show."""
+
+
+def gains(baseline: Ladder, method: Ladder, alpha: float = inference.ALPHA) -> list[Gain]:
+    """The gain at every budget that the method was trained with, over the seeds that both have.
+
+    A seed counts at a rung where the method finished there and the baseline has two rungs or more.
+    """
+    seeds = [seed for seed in sorted(baseline.keys() & method.keys()) if len(baseline[seed]) >= 2]
+    found = []
+    for budget in sorted({budget for seed in seeds for budget in method[seed]}):
+        here = [seed for seed in seeds if budget in method[seed]]
+        rungs = {seed: method[seed][budget] for seed in here}
+        logs = [log_cost_of(baseline[seed], rungs[seed].loss) - math.log(rungs[seed].cost) for seed in here]
+        above, below = sum(value == math.inf for value in logs), sum(value == -math.inf for value in logs)
+        if above or below:
+            words = []
+            if above:
+                words.append(f"the baseline's largest budget did not reach this loss in {above} of {len(here)} seeds")
+            if below:
+                words.append(f"its smallest budget reached it already in {below} of {len(here)}")
+            estimate = Estimate(math.nan, n=len(here), reason="; ".join(words), log=True)
+        else:
+            estimate = inference.exponentiated(inference.paired_t(logs, alpha))
+        reach = [
+            [rung.cost / rungs[seed].cost for rung in (baseline[seed][max(baseline[seed])], baseline[seed][min(baseline[seed])])]
+            for seed in here
+        ]
+        loss = sum(rung.loss for rung in rungs.values()) / len(here)
+        most, least = min(high for high, _ in reach), max(low for _, low in reach)
+        found.append(Gain(budget, loss, estimate, above, below, most, least))
+    return found
+
+
+def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
+    """Logarithm of the cost at which a ladder reaches `loss`; inf or -inf where that lies beyond its ends."""
+    steps = [rungs[budget] for budget in sorted(rungs)]
+    losses = falling([rung.loss for rung in steps])
+    logs = [math.log(rung.cost) for rung in steps]
+    if loss < losses[-1]:
+        return math.inf
+    if loss > losses[0]:
+        return -math.inf
+    flat = [log for log, value in zip(logs, losses, strict=True) if value == loss]
+    if flat:  # on a stretch that pooling has levelled, its middle
+        return sum(flat) / len(flat)
+    i = next(i for i, value in enumerate(losses) if value < loss)
+    return logs[i - 1] + (losses[i - 1] - loss) / (losses[i - 1] - losses[i]) * (logs[i] - logs[i - 1])
+
+
+def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int) -> str | None:
+    """Why runs of a recipe are no rungs: their learning rate does not end its decay with their own budget; None where it does.
+
+    Decaying by steps cannot be checked here and is taken at its word.
+    """
+    if schedule == "constant":
+        return 'optim.schedule = "constant" never decays'
+    if decay_steps is None and decay_tokens is not None and decay_tokens != tokens:
+        return f"optim.decay_tokens = {decay_tokens:_} is another budget than train.tokens = {tokens:_}"
+    return None
+
+
+def falling(losses: Sequence[float]) -> list[float]:
+    """The nearest sequence that never rises: neighbours that do are replaced by their mean (pool adjacent violators)."""
+    blocks: list[tuple[float, int]] = []
+    for loss in losses:
+        blocks.append((loss, 1))
+        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
+            (a, m), (b, n) = blocks[-2:]
+            blocks[-2:] = [((a * m + b * n) / (m + n), m + n)]
+    return [value for value, count in blocks for _ in range(count)]

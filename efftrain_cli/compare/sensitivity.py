@@ -1,0 +1,118 @@
+"""How much a recipe's final loss depends on its learning rate, from runs over a grid of learning rates.
+
+Learning-rate sensitivity (Wortsman et al. 2023, arXiv 2309.14322, section 2.2) is the mean over a logarithmic grid of
+min(loss, loss before training) less the best loss: 0 for a recipe that does not care, and the more it fails, the larger. A run
+that diverged counts with the loss before training. It is computed per seed, so that seeds give it a spread.
+
+The best loss is the lowest of the grid, which the noise of seeds makes a little too low: sensitivities are compared between
+recipes on equal grids and seeds, where both are flattered alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One recipe's final losses over learning rates and seeds."""
+
+    label: str
+    rates: tuple[float, ...]
+    """Learning rates, increasing."""
+    losses: tuple[tuple[float | None, ...], ...]
+    """By rate, then by seed: final validation loss, nats per token; None where the run diverged or has not finished."""
+    initial: tuple[float, ...]
+    """By seed: validation loss before step 1."""
+    seeds: tuple[int, ...]
+    pending: int = 0
+    """Runs that have neither finished nor diverged."""
+
+    @property
+    def means(self) -> tuple[float | None, ...]:
+        """Mean loss by rate; None where a seed has no loss."""
+        return tuple(
+            sum(row) / len(row) if all(loss is not None for loss in row) else None  # type: ignore[arg-type]
+            for row in self.losses
+        )
+
+    @property
+    def best(self) -> int | None:
+        """Index of the rate with the lowest mean loss, among those with which every seed finished."""
+        means = [(mean, i) for i, mean in enumerate(self.means) if mean is not None]
+        return min(means)[1] if means else None
+
+    @property
+    def sensitivities(self) -> tuple[float, ...]:
+        """By seed, nats per token; empty while runs are pending."""
+        if self.pending:
+            return ()
+        return tuple(
+            sensitivity(self.rates, [row[i] for row in self.losses], start) for i, start in enumerate(self.initial)
+        )
+
+
+def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial: float) -> float:
+    """Mean of min(loss, initial loss) over the logarithm of the learning rate, less the lowest loss; None counts as `initial`.
+
+    Each rate stands for the stretch of log rates that is nearest to it, so an even grid gives the plain mean.
+
+    Raises:
+        ValueError: fewer than two rates, or rates that do not rise.
+    """
+    if len(rates) < 2 or any(later <= rate for rate, later in zip(rates, rates[1:], strict=False)):
+        raise ValueError("sensitivity needs two or more learning rates, in rising order")
+    capped = [initial if loss is None or not math.isfinite(loss) else min(loss, initial) for loss in losses]
+    logs = [math.log(rate) for rate in rates]
+    gaps = [later - log for log, later in zip(logs, logs[1:], strict=False)]
+    # At the ends the stretch reaches as far outwards as inwards.
+    widths = [(left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)]
+    mean = sum(width * loss for width, loss in zip(widths, capped, strict=True)) / sum(widths)
+    return mean - min(capped)
+
+
+def edge_warning(curve: Curve) -> str | None:
+    """Says that the optimum lies at the grid's edge, so that a better rate may lie beyond; None where it lies inside."""
+    if curve.best is None:
+        return f"{curve.label}: with no learning rate did every seed finish: try lower ones"
+    if len(curve.rates) < 2 or 0 < curve.best < len(curve.rates) - 1:
+        return None
+    side, way = ("lowest", "lower") if curve.best == 0 else ("highest", "higher")
+    return (
+        f"{curve.label}: the best learning rate, {curve.rates[curve.best]:g}, is the {side} tried; a {way} one may be better: "
+        "widen the grid"
+    )
+
+
+def unequal_grids(curves: Sequence[Curve]) -> str | None:
+    """Says that recipes were tried with different learning rates or seeds, so that their sensitivities do not compare."""
+    kinds = {(curve.rates, curve.seeds) for curve in curves}
+    if len(kinds) < 2:
+        return None
+    each = "; ".join(f"{curve.label}: {len(curve.rates)} rates, {len(curve.seeds)} seeds" for curve in curves)
+    return f"the recipes were tried with different learning rates or seeds ({each}): their sensitivities do not compare"
+
+
+def band(curve: Curve, i: int) -> tuple[float, float] | None:
+    """Lowest and highest loss of the seeds at rate `i`; None where none finished."""
+    there = [loss for loss in curve.losses[i] if loss is not None]
+    return (min(there), max(there)) if there else None
+
+
+def as_json(curves: Sequence[Curve]) -> list[Mapping[str, object]]:
+    """Plain values; null where there is no number."""
+    return [
+        {
+            "recipe": curve.label,
+            "rates": list(curve.rates),
+            "seeds": list(curve.seeds),
+            "losses": [list(row) for row in curve.losses],
+            "initial": list(curve.initial),
+            "best_rate": None if curve.best is None else curve.rates[curve.best],
+            "sensitivity": list(curve.sensitivities),
+            "pending": curve.pending,
+        }
+        for curve in curves
+    ]

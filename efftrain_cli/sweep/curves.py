@@ -1,0 +1,104 @@
+"""From the runs of a sweep or a study's tuning to curves over the learning rate and ladders over the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from efftrain_cli.compare.ladder import Gain, Ladder, Rung, gains, not_decayed
+from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.compare.sensitivity import Curve
+from efftrain_cli.sweep.trials import Trial, recipe_of
+
+Named = tuple[str, Trial]
+"""A label, the same for all learning rates and budgets of one recipe, and one of its runs."""
+Read = Callable[[Trial], RunNumbers | None]
+
+
+def without(trial: Trial, keys: Sequence[str]) -> str:
+    """The trial's recipe with its settings but those of `keys`: what it shares with the other points of its curve."""
+    from efftrain_cli.recipe.file import recipe_name
+
+    kept = [setting for setting in trial.settings if setting.partition("=")[0] not in keys]
+    return " ".join((recipe_name(trial.recipe), *kept))
+
+
+def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
+    """Final loss over learning rates, one curve per label, for labels with two rates or more."""
+    by_label: dict[str, dict[float, dict[int, Trial]]] = {}
+    for label, trial in trials:
+        by_label.setdefault(label, {}).setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = trial
+    curves = []
+    for label, by_rate in by_label.items():
+        rates = sorted(by_rate)
+        seeds = sorted(set.intersection(*(set(by_rate[rate]) for rate in rates)))
+        if len(rates) < 2 or not seeds:
+            continue
+        runs = [[read(by_rate[rate][seed]) for seed in seeds] for rate in rates]
+        starts = []
+        for i in range(len(seeds)):
+            first = [float(row[i].evaluated["val_loss"][0]) for row in runs if row[i] is not None and len(row[i].evaluated["val_loss"])]
+            starts.append(first[0] if first else float("inf"))
+        pending = sum(run is None or run.status not in ("finished", "diverged") for row in runs for run in row)
+        losses = tuple(tuple(_final(run) for run in row) for row in runs)
+        curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
+    return curves
+
+
+@dataclass(frozen=True)
+class LadderOf:
+    """One recipe's budgets, at the best learning rate of each where several were tried."""
+
+    label: str
+    flops: Ladder
+    tokens: Ladder
+    rates: Mapping[int, float]
+    """train.tokens -> the learning rate taken."""
+    problem: str | None
+    """Why these runs are no ladder."""
+
+
+def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
+    """Budget ladders, one per label, for labels with two budgets or more. At each budget the learning rate with the lowest mean
+    final loss is taken, among those with which every seed finished."""
+    by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
+    for label, trial in trials:
+        recipe = recipe_of(trial)
+        by_label.setdefault(label, {}).setdefault(recipe.train.tokens, {}).setdefault(recipe.optim.lr, []).append(trial)
+    found = []
+    for label, by_budget in by_label.items():
+        if len(by_budget) < 2:
+            continue
+        flops: dict[int, dict[int, Rung]] = {}
+        tokens: dict[int, dict[int, Rung]] = {}
+        rates, problem = {}, None
+        for budget, by_rate in sorted(by_budget.items()):
+            optim = recipe_of(next(iter(by_rate.values()))[0]).optim
+            problem = problem or not_decayed(optim.schedule, optim.decay_tokens, optim.decay_steps, budget)
+            means = {}
+            for rate, members in by_rate.items():
+                runs = {trial.seed: read(trial) for trial in members}
+                losses = {seed: loss for seed, run in runs.items() if (loss := _final(run)) is not None}
+                if len(losses) == len(members):
+                    means[rate] = (sum(losses.values()) / len(losses), losses, runs)
+            if not means:
+                continue
+            rate = min(means, key=lambda rate: means[rate][0])
+            rates[budget] = rate
+            for seed, loss in means[rate][1].items():
+                run = means[rate][2][seed]
+                flops.setdefault(seed, {})[budget] = Rung(run.flops, loss)
+                tokens.setdefault(seed, {})[budget] = Rung(run.tokens, loss)
+        found.append(LadderOf(label, flops, tokens, rates, problem))
+    return found
+
+
+def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:
+    """"FLOPs" and "tokens" -> the gain at every rung."""
+    return {"FLOPs": gains(baseline.flops, method.flops), "tokens": gains(baseline.tokens, method.tokens)}
+
+
+def _final(run: RunNumbers | None) -> float | None:
+    if run is None or run.status != "finished" or not len(run.evaluated["val_loss"]):
+        return None
+    return float(run.evaluated["val_loss"][-1])

@@ -1,0 +1,102 @@
+"""`efftrain sweep`: plan, train, and show what the grid says beside the comparison."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from efftrain_cli.compare.reading import RunNumbers, read_numbers
+from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.sweep import screen
+from efftrain_cli.sweep.curves import gains_of, ladders, sensitivity_curves, without
+from efftrain_cli.sweep.needs import START_SECONDS, check_memory, disk_bytes, speed_of
+from efftrain_cli.sweep.pictures import terminal_plot, write_figures
+from efftrain_cli.sweep.runner import Crew, tokens_so_far
+from efftrain_cli.sweep.trials import Trial, choose, recipe_of, state_of
+
+
+def say(text: str) -> None:
+    """Progress goes where the data does not, so that `--format json` can be piped."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
+    """Prints the runs, and what is left to do of each."""
+    entries = []
+    speeds: dict[tuple[str, tuple[str, ...]], float | None] = {}
+    for trial in trials:
+        recipe, state = recipe_of(trial), state_of(trial)
+        key = (trial.recipe, trial.settings)
+        if key not in speeds:
+            speeds[key] = speed_of(recipe)
+        speed = speeds[key]
+        left = 0 if state in ("finished", "diverged") else max(0, recipe.train.tokens - tokens_so_far(trial.name))
+        seconds = None if speed is None else left / speed + START_SECONDS * (left > 0)
+        entries.append((trial, state, left, seconds, disk_bytes(recipe)))
+    if not as_json:
+        print("\n".join(screen.plan_lines(entries, jobs)))
+        return
+    rows = [
+        {
+            "run": trial.name,
+            "recipe": trial.recipe,
+            "settings": list(trial.settings),
+            "seed": trial.seed,
+            "state": state,
+            "tokens_left": tokens,
+            "seconds_left": seconds,
+            "disk_bytes": disk,
+        }
+        for trial, state, tokens, seconds, disk in entries
+    ]
+    print(json.dumps({"schema_version": 1, "runs": rows}, indent=1))
+
+
+def train(trials: Sequence[Trial], device: str, jobs: int, name: str | None, take_over: str | None) -> None:
+    """Trains what is not trained yet.
+
+    Raises:
+        EfftrainError: as `Crew.train`.
+    """
+    crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, say=say)
+    if device in ("auto", "cpu"):
+        check_memory([recipe_of(trial) for trial in {(trial.recipe, trial.settings): trial for trial in trials}.values()], jobs)
+    if take_over is not None:
+        crew.claims.take_over(take_over)
+    crew.train(trials)
+
+
+def grid_lines(
+    trials: Sequence[Trial], recipes: int, baseline: str | None, plot: bool, figures: Path | None
+) -> list[str]:
+    """What the grid says: losses over learning rates, gains over budgets, else the settings that were tried."""
+    lines: list[str] = []
+    curves = sensitivity_curves([(without(trial, ("optim.lr",)), trial) for trial in trials], read)
+    if curves:
+        lines += screen.curve_lines(curves)
+        if plot:
+            lines += ["", terminal_plot(curves, 80)]
+        if figures is not None:
+            lines += [f"figure: {path}" for path in write_figures(curves, figures)]
+        lines.append("")
+    found = ladders([(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials], read)
+    if len(found) > 1:
+        base = next((ladder for ladder in found if ladder.label == baseline), found[0])
+        for ladder in found:
+            if problem := ladder.problem or base.problem:
+                lines.append(f"{ladder.label}: no speed-up at matched loss: {problem}")
+            elif ladder is not base:
+                lines += screen.gain_lines(ladder.label, base.label, gains_of(base, ladder))
+        lines.append("")
+    choices = choose(trials)
+    if len(choices) > recipes and not curves:
+        lines += [*screen.choice_lines(choices), ""]
+    return lines
+
+
+def read(trial: Trial) -> RunNumbers | None:
+    """A trial's run; None where it has no row yet."""
+    path = run_path(trial.name)
+    return read_numbers(path) if (path / "metrics.jsonl").is_file() and (path / "recipe.toml").is_file() else None

@@ -1,0 +1,131 @@
+"""Looks are paid for: levels, p-values and intervals of planned looks, and that 20 of them err in 5 % of studies."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from efftrain_cli.compare import sequential
+from efftrain_cli.compare.sequential import half_width, nominal_levels, schedule, sequential_p
+
+
+def two_sided(values: np.ndarray, n: int) -> np.ndarray:
+    return stats.ttest_1samp(values[:, :n], 0, axis=1).pvalue
+
+
+def test_looks_are_spread_over_the_seeds_and_end_with_all() -> None:
+    assert schedule(8, 1) == (8,)
+    assert schedule(20, 4) == (5, 10, 15, 20)
+    assert schedule(5, 2) == (3, 5)
+    assert schedule(22, 20) == tuple(range(3, 23))
+    with pytest.raises(ValueError, match="at least 6 seeds"):
+        schedule(5, 4)
+    for seeds in range(3, 25):
+        for looks in range(1, seeds - 1):
+            plan = schedule(seeds, looks)
+            assert len(plan) == looks and plan[-1] == seeds
+            assert all(later > look for look, later in zip(plan, plan[1:], strict=False))
+
+
+def test_one_look_is_the_t_test_itself() -> None:
+    assert sequential_p([0.03], (8,), 2) == 0.03
+    assert nominal_levels(0.05, (8,), 1) == (0.05,)
+
+
+def test_levels_of_known_variances_are_those_of_the_literature() -> None:
+    """With 60 seeds and more a look t is nearly normal: Pocock's nominal level for five looks is 0.0158, O'Brien and Fleming's last
+    one 0.0413 (Jennison and Turnbull 2000, tables 2.1 and 2.3)."""
+    plan = (60, 120, 180, 240, 300)
+    small = sequential._DRAWS, sequential._CHUNK
+    try:
+        sequential._DRAWS, sequential._CHUNK = 40_000, 4_000
+        assert nominal_levels(0.05, plan, 2, 0.5)[0] == pytest.approx(0.0158, rel=0.08)
+        assert nominal_levels(0.05, plan, 2, 0.0)[-1] == pytest.approx(0.0413, rel=0.08)
+    finally:
+        sequential._DRAWS, sequential._CHUNK = small
+        sequential._null_maxima.cache_clear()
+
+
+def test_p_and_levels_agree() -> None:
+    plan = schedule(10, 3)
+    for sides in (1, 2):
+        for k, level in enumerate(nominal_levels(0.05, plan, sides)):
+            quiet = [0.9] * k
+            assert sequential_p([*quiet, level * 0.999], plan, sides) <= 0.05 + 1e-4
+            assert sequential_p([*quiet, level * 1.02], plan, sides) > 0.05
+
+
+def test_p_never_grows_with_a_further_look_and_is_never_below_the_look_s_own() -> None:
+    plan = schedule(12, 4)
+    before = 1.0
+    for taken in range(1, 5):
+        now = sequential_p([0.2, 0.03, 0.5, 0.001][:taken], plan, 2)
+        assert now <= before
+        before = now
+    assert before > 0.001
+    with pytest.raises(ValueError, match="were planned"):
+        sequential_p([0.5] * 5, plan, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "looks", "sides"), [(22, 20, 2), (20, 5, 1), (5, 2, 2)])
+def test_studies_without_a_difference_err_at_most_in_5_percent(seeds: int, looks: int, sides: int) -> None:
+    """100,000 studies with draws of their own: the standard error is 0.07 %."""
+    plan = schedule(seeds, looks)
+    values = np.random.default_rng(11).standard_normal((100_000, seeds))
+    found = np.zeros(len(values), bool)
+    for n, level in zip(plan, nominal_levels(0.05, plan, sides), strict=True):
+        t = values[:, :n].mean(1) / (values[:, :n].std(1, ddof=1) / math.sqrt(n))
+        found |= special.stdtr(n - 1, -np.abs(t) if sides == 2 else -t) * sides <= level
+    assert 0.044 <= found.mean() <= 0.0515
+
+
+@pytest.mark.slow
+def test_looking_without_paying_errs_in_a_quarter_of_studies() -> None:
+    values = np.random.default_rng(12).standard_normal((20_000, 22))
+    found = np.any([two_sided(values, n) <= 0.05 for n in range(3, 23)], axis=0)
+    assert found.mean() > 0.2
+
+
+def test_intervals_of_all_looks_hold_together() -> None:
+    plan = schedule(9, 3)
+    values = np.random.default_rng(13).standard_normal((20_000, 9)) + 0.7
+    missed = np.zeros(len(values), bool)
+    for n, level in zip(plan, nominal_levels(0.05, plan, 2), strict=True):
+        first = values[:, :n]
+        half = first.std(1, ddof=1) * half_width(1.0, n, level)
+        missed |= np.abs(first.mean(1) - 0.7) > half
+    assert 0.044 <= missed.mean() <= 0.054
+
+
+# --- the alternative ---------------------------------------------------------------------------------------------------
+
+
+def test_the_mixture_is_a_bayes_factor() -> None:
+    """Against numerical integration over the effect: t given an effect d is noncentral t with noncentrality d sqrt(n)."""
+    n, t, variance = 6, 2.3, 1.5
+    effects = np.linspace(-12, 12, 4001)
+    density = stats.norm.pdf(effects, 0, math.sqrt(variance))
+    likelihood = np.array([stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) for effect in effects])
+    factor = np.trapezoid(likelihood * density, effects) / stats.t.pdf(t, n - 1)
+    assert sequential.mixture_log_e(t, n, variance) == pytest.approx(math.log(factor), abs=1e-4)
+
+
+def test_the_mixture_s_interval_ends_where_its_e_value_is_1_over_alpha() -> None:
+    half = sequential.mixture_half_width(1.0, 10, 0.05, 1.0)
+    assert sequential.mixture_log_e(half * math.sqrt(10), 10, 1.0) == pytest.approx(math.log(20))
+    assert sequential.mixture_half_width(1.0, 3, 0.05, 1.0) == math.inf
+
+
+def test_the_mixture_shows_less_than_the_planned_looks() -> None:
+    """Why the planned looks were taken: at every effect they decide more studies."""
+    plan = schedule(12, 4)
+    levels = nominal_levels(0.05, plan, 2)
+    for effect in (0.8, 1.2):
+        values = np.random.default_rng(14).standard_normal((4000, 12)) + effect
+        planned = np.any([two_sided(values, n) <= level for n, level in zip(plan, levels, strict=True)], axis=0)
+        log_e = [sequential.mixture_log_e(sequential.t_statistic(values, n), n, 1.0) for n in range(2, 13)]
+        assert planned.mean() > 0.1 + (np.max(log_e, axis=0) >= math.log(20)).mean()

@@ -1,0 +1,151 @@
+"""Verdicts from made runs: directions, looks, Holm, failed and pending runs; and that studies without a difference err rarely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
+from efftrain_cli.study.judge import judge
+
+
+@dataclass
+class FakeRun:
+    """What `judge` reads of a run."""
+
+    loss: float
+    status: str = "finished"
+    evaluated: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.evaluated = {"val_loss": np.array([7.0, self.loss])}
+
+
+def study(
+    direction: str = "different",
+    margin: float | None = None,
+    seeds: str = "0..4",
+    looks: int = 1,
+    arms: tuple[str, ...] = ("base", "method"),
+) -> StudyFile:
+    primary = Primary(measure="final_loss", direction=direction, margin=margin)
+    made = tuple(Arm(name=name, recipe="small") for name in arms)
+    return StudyFile(Path("made.toml"), Study(seeds=seeds, looks=looks, baseline="base", primary=(primary,), arms=made))
+
+
+def runs(**losses: list[float | None]) -> dict[str, dict[int, FakeRun]]:
+    """Arm -> losses by seed; None: diverged."""
+    return {
+        arm: {seed: FakeRun(9.0, "diverged") if loss is None else FakeRun(loss) for seed, loss in enumerate(values)}
+        for arm, values in losses.items()
+    }
+
+
+BASE = [3.50, 3.52, 3.47, 3.55, 3.49]
+
+
+def shifted(by: float, noise: float = 0.004) -> list[float]:
+    return [loss + by + noise * sign for loss, sign in zip(BASE, (1, -1, 2, -2, 0), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("direction", "margin", "shift", "outcome", "opposite"),
+    [
+        ("different", None, -0.05, "better", False),
+        ("different", None, 0.05, "worse", False),
+        ("different", None, 0.001, "undecided", False),
+        ("better", None, -0.05, "better", False),
+        ("better", None, 0.05, "undecided", True),
+        ("noninferior", 0.02, 0.0, "noninferior", False),
+        ("noninferior", 0.02, -0.5, "noninferior", False),
+        ("noninferior", 0.02, 0.016, "undecided", False),
+        ("noninferior", 0.02, 0.05, "undecided", True),
+        ("equivalent", 0.02, 0.002, "equivalent", False),
+        ("equivalent", 0.02, -0.05, "undecided", True),
+    ],
+)
+def test_directions(direction: str, margin: float | None, shift: float, outcome: str, opposite: bool) -> None:
+    found = judge(study(direction, margin), runs(base=BASE, method=shifted(shift)))
+    (verdict,) = found.verdicts
+    assert (verdict.outcome, verdict.opposite) == (outcome, opposite)
+    assert verdict.estimate.mean == pytest.approx(shift) and found.complete
+    assert (verdict.p_holm <= 0.05) == (outcome != "undecided")
+
+
+def test_the_smallest_effect_that_could_be_seen() -> None:
+    (verdict,) = judge(study(), runs(base=BASE, method=shifted(0.001))).verdicts
+    # sd of 1, -1, 2, -2, 0 is sqrt(2.5): of five pairs a t test shows 1.6822 sd with power 0.8 (tables of Student's t)
+    assert verdict.could_see == pytest.approx(0.004 * 2.5**0.5 * 1.6822, rel=0.01)
+
+
+def test_holm_over_primaries_and_arms() -> None:
+    several = study(arms=("base", "a", "b", "c"))
+    found = judge(several, runs(base=BASE, a=shifted(-0.05), b=shifted(0.0085), c=shifted(0.0002)))
+    p = [verdict.p for verdict in found.verdicts]
+    assert p[1] < 0.05
+    assert [verdict.p_holm for verdict in found.verdicts] == pytest.approx([3 * p[0], 2 * p[1], p[2]])
+    assert [verdict.outcome for verdict in found.verdicts] == ["better", "worse" if 2 * p[1] <= 0.05 else "undecided", "undecided"]
+
+
+def test_a_pending_run_lets_the_look_wait() -> None:
+    there = runs(base=BASE, method=shifted(-0.05)[:4])
+    found = judge(study(), there)
+    assert found.look == 0 and found.verdicts == () and found.pending == ("method seed 4",) and not found.complete
+    there["method"][4] = FakeRun(3.0, "running")
+    assert judge(study(), there).pending == ("method seed 4",)
+
+
+def test_a_study_ends_at_the_first_look_that_decides_all() -> None:
+    looks = study(looks=2)
+    early = judge(looks, runs(base=BASE[:3], method=shifted(-0.5)[:3]))
+    assert early.look == 1 and early.decided and early.complete
+    # what came later is not looked at any more
+    assert judge(looks, runs(base=BASE, method=[*shifted(-0.5)[:3], 9.0, 9.0])) == early
+    late = judge(looks, runs(base=BASE[:3], method=shifted(-0.006)[:3]))
+    assert late.look == 1 and not late.complete and late.pending[0] == "base seed 3"
+
+
+def test_a_look_costs() -> None:
+    """The same five pairs are decided by one look, and not by the second of two."""
+    method = shifted(-0.0082)
+    assert judge(study(), runs(base=BASE, method=method)).verdicts[0].outcome == "better"
+    twice = judge(study(looks=2), runs(base=BASE, method=method)).verdicts[0]
+    assert twice.outcome == "undecided" and twice.p > 0.05
+    once = judge(study(), runs(base=BASE, method=method)).verdicts[0].estimate
+    assert twice.estimate.high - twice.estimate.low > once.high - once.low
+
+
+def test_failed_runs_are_the_worst_rank() -> None:
+    base = [*BASE, 3.51, 3.48]
+    method = [None, None, None, None, None, None, 3.45]
+    (verdict,) = judge(study(seeds="0..6"), runs(base=base, method=method)).verdicts
+    assert verdict.outcome == "worse" and "6 of this arm's diverged" in verdict.note
+    (verdict,) = judge(study("better", seeds="0..6"), runs(base=method, method=base)).verdicts
+    assert verdict.outcome == "better"
+    (verdict,) = judge(study("noninferior", 0.1, seeds="0..6"), runs(base=base, method=method)).verdicts
+    assert verdict.outcome == "undecided" and "a margin cannot be tested" in verdict.note
+    (verdict,) = judge(study(seeds="0..2"), runs(base=BASE[:3], method=[None, None, None])).verdicts
+    assert verdict.outcome == "undecided" and "smallest p with so many runs is 0.1" in verdict.note
+
+
+def test_equal_runs_are_no_claim() -> None:
+    (verdict,) = judge(study(), runs(base=BASE, method=BASE)).verdicts
+    assert verdict.outcome == "undecided" and "no spread" in verdict.note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("direction", "margin", "shift"), [("different", None, 0.0), ("noninferior", 0.02, 0.02)])
+def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction: str, margin: float | None, shift: float) -> None:
+    """Both claims that could be made are wrong; the chance of making one or more is the study's alpha."""
+    planned = study(direction, margin, "0..8", 3, ("base", "a", "b"))
+    random = np.random.default_rng(3)
+    claims = 0
+    for _ in range(1500):
+        shared = random.normal(3.5, 0.05, 9)
+        losses = {arm: list(shared + random.normal(0, 0.01, 9) + (shift if arm != "base" else 0)) for arm in ("base", "a", "b")}
+        found = judge(planned, runs(**losses))
+        claims += any(verdict.outcome != "undecided" for verdict in found.verdicts)
+    assert claims / 1500 <= 0.065  # 2.7 standard errors above 5 %

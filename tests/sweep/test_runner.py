@@ -1,0 +1,243 @@
+"""Training the runs of a sweep: several at once, stopped and continued, failing, diverging, shared between machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import EfftrainError, OutOfMemoryError, RunLockedError, StoppedError, UsageError
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.sweep import needs, runner
+from efftrain_cli.sweep.claims import Claims
+from efftrain_cli.sweep.runner import Crew, environments, pretrain_arguments
+from efftrain_cli.sweep.trials import Trial, choose, grid
+from tests.sweep.crew import Pretrain, quiet, write_trial
+
+
+def crew(folder: Path, launch: Pretrain, jobs: int = 1, **more: float) -> Crew:
+    return Crew(folder / "state", jobs=jobs, say=quiet, launch=launch, **more)
+
+
+def statuses(crew: Crew, trials: list[Trial]) -> list[str]:
+    return [end.status for end in crew.train(trials)]
+
+
+def test_arguments(folder: Path) -> None:
+    (trial,) = grid(["plain.toml"], (3,), [("optim.lr", ["1e-3"])])
+    words = pretrain_arguments(trial, "new", "cpu")
+    assert words[3:] == ["pretrain", "--device", "cpu", "--recipe", "plain.toml", "--seed", "3", "--name", "plain-lr1e-3-seed3", "--set", "optim.lr=1e-3"]
+    assert pretrain_arguments(trial, "unfinished", "cpu")[-2:] == ["--resume", "plain-lr1e-3-seed3"]
+
+
+def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
+    first = Pretrain(trials, {"plain-seed1": 75})
+    with pytest.raises(StoppedError, match="plain-seed1 was stopped"):
+        crew(folder, first).train(trials)
+    assert first.calls == ["plain-seed0", "warm-seed0", "plain-seed1"]
+    second = Pretrain(trials)
+    assert statuses(crew(folder, second), trials) == ["finished"] * 4
+    assert second.calls == ["resume plain-seed1", "warm-seed1"]
+    third = Pretrain(trials)
+    crew(folder, third).train(trials)
+    assert third.calls == []
+
+
+def test_as_many_runs_at_once_as_jobs_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_cores", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    trials = grid(["plain.toml", "warm.toml"], (0, 1, 2), [])
+    launch = Pretrain(trials, polls=4)
+    assert statuses(crew(folder, launch, jobs=3), trials) == ["finished"] * 6
+    assert launch.most == 3 and len(launch.calls) == 6
+    assert {environment["OMP_NUM_THREADS"] for environment in launch.environments} == {"2"}
+
+
+def test_threads_are_divided_and_never_more_than_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_cores", lambda: 16)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3"})] * 4
+    assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2"}
+    assert environments(1, "cpu") == [("cpu", {})]
+    monkeypatch.setattr(runner, "_gpus", lambda: 2)
+    assert [device for device, _ in environments(4, "auto")] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    with pytest.raises(UsageError, match="use --jobs 16 or fewer"):
+        environments(17, "cpu")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_runs_saved(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(runner, "_cores", lambda: 4)
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
+    launch = Pretrain(trials, polls=10**9)
+
+    def stop(name: str) -> None:
+        if len(launch.children) == 2:
+            os.kill(os.getpid(), number)
+
+    launch.on_launch = stop
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError, match="every run is saved") as error:
+        crew(folder, launch, jobs=2).train(trials)
+    assert error.value.exit_code == 75
+    assert launch.calls == ["plain-seed0", "warm-seed0"]
+    assert all(child.signals == [signal.SIGTERM] for child in launch.children.values())
+    assert signal.getsignal(number) == before
+    assert not list((folder / "state" / "claims").iterdir()), "claims are given back"
+
+
+def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    assert statuses(crew(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == ["diverged", "finished"]
+    again = Pretrain(trials)
+    assert statuses(crew(folder, again), trials) == ["diverged", "finished"]
+    assert again.calls == []
+
+
+def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_cores", lambda: 2)
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
+    launch = Pretrain(trials, {"plain-seed0": 6})
+    launch.on_launch = lambda name: setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
+    with pytest.raises(EfftrainError, match="exit code 6") as error:
+        crew(folder, launch, jobs=2).train(trials)
+    assert error.value.exit_code == 6
+    assert "the last words" in str(error.value)
+    assert launch.children["warm-seed0"].signals == [signal.SIGTERM]
+
+
+def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    crew(folder, Pretrain(trials)).train(trials)
+    (folder / "warm.toml").write_text('base = "plain.toml"\n[seq_len_warmup]\nstart = 16\nsteps = 4\n')
+    launch = Pretrain(trials)
+    with pytest.raises(UsageError, match=r"'warm-seed0' exists with another recipe \(seq_len_warmup\.start differ"):
+        crew(folder, launch).train(trials)
+    assert launch.calls == []
+
+
+def test_a_start_that_was_killed_leaves_nothing_in_the_way(folder: Path) -> None:
+    trials = grid(["plain.toml"], (0,), [])
+    (folder / "runs" / "plain-seed0").mkdir(parents=True)
+    (folder / "runs" / "plain-seed0" / "lock").touch()
+    assert statuses(crew(folder, Pretrain(trials)), trials) == ["finished"]
+
+
+def test_each_recipe_is_compared_at_its_own_best_setting(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
+    crew(folder, Pretrain(trials, {"plain-lr2e-3-seed1": 4})).train(trials)
+    best = {(choice.recipe, choice.settings[0]): choice.best for choice in choose(trials)}
+    assert best == {
+        ("plain.toml", "optim.lr=1e-3"): True,  # with the other, a seed diverged
+        ("plain.toml", "optim.lr=2e-3"): False,
+        ("warm.toml", "optim.lr=1e-3"): False,
+        ("warm.toml", "optim.lr=2e-3"): True,
+    }
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+def other_host(folder: Path, run: str, host: str = "elsewhere", pid: int = 1) -> Path:
+    path = folder / "state" / "claims" / f"{run}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{{"host": "{host}", "pid": {pid}, "began": "5"}}')
+    return path
+
+
+def test_a_run_that_another_host_trains_is_not_trained_here(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    claim = other_host(folder, "plain-seed0")
+    launch = Pretrain(trials)
+
+    def elsewhere(name: str) -> None:  # while ours trains, the other host finishes its run
+        write_trial(trials[0])
+        claim.unlink()
+
+    launch.on_launch = elsewhere
+    assert statuses(crew(folder, launch), trials) == ["finished", "finished"]
+    assert launch.calls == ["warm-seed0"]
+
+
+def test_a_run_that_another_host_gave_back_unfinished_is_continued(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    claim = other_host(folder, "plain-seed0")
+    launch = Pretrain(trials)
+
+    def elsewhere(name: str) -> None:
+        if name == "warm-seed0":
+            write_trial(trials[0], code=75)
+            claim.unlink()
+
+    launch.on_launch = elsewhere
+    assert statuses(crew(folder, launch), trials) == ["finished", "finished"]
+    assert launch.calls == ["warm-seed0", "resume plain-seed0"]
+
+
+def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    claim = other_host(folder, "plain-seed0")
+    with pytest.raises(RunLockedError, match=r"(?s)process 1 on elsewhere.*silent.*--take-over elsewhere"):
+        crew(folder, Pretrain(trials), silent=0.01).train(trials)
+    assert claim.exists()
+    last = crew(folder, Pretrain(trials))
+    assert last.claims.take_over("elsewhere") == ["plain-seed0"]
+    assert statuses(last, trials) == ["finished", "finished"]
+
+
+def test_silence_is_counted_on_our_own_clock(folder: Path) -> None:
+    path = other_host(folder, "run")
+    claims = Claims(folder / "state" / "claims")
+    os.utime(path, (1, 1))  # the other machine's clock is decades behind
+    assert claims.silent_for("run") == 0
+    time.sleep(0.02)
+    assert 0.02 <= claims.silent_for("run") < 5
+    os.utime(path, (2, 2))
+    assert claims.silent_for("run") < 0.02
+
+
+def test_a_claim_of_a_dead_process_here_is_taken_over_and_of_a_living_one_is_not(folder: Path) -> None:
+    mine, theirs = (Claims(folder / "state" / "claims") for _ in range(2))
+    host = os.uname().nodename
+    other_host(folder, "run", host, 2**22 - 1)  # no such process
+    assert mine.take("run") is None
+    other_host(folder, "reused", host, os.getppid())  # a living process that began at another time
+    assert theirs.take("reused") is None
+    assert mine.owner("run").pid == os.getpid()
+    other_host(folder, "far", "elsewhere", 2**22 - 1)
+    assert mine.take("far").host == "elsewhere"
+    mine.give_back("run")
+    assert mine.owner("run") is None
+    assert not [path for path in (folder / "state" / "claims").iterdir() if path.suffix != ".json"]
+
+
+# --- needs -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_runs_than_memory_holds_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("plain.toml")
+    each = needs.memory_bytes(recipe)
+    monkeypatch.setattr(needs, "free_memory", lambda: int(2.5 * each))
+    needs.check_memory([recipe], 2)
+    with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
+        needs.check_memory([recipe], 3)
+
+
+def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:
+    recipe = load_recipe("plain.toml", ["checkpoint.keep=2"])
+    # 320 x 32 tied, 32 x 32 positions, one block of 12 x 32^2 + 13 x 32, the last norm: 12 bytes each
+    parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
+    assert needs.disk_bytes(recipe) == 2 * 12 * parameters + 11 * needs.ROW
+
+
+def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    assert needs.speed_of(load_recipe("plain.toml")) is None
+    crew(folder, Pretrain(trials)).train(trials)
+    # 100 steps at 0.06 s of wall time: 2560 tokens in 6 s
+    assert needs.speed_of(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
+    assert needs.speed_of(load_recipe("plain.toml", ["model.n_layer=2"])) is None

@@ -1,0 +1,58 @@
+"""The grid of a sweep: seeds, settings, names, and what may be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.sweep.trials import check_comparable, grid, parse_seeds, parse_settings
+
+
+def test_seeds() -> None:
+    assert parse_seeds("0..4") == (0, 1, 2, 3, 4)
+    assert parse_seeds("7") == (7,)
+    assert parse_seeds("1, 3 ,5..6") == (1, 3, 5, 6)
+    for wrong in ("", "4..0", "a", "1..", "-1", "1,1", "0..2,1"):
+        with pytest.raises(UsageError, match="--seeds"):
+            parse_seeds(wrong)
+
+
+def test_settings() -> None:
+    assert parse_settings(["optim.lr=1e-3,2e-3", "optim.betas=[0.9,0.95],[0.8,0.9]", 'data.train="a,b"']) == [
+        ("optim.lr", ["1e-3", "2e-3"]),
+        ("optim.betas", ["[0.9,0.95]", "[0.8,0.9]"]),
+        ("data.train", ['"a,b"']),
+    ]
+    for wrong in ("optim.lr", "optim.lr=", "optim.lr=1,", "=1", "seed=1", "base=x", "wandb.mode=off,online"):
+        with pytest.raises(UsageError, match="--set"):
+            parse_settings([wrong])
+    with pytest.raises(UsageError, match="twice"):
+        parse_settings(["optim.lr=1", "optim.lr=2"])
+
+
+def test_grid_has_seeds_outermost_and_names_that_tell(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
+    assert [trial.name for trial in trials[:4]] == [
+        "plain-lr1e-3-seed0",
+        "plain-lr2e-3-seed0",
+        "warm-lr1e-3-seed0",
+        "warm-lr2e-3-seed0",
+    ]
+    assert [trial.seed for trial in trials] == [0] * 4 + [1] * 4
+    assert [trial.name for trial in grid(["plain.toml"], (3,), [], "mine")] == ["mine-plain-seed3"]
+    assert grid(["plain.toml"], (3,), [("wandb.mode", ["offline"])])[0].name == "plain-seed3"
+    long = grid(["plain.toml"], (0, 1), [("data.train", ["x" * 80, "y" * 80])])
+    assert len({trial.name for trial in long}) == 4 and max(len(trial.name) for trial in long) <= 64
+    with pytest.raises(UsageError, match="twice"):
+        grid(["plain.toml", "sub/plain.toml"], (0,), [])
+
+
+def test_what_could_not_be_compared_is_refused_before_training(folder: Path) -> None:
+    (folder / "long.toml").write_text('base = "plain.toml"\n[model]\nseq_len = 64\n')
+    with pytest.raises(UsageError, match=r"model\.seq_len: 32 in plain\.toml; 64 in long\.toml"):
+        check_comparable(grid(["plain.toml", "long.toml"], (0, 1), []))
+    check_comparable(grid(["plain.toml", "warm.toml"], (0, 1), []))
+    with pytest.raises(UsageError, match="validation text"):
+        check_comparable(grid(["plain.toml"], (0,), [("data.valid", ["valid.txt", "text.txt"])]))
