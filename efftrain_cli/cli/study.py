@@ -18,7 +18,14 @@ class StudyFormat(StrEnum):
     json = "json"
 
 
-@app.command(rich_help_panel="Compare")
+@app.command(
+    rich_help_panel="Compare",
+    examples=(
+        "efftrain study docs/studies/length-warmup.toml --plan",
+        "efftrain study docs/studies/length-warmup.toml --rehearse",
+        "efftrain study docs/studies/length-warmup.toml --jobs 2",
+    ),
+)
 def study(
     file: Annotated[Path, typer.Argument(help="The study file, TOML; docs/studies.md explains it.", metavar="FILE")],
     plan: Annotated[bool, typer.Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,

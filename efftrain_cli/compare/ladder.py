@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.inference import Estimate
 
+
 @dataclass(frozen=True)
 class Rung:
     """A finished run."""

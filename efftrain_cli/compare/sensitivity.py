@@ -10,6 +10,7 @@ recipes on equal grids and seeds, where both are flattered alike.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +63,11 @@ def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial:
     Raises:
         ValueError: fewer than two rates, or rates that do not rise.
     """
-    if len(rates) < 2 or any(later <= rate for rate, later in zip(rates, rates[1:], strict=False)):
+    if len(rates) < 2 or any(later <= rate for rate, later in itertools.pairwise(rates)):
         raise ValueError("sensitivity needs two or more learning rates, in rising order")
     capped = [initial if loss is None or not math.isfinite(loss) else min(loss, initial) for loss in losses]
     logs = [math.log(rate) for rate in rates]
-    gaps = [later - log for log, later in zip(logs, logs[1:], strict=False)]
+    gaps = [later - log for log, later in itertools.pairwise(logs)]
     # At the ends the stretch reaches as far outwards as inwards.
     widths = [(left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)]
     mean = sum(width * loss for width, loss in zip(widths, capped, strict=True)) / sum(widths)

@@ -139,7 +139,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise DataError(f"{path} has format {plan['schema_version']}; install a newer efftrain")
         if hash_of(plan["values"]) != plan["sha256"]:
             raise DataError(f"{path} was edited: its values do not have the hash it names; restore it, or begin a new study")
-        plan["changes"], plan["exploratory"], plan["registered"]  # noqa: B018 - all there
+        plan["changes"], plan["exploratory"], plan["registered"]
         return plan
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is damaged ({error!r}); restore it, or begin a new study under another name") from None

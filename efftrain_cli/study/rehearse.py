@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.staged_growth import Shape, StageModel, Switch, parse_operator
+from efftrain_cli.methods.staged_growth import Shape, StageModel, parse_operator
 from efftrain_cli.recipe.file import toml_value
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
@@ -88,40 +89,24 @@ def toy_recipe(recipe: Recipe, folder: Path) -> Recipe:
     seq_len = min(recipe.model.seq_len, SEQ_LEN)
     shapes = _toy_shapes(recipe)
     last = shapes[-1]
-    stages = tuple(
-        replace(
-            stage,
-            model=StageModel(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd) if i + 1 < len(shapes) else StageModel(),
-            switch=None if stage.switch is None else Switch(rule="steps", value=(i + 1) * STEPS // (len(shapes) + 1)),
-            rewarmup_steps=min(stage.rewarmup_steps, 2),
+    moved: dict[str, Any] = {}
+    for method in recipe.methods.values():
+        moved |= method.shortened(recipe, STEPS // 2, BATCH_SIZE)
+    if stages := moved.get("stages"):
+        smaller = [StageModel(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd) for shape in shapes[:-1]]
+        moved["stages"] = tuple(
+            replace(stage, model=model, rewarmup_steps=min(stage.rewarmup_steps, 2))
+            for stage, model in zip(stages, [*smaller, StageModel()], strict=True)
         )
-        for i, (stage, shape) in enumerate(zip(recipe.stages, shapes, strict=False))
-    )
-    slw, ramp, simigrad, pld = (
-        recipe.seq_len_warmup,
-        recipe.batch_size_warmup,
-        recipe.simigrad,
-        recipe.progressive_layer_drop,
-    )
+    slw = moved.get("seq_len_warmup")
     if slw is not None and slw.steps is not None:
-        slw = replace(slw, start=min(slw.start, 8), multiple=min(slw.multiple, 8), steps=STEPS // 2)
+        moved["seq_len_warmup"] = replace(slw, start=min(slw.start, 8), multiple=min(slw.multiple, 8))
     elif slw is not None:
         phases = min(len(slw.lengths), 3)
         lengths = tuple(max(1, seq_len >> (phases - 1 - i)) for i in range(phases))
-        slw = replace(slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1)))
-    if ramp is not None:
-        ramp = replace(ramp, start=BATCH_SIZE // 2, increment=BATCH_SIZE // 2, sequences=BATCH_SIZE * STEPS // 4)
-    if simigrad is not None:
-        simigrad = replace(
-            simigrad,
-            min_batch_size=2,
-            max_batch_size=2 * BATCH_SIZE,
-            quantum=1,
-            interval=min(simigrad.interval, 2),
-            window=min(simigrad.window, 2),
-        )
-    if pld is not None:
-        pld = replace(pld, steps=STEPS)
+        moved["seq_len_warmup"] = replace(slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1)))
+    if recipe.progressive_layer_drop is not None:
+        moved["progressive_layer_drop"] = replace(recipe.progressive_layer_drop, steps=STEPS)
     optim = replace(recipe.optim, warmup_steps=min(recipe.optim.warmup_steps, 3), decay_tokens=None, decay_steps=None)
     try:
         return replace(
@@ -146,11 +131,7 @@ def toy_recipe(recipe: Recipe, folder: Path) -> Recipe:
             eval=Eval(every=4, windows=2),
             checkpoint=Checkpoint(every=1000, keep=1),
             wandb=replace(recipe.wandb, mode="off"),
-            seq_len_warmup=slw,
-            batch_size_warmup=ramp,
-            simigrad=simigrad,
-            progressive_layer_drop=pld,
-            stages=stages,
+            **moved,
         )
     except ValueError as error:
         raise UsageError(f"a recipe of this study cannot be rehearsed at toy size: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -27,7 +28,7 @@ def test_looks_are_spread_over_the_seeds_and_end_with_all() -> None:
         for looks in range(1, seeds - 1):
             plan = schedule(seeds, looks)
             assert len(plan) == looks and plan[-1] == seeds
-            assert all(later > look for look, later in zip(plan, plan[1:], strict=False))
+            assert all(later > look for look, later in itertools.pairwise(plan))
 
 
 def test_one_look_is_the_t_test_itself() -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.errors import EfftrainError, OutOfMemoryError, RunLockedError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import (
+    EfftrainError,
+    OutOfMemoryError,
+    RunLockedError,
+    StoppedError,
+    UsageError,
+)
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.sweep import needs, runner
 from efftrain_cli.sweep.claims import Claims

@@ -1,0 +1,190 @@
+"""A study from its first run to its verdict, with stubs that train: phases, looks, stops, changes, receipts, rehearsal."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import DataError, StoppedError, UsageError
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.recipe.file import recipe_names
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.study.budget import left_of, phases_of
+from efftrain_cli.study.conduct import all_trials, choices, conduct
+from efftrain_cli.study.file import StudyFile, read_study
+from efftrain_cli.study.main import judged
+from efftrain_cli.study.registration import check_registered, register, study_folder
+from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
+from efftrain_cli.sweep.runner import Crew
+from tests.study.conftest import STUDY
+from tests.sweep.crew import Pretrain, quiet, write_trial
+
+
+def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
+    chosen = {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
+    return Pretrain([trial for _, (_, trial) in all_trials(file, chosen)], codes)
+
+
+def crew(file: StudyFile, launch: Pretrain) -> Crew:
+    return Crew(study_folder(file.name), say=quiet, launch=launch)
+
+
+@pytest.fixture
+def file(folder: Path) -> StudyFile:
+    return read_study(folder / "study.toml")
+
+
+def test_tuning_then_looks_until_all_is_decided(file: StudyFile) -> None:
+    register(file, allow=False)
+    launch = launcher(file)
+    told = []
+    found = conduct(file, crew(file, launch), tell=lambda judgement: told.append(judgement.look))
+    # the stubs' losses do not depend on the learning rate: the first of equals is taken
+    assert {tuned.arm: tuned.settings for tuned in choices(file)} == {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
+    assert launch.calls[:2] == ["study-plain-lr0.001-tune-seed0", "study-plain-lr0.002-tune-seed0"]
+    assert launch.calls[12:] == [f"study-{arm}-seed{seed}" for seed in (10, 11, 12) for arm in ("plain", "warm")]
+    assert (found.look, found.decided, told) == (1, True, [1])  # warm is much better here, so three seeds do
+    assert found.verdicts[0].outcome == "better" and found.verdicts[0].seeds == (10, 11, 12)
+
+
+def test_a_stopped_study_continues_and_trains_nothing_twice(file: StudyFile) -> None:
+    register(file, allow=False)
+    first = launcher(file, {"study-warm-seed11": 75})
+    with pytest.raises(StoppedError):
+        conduct(file, crew(file, first))
+    second = launcher(file)
+    conduct(file, crew(file, second))
+    assert second.calls == ["resume study-warm-seed11", "study-plain-seed12", "study-warm-seed12"]
+    third = launcher(file)
+    conduct(file, crew(file, third))
+    assert third.calls == []
+
+
+def test_receipts_and_looks(file: StudyFile) -> None:
+    register(file, allow=False)
+    conduct(file, crew(file, launcher(file, {"study-plain-lr0.004-tune-seed1": 4})))
+    rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
+    assert [row["phase"] for row in rows] == ["tuning"] * 12 + ["confirmation"] * 6
+    failed = next(row for row in rows if row["run"] == "study-plain-lr0.004-tune-seed1")
+    assert (failed["status"], failed["final_loss"]) == ("diverged", "")
+    judged_row = next(row for row in rows if row["run"] == "study-warm-seed10")
+    assert judged_row["settings"] == "seq_len_warmup.start=16 optim.lr=0.001" and float(judged_row["final_loss"]) > 3
+    (look,) = csv.DictReader((study_folder("study") / "looks.csv").open())
+    assert (look["look"], look["seeds"], look["arm"], look["outcome"]) == ("1", "3", "warm", "better")
+
+
+def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> None:
+    (folder / "study.toml").write_text(STUDY.replace('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}'))
+    file = read_study(folder / "study.toml")
+    register(file, allow=False)
+    conduct(file, Crew(study_folder(file.name), say=quiet, launch=Pretrain([t for _, (_, t) in all_trials(file, {"warm": ("optim.lr=0.001",)})])))
+    plain, warm = choices(file)
+    assert "not tuned while others are" in plain.warnings[0] and plain.settings == ()
+    assert "0.001, is the lowest tried; a lower one" in warm.warnings[0]
+
+
+# --- what was fixed beforehand -----------------------------------------------------------------------------------------
+
+
+def test_a_changed_study_is_refused_with_what_changed(folder: Path, file: StudyFile) -> None:
+    register(file, allow=False)
+    conduct(file, crew(file, launcher(file)))
+    (folder / "study.toml").write_text(STUDY.replace('direction = "different"', 'direction = "better"'))
+    changed = read_study(folder / "study.toml")
+    for ask in (lambda: register(changed, False), lambda: judged(changed, False)):
+        with pytest.raises(UsageError, match=r'primary\.0\.direction was "different", is "better"') as error:
+            ask()
+        assert error.value.exit_code == 2 and "--allow" in str(error.value)
+    assert judged(read_study(folder / "study.toml"), True)[1].exploratory  # shown, and not written down
+
+
+def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile) -> None:
+    register(file, allow=False)
+    (folder / "study.toml").write_text(STUDY.replace("looks = 2", "looks = 1"))
+    changed = read_study(folder / "study.toml")
+    (reason,) = register(changed, allow=True).exploratory
+    assert "looks was 2, is 1" in reason
+    assert register(changed, allow=False).exploratory == (reason,)
+    (folder / "study.toml").write_text(STUDY)  # back again: that was another change
+    with pytest.raises(UsageError, match="looks was 1, is 2"):
+        register(read_study(folder / "study.toml"), allow=False)
+
+
+def test_a_changed_recipe_is_a_changed_study(folder: Path, file: StudyFile) -> None:
+    register(file, allow=False)
+    (folder / "plain.toml").write_text((folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 5e-4"))
+    with pytest.raises(UsageError, match=r"recipe of plain: optim\.lr was 0\.001, is 0\.0005"):
+        register(read_study(folder / "study.toml"), allow=False)
+
+
+def test_runs_from_before_the_registration_make_it_exploratory(file: StudyFile) -> None:
+    write_trial(all_trials(file)[-1][1][1])
+    with pytest.raises(UsageError, match="1 runs of study 'study' exist already"):
+        register(file, allow=False)
+    assert not (study_folder("study") / "plan.json").exists()
+    assert register(file, allow=True).exploratory == ("1 of its runs are older than its registration",)
+    assert check_registered(file, allow=False).exploratory
+
+
+def test_an_edited_plan_is_found(file: StudyFile) -> None:
+    register(file, allow=False)
+    path = study_folder("study") / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["values"]["alpha"] = 0.5
+    path.write_text(json.dumps(plan))
+    with pytest.raises(DataError, match="was edited"):
+        register(file, allow=False)
+    path.write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        register(file, allow=False)
+
+
+def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
+    with pytest.raises(UsageError, match="has no run yet"):
+        judged(file, False)
+    register(file, allow=False)
+    judgement, registration, _ = judged(file, False)
+    assert judgement.look == 0 and len(judgement.pending) == 6 and not registration.exploratory
+
+
+# --- what it costs, and the rehearsal ------------------------------------------------------------------------------------
+
+
+def test_the_plan_counts_what_is_left(file: StudyFile) -> None:
+    assert left_of(phases_of(file))[:3] == (22, 22 * 2560, None)
+    register(file, allow=False)
+    conduct(file, crew(file, launcher(file)))
+    left = left_of(phases_of(file))
+    assert left.runs == 4 and left.tokens == 4 * 2560
+    assert left.seconds == pytest.approx(4 * (6 + 5))  # 6 s by the stubs' rows, 5 s to start
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_can_be_made_a_toy(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    toy = toy_recipe(recipe, tmp_path)
+    plan = summarize_plan(toy, None, 320)
+    assert STEPS - 1 <= plan.steps <= 2 * STEPS and plan.tokens < 4000
+    assert toy.methods.keys() == recipe.methods.keys() and len(toy.stages) == len(recipe.stages)
+
+
+def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder: Path, file: StudyFile) -> None:
+    small = toy_study(file, folder)
+    assert (small.seeds, small.looks, small.tuning_seeds) == ((10, 11, 12, 13), (3, 4), (0,))
+    assert small.study.arms[1].grid == {"optim.lr": (0.001, 0.004)}
+    warm = load_recipe(small.study.arms[1].recipe)
+    assert warm.seq_len_warmup.start == 8 and warm.train.tokens == STEPS * 4 * 32
+
+
+def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder: Path, file: StudyFile) -> None:
+    with rehearsal(file, study_folder(file.name) / "rehearsal") as small:
+        register(small, allow=False)
+        trials = [trial for _, (_, trial) in all_trials(small, {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)})]
+        launch = Pretrain(trials)
+        found = conduct(small, crew(small, launch))
+    assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
+    assert [path.name for path in (folder / "runs").iterdir()] == ["study-study"]
+    assert register(file, allow=False).exploratory == ()
