@@ -29,7 +29,7 @@ def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides:
     """Makes run `name`, whose checkpoint of step 0 holds the directory's weights, and returns its directory.
 
     The model's shape and the tokenizer are the directory's; how it would be trained on (data, optimizer, budget) is the
-    recipe's. Adam's moments begin at 0: the format has none.
+    recipe's. The optimizer's moments begin at 0: the format has none.
 
     Raises:
         UsageError: the run exists already, or an override would change the model's shape or tokenizer.

@@ -1,7 +1,7 @@
 """`efftrain verify-resume`: proof on this machine that a run which was stopped and continued equals one that was not.
 
 Two real runs in a temporary folder: one trains 2 k steps; the other stops after k and is continued to 2 k by a process of
-its own, which knows nothing but the checkpoint. Then every weight, every moment of Adam and every row (times aside) is
+its own, which knows nothing but the checkpoint. Then every weight, every tensor of the optimizer and every row (times aside) is
 compared bit for bit.
 """
 
@@ -56,7 +56,7 @@ def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4) -> lis
     return [
         f"recipe cut to {describe_cut(cut, half)}",
         f"stopped after step {half}, continued in a new process to step {2 * half}",
-        f"largest difference of weights, Adam's moments and rows: 0.0 ({tensors} tensors, {rows} rows)",
+        f"largest difference of weights, optimizer state and rows: 0.0 ({tensors} tensors, {rows} rows)",
     ]
 
 

@@ -16,7 +16,7 @@ PLAN = "With --plan"
 
 
 class Moments(StrEnum):
-    """What becomes of Adam's moments."""
+    """What becomes of the optimizer's moments."""
 
     ema = "ema"
     paper = "paper"
@@ -74,7 +74,7 @@ def grow(
         float | None,
         typer.Option(help="Where the schedule jumps to, of its step and tokens.", show_default="the authors' constants"),
     ] = None,
-    moments: Annotated[Moments | None, typer.Option(help="Adam's moments.", show_default="ema")] = None,
+    moments: Annotated[Moments | None, typer.Option(help="The optimizer's moments.", show_default="ema")] = None,
     symmetry: Annotated[
         Symmetry | None, typer.Option(help="What parts the copies of a widened model.", show_default="offdiag")
     ] = None,
@@ -150,7 +150,7 @@ def grow(
     if not grown.preserves_loss:
         print("            (these variants do not keep the loss)")
     if weights_only:
-        print("lost        Adam's moments and step counters: expect a higher loss for about a hundred steps")
+        print("lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps")
     if not grown.budget_left:
         print(f"\nThe budget is used up (train.tokens = {grown.recipe.train.tokens:_}); continue with a larger one, N:")
         print(f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N --override-resume")

@@ -104,6 +104,7 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
             "train.tokens": "different budget",
             "train.batch_size": "different batch",
             "optim.lr": "different learning rate (fair where each recipe is at its own best)",
+            "optim.name": "different optimizer (FLOPs leave out Muon's Newton-Schulz iterations: compare tokens or seconds)",
             "eval.every": "evaluated at different intervals, so best losses and crossings are read at different points",
         }.get(key, "different setting")
         found.append(f"{meaning}: {key} is {values}")

@@ -218,7 +218,7 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
         there = checkpoints_of(source)
         if options.checkpoint is None and there and not (there[-1] / "optimizer.safetensors").exists():
             raise CheckpointError(
-                f"{there[-1]} has no optimizer.safetensors. Growth maps Adam's moments and step counters with the weights. With "
+                f"{there[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments and step counters with the weights. With "
                 "--weights-only the weights alone are grown: the moments of all parameters are lost, the loss rises for about "
                 "a hundred steps after the growth, and a longer --rewarmup-steps helps"
             )

@@ -175,7 +175,7 @@ class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
 
     moments: Literal["paper", "ema", "reset"] = "ema"
-    """Adam's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the running averages
+    """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the running averages
     would be, in every block ("ema"); or all 0, as a control ("reset")."""
     symmetry: Literal["none", "offdiag", "noise"] = "offdiag"
     """What makes the copies of a widened model differ: nothing, blocks that cancel (the loss stays), or noise (it does not)."""

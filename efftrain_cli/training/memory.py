@@ -25,9 +25,9 @@ def training_bytes(
 ) -> int:
     """Bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at its peak, by estimate.
 
-    Weights, gradients and Adam's two moments in fp32, with autocast's copy of the weights. Per token and block, in elements of the
-    compute type: the residual stream twice, both layer norms' outputs, q, k, v, attention's output and the MLP's two of 4 n_embd,
-    so 16 n_embd, and one fp32 log-sum-exp a head. The logits and their gradient once each.
+    Weights, gradients and AdamW's two moments in fp32 (Muon's state is smaller), with autocast's copy of the weights. Per token and
+    block, in elements of the compute type: the residual stream twice, both layer norms' outputs, q, k, v, attention's output and
+    the MLP's two of 4 n_embd, so 16 n_embd, and one fp32 log-sum-exp a head. The logits and their gradient once each.
 
     Args:
         dtype: "bf16" or "fp32".

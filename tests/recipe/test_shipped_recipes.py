@@ -26,7 +26,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_promised_recipes_are_there() -> None:
-    promised = {"quickstart", "small", "gpt2-117m", "gpt2-117m-large-batch", "gpt2-1.5b", "gpt3-125m"}
+    promised = {"quickstart", "small", "small-muon", "small-wsd", "gpt2-117m", "gpt2-117m-large-batch", "gpt2-1.5b", "gpt3-125m"}
     assert promised <= {path.stem for path in FILES}
 
 
