@@ -174,9 +174,10 @@ def validation_documents(trained: Trained) -> list[str]:
     Raises:
         DataError: the data is missing, or is now tokenized otherwise than when the run was trained.
     """
+    from efftrain_cli.data.limits import limits_of
     from efftrain_cli.data.prepare import prepare
 
-    corpus = prepare(trained.recipe.data)
+    corpus = prepare(trained.recipe.data, limits=limits_of(trained.recipe))
     if corpus.tokenizer_sha256 != trained.tokenizer.sha256:
         raise DataError(
             f"the data of run {trained.run.name!r} now gives another tokenizer than the run has; its validation documents "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.data.windows import Windows
+from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.plan.preview import summarize_plan
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from efftrain_cli.recipe.recipe import Recipe
+    from efftrain_cli.recipe.sections import Data
 
 _SPLIT_WORDS = {
     "given": "text of its own",
@@ -27,7 +28,9 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     manifest, seq_len = corpus.manifest, recipe.model.seq_len
     train = Windows(corpus.train, seq_len, recipe.seed)
     plan = summarize_plan(recipe)
-    problems, epochs, validation = [], None, 0
+    problems: list[str] = []
+    warnings = list(corpus.notes)
+    epochs, validation = None, 0
     try:
         epochs = train.epochs(plan.windows)
         train.check_budget(plan.windows, recipe.data)
@@ -35,6 +38,8 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
         problems.append(str(error))
     try:
         validation = len(Windows(corpus.valid, seq_len, recipe.seed).validation_starts(recipe.eval.windows))
+        if epochs is not None:
+            warnings += data_warnings(train, plan.windows, validation)
     except DataError as error:
         problems.append(str(error))
     sides = {
@@ -60,8 +65,14 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
         "windows_per_epoch": train.per_epoch if epochs is not None else 0,
         "windows_needed": plan.windows,
         "epochs": epochs,
+        "mix": [
+            {"path": part.name, "weight": part.weight, "tokens": part.tokens, "epochs": train.epochs_of_sources(plan.windows).get(part.name)}
+            for part in (corpus.train.parts if epochs is not None else ())
+        ],
+        "limits": manifest.get("limits"),
         "validation_windows": validation,
         "problems": problems,
+        "warnings": warnings,
         "data_hash": corpus.data_hash,
         "folder": str(corpus.folder),
     }
@@ -74,7 +85,7 @@ def print_corpus(console: Console, recipe: Recipe, about: dict[str, Any], *, ver
     fewer = f", {wanted} were asked for: the text is short" if 0 < about["validation_windows"] < wanted else ""
     skipped = f", {about['skipped']:,} documents skipped" if about["skipped"] else ""
     lines = [
-        f"text        {_named(recipe.data.train, train['sources'])}",
+        f"text        {_named(named_text(recipe.data), train['sources'])}",
         f"training    {_counted(train)}",
         f"validation  {_counted(valid)}; {_SPLIT_WORDS[about['split']]}",
         f"tokenizer   {about['tokenizer']}: vocabulary {about['vocab_size']:,}, end of text {about['eot_id']}, "
@@ -86,15 +97,30 @@ def print_corpus(console: Console, recipe: Recipe, about: dict[str, Any], *, ver
     if recipe.data.valid is not None:
         lines.insert(1, f"            validation: {_named(recipe.data.valid, valid['sources'])}")
     if about["epochs"] is not None:
-        lines.append(f"budget      {about['windows_needed']:,} windows: {about['epochs']:.2f} epochs")
+        most = " of the source read most often" if about["mix"] else ""
+        lines.append(f"budget      {about['windows_needed']:,} windows: {about['epochs']:.2f} epochs{most}")
+    total = sum(part["weight"] for part in about["mix"])
+    for part in about["mix"]:
+        lines.append(
+            f"            {part['weight'] / total:>6.1%} {part['path']}: {part['tokens']:,} tokens, {part['epochs']:.2f} epochs"
+        )
+    if about["limits"] and about["limits"]["train"]:
+        lines.append(f"limit       {about['limits']['train']:,} training tokens; data.max_tokens sets it")
     state = "every token verified" if verified else "headers and sizes verified; --verify-data full reads every token"
     lines += [f"shards      {about['folder']}", f"            {state}"]
     for line in lines:
         console.print(line, markup=False)
+    for warning in about["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
     for problem in about["problems"]:
         console.print(f"\nThis recipe cannot train on it yet: {problem}", markup=False)
     if not about["problems"]:
         console.print(f"\nNext: {train_command}", markup=False)
+
+
+def named_text(data: Data) -> str | tuple[str, ...]:
+    """The training text as the recipe names it."""
+    return data.train or "stdlib" if data.sources is None else tuple(source.path for source in data.sources)
 
 
 def _counted(side: dict[str, Any]) -> str:

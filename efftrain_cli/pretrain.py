@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from efftrain_cli.data.windows import data_warnings
 from efftrain_cli.foundation.console import (
     counted,
     human_bytes,
@@ -324,8 +325,13 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
         lines.insert(2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}")
     if before.step:
         lines.insert(1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
+    mix = setting.train_data.epochs_of_sources(plan.windows)
+    if mix:
+        lines.insert(-2, "           of each source: " + ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items()))
     for line in lines:
         console.print(line, markup=False)
+    for warning in (*corpus.notes, *data_warnings(setting.train_data, plan.windows, setting.val_windows.shape[0])):
+        console.print(f"warning: {warning}", markup=False)
 
 
 def show_summary(console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool) -> None:
@@ -355,5 +361,7 @@ def show_summary(console: Console, run: Run, state: TrainState, val_loss: float 
 
 
 def _source(recipe: Recipe) -> str:
-    train = recipe.data.train
+    train = recipe.data.train or "stdlib"
+    if recipe.data.sources:
+        train = tuple(source.path for source in recipe.data.sources)
     return train if isinstance(train, str) else " ".join(train)

@@ -54,13 +54,14 @@ def prepare(
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
+    from efftrain_cli.data.limits import limits_of
     from efftrain_cli.data.progress import prepare_shown
     from efftrain_cli.foundation.console import make_console
     from efftrain_cli.prepare import describe_corpus, print_corpus
 
     as_json = format_ is PrepareFormat.json
     console = Console(stderr=True, highlight=False) if as_json else make_console()
-    corpus = prepare_shown(loaded.data, verify=verify_data.value, console=console)
+    corpus = prepare_shown(loaded.data, limits=limits_of(loaded), verify=verify_data.value, console=console)
     about = describe_corpus(loaded, corpus)
     if as_json:
         print(json.dumps(about, indent=1))

@@ -64,6 +64,38 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
         raise
 
 
+def require_room(folder: Path, needed: int) -> int:
+    """Bytes free on the disk of `folder`.
+
+    Raises:
+        DiskError: they are fewer than needed.
+    """
+    import shutil
+
+    free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
+    if needed > free:
+        raise DiskError(
+            f"the disk of the cache {folder.parent} has too little room: about {needed:,} bytes needed, {free:,} bytes free. "
+            "Make room, set EFFTRAIN_CACHE to a folder on another disk, or lower data.max_tokens"
+        )
+    return free
+
+
+def sync_file(path: Path) -> None:
+    """Brings a file's content to disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings a folder's names to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_whole(path: Path, content: str) -> None:
     """Writes a file so that it appears whole or not at all; removes what a writer that was killed left beside it."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):
@@ -108,8 +140,11 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def hash_files(paths: list[Path]) -> list[str]:
+def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
     """sha256 of each file's content. Unchanged size and time stamp spare the reading: hashes are remembered in the cache.
+
+    Args:
+        afresh: read every file: one may hold other bytes with its old size and time stamp.
 
     Raises:
         DataError: a file cannot be read.
@@ -127,7 +162,7 @@ def hash_files(paths: list[Path]) -> list[str]:
         try:
             stat = os.stat(name)
             size, changed, digest = known.get(name, (None, None, None))
-            if (size, changed) != (stat.st_size, stat.st_mtime_ns):
+            if afresh or (size, changed) != (stat.st_size, stat.st_mtime_ns):
                 with open(name, "rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.data.shards import SCHEMA_VERSION, TokenShards, open_shard
+from efftrain_cli.data.shards import SCHEMA_VERSION, Part, TokenShards, open_shard
 from efftrain_cli.foundation.errors import DataError
 
 
@@ -34,6 +34,8 @@ class Corpus:
     """UTF-8 bytes of validation text per validation token, end-of-text tokens counted."""
     manifest: dict[str, Any]
     """What prepare found: sources, counts, overlap, skipped documents."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of how the text was found, in sentences."""
 
     def verify(self) -> None:
         """Compares every token with its shard's sha256.
@@ -45,8 +47,11 @@ class Corpus:
         self.valid.verify()
 
 
-def open_corpus(folder: Path) -> Corpus:
+def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes: tuple[str, ...] = ()) -> Corpus:
     """Opens a prepared corpus, checking that its files belong together and are of full size.
+
+    Args:
+        sources: name and weight of each of several sources; the corpus itself does not depend on them.
 
     Raises:
         DataError: a file is missing, cut short, damaged, or from another corpus or tokenizer.
@@ -86,7 +91,9 @@ def open_corpus(folder: Path) -> Corpus:
             if header.sha256 != entry["sha256"]:
                 raise DataError(f"{shard.path}: a sound shard, but not the one that belongs here. {remedy}")
             shards.append(shard)
-        splits[name] = TokenShards(shards)
+        counts = manifest[name].get("parts", [])
+        parts = tuple(Part(*source, tokens) for source, tokens in zip(sources, counts, strict=True)) if counts else ()
+        splits[name] = TokenShards(shards, parts)
     return Corpus(
         folder=folder,
         train=splits["train"],
@@ -98,6 +105,7 @@ def open_corpus(folder: Path) -> Corpus:
         data_hash=manifest["data_hash"],
         bytes_per_token=manifest["valid"]["bytes"] / splits["valid"].tokens,
         manifest=manifest,
+        notes=notes,
     )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from efftrain_cli.foundation.errors import DataError
 
-Kind = Literal["txt", "jsonl", "parquet", "stdlib"]
+if TYPE_CHECKING:
+    import numpy as np
+
+Kind = Literal["txt", "jsonl", "json", "csv", "parquet", "bin", "stdlib"]
+"""How a file is read; "bin" holds token ids, as nanoGPT and llm.c write them."""
 SKIPPED_SHARE = 0.001
 """Largest share of documents that on_bad_document = "skip" may pass over."""
 
@@ -18,6 +22,12 @@ class Document(NamedTuple):
 
     id: str
     text: str
+    ids: np.ndarray | None = None
+    """Token ids, of a document that is read as tokens and has no text."""
+
+    def content(self) -> bytes:
+        """What makes two documents the same: the text as UTF-8, or the ids."""
+        return self.text.encode() if self.ids is None else self.ids.astype("<u4").tobytes()
 
 
 class TextFile(NamedTuple):
@@ -25,6 +35,10 @@ class TextFile(NamedTuple):
 
     path: Path
     kind: Kind
+    part: int = 0
+    """Number of the [[data.sources]] it belongs to."""
+    text_field: str | None = None
+    """Field or column of the text, where its source names one of its own."""
 
 
 class HubDataset(NamedTuple):
@@ -34,6 +48,10 @@ class HubDataset(NamedTuple):
     config: str | None
     revision: str | None
     purpose: Literal["train", "valid"]
+    part: int = 0
+    text_field: str | None = None
+    split: str | None = None
+    """None: "train" to train on; "validation", else "test", else "train" to validate."""
 
 
 Source = TextFile | HubDataset

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, unusable
@@ -40,56 +41,116 @@ def hub_unreachable() -> str | None:
     return None if reached else f"{host}:{port} does not answer within {PROBE_SECONDS:g} s (no network?)"
 
 
-def hub_documents(source: HubDataset, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """Documents of a Hub dataset, streamed: split "train" to train on; "validation", else "test", else "train" to validate.
+class HubReader:
+    """Streams a Hub dataset, and says where it has come to, so that a later stream can begin there.
 
-    `source.name` may also be a local folder in the Hub's layout, which needs no network.
+    `source.name` may also be a local folder in the Hub's layout. Where the Hub cannot be asked, a copy that `datasets` has in
+    its cache is read instead.
+
+    Args:
+        state: what `state` returned; documents up to there are passed over, whole files of them without being downloaded.
 
     Raises:
-        DataError: the Hub, the dataset, its configuration or the field cannot be had.
+        DataError: (by `documents`) the Hub, the dataset, its configuration, split or field cannot be had.
     """
-    local = Path(source.name).is_dir()
-    if not local and (reason := hub_unreachable()) is not None:
-        raise DataError(
-            f"data.{source.purpose} = {source.name!r} is no file or folder here, and the Hugging Face Hub cannot be asked: "
-            f"{reason}. Connect, or name local files, or use data.{source.purpose}=stdlib"
-        )
-    import datasets
 
-    row = 0
-    try:
-        wanted = "train"
+    def __init__(self, source: HubDataset, text_field: str, bad: BadDocuments, state: dict[str, Any] | None = None) -> None:
+        self.source, self.text_field, self.bad = source, text_field, bad
+        self._state = state
+        self._row = 0 if state is None else int(state["row"])
+        self._rows: Any = None
+
+    def state(self) -> dict[str, Any]:
+        """The place after the document that was read last; JSON can hold it."""
+        place = self._rows.state_dict() if self._rows is not None and hasattr(self._rows, "state_dict") else None
+        return {"row": self._row, "dataset": place}
+
+    def documents(self) -> Iterator[Document]:
+        source, bad = self.source, self.bad
+        reason = None if Path(source.name).is_dir() else hub_unreachable()
+        try:
+            self._rows = rows = self._open_cached() if reason is not None else self._open()
+            for record in rows:
+                self._row += 1
+                if self.text_field not in record:
+                    raise DataError(
+                        f"dataset {source.name!r}: no field {self.text_field!r}; it has {', '.join(map(repr, record))} "
+                        "(data.text_field names the field)"
+                    )
+                text = record[self.text_field]
+                problem = f"field {self.text_field!r} is {type(text).__name__}, not text"
+                if not isinstance(text, str) or (problem := unusable(text)) is not None:
+                    bad.found(f"{source.name}: row {self._row}", problem)
+                    continue
+                bad.seen += 1
+                if text:
+                    yield Document(f"{source.name}:{self._row}", text)
+        except (DataError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except Exception as error:  # datasets raises a dozen classes of five libraries
+            if reason is not None:
+                raise DataError(
+                    f"data.{source.purpose} = {source.name!r} is no file or folder here, the Hugging Face Hub cannot be asked "
+                    f"({reason}), and the cache of `datasets` has no copy of it. Connect, or name local files, or use "
+                    f"data.{source.purpose}=stdlib"
+                ) from error
+            summary = " ".join(str(error).split())[:400]
+            raise DataError(
+                f"dataset {source.name!r}, after {self._row:,} rows: {type(error).__name__}: {summary}. "
+                'Write "owner/name/config" where a dataset has several configurations; data.split names a split. The same '
+                "command goes on where this one stopped"
+            ) from error
+
+    def _open(self) -> Any:
+        import datasets
+
+        source = self.source
+        splits = [source.split or "train"]
         if source.purpose == "valid":
             splits = datasets.get_dataset_split_names(source.name, source.config, revision=source.revision)
-            wanted = next(name for name in ("validation", "test", "train", *splits) if name in splits)
         rows = datasets.load_dataset(
-            source.name, source.config, split=wanted, revision=source.revision, streaming=True
+            source.name, source.config, split=_wanted(source, splits), revision=source.revision, streaming=True
         )
-        for row, record in enumerate(rows, 1):
-            if text_field not in record:
-                raise DataError(
-                    f"dataset {source.name!r}: no field {text_field!r}; it has {', '.join(map(repr, record))} "
-                    "(data.text_field names the field)"
+        return self._moved(rows)
+
+    def _open_cached(self) -> Any:
+        """What `datasets` has prepared before, else what `hf download --repo-type dataset` has fetched."""
+        import datasets
+        import huggingface_hub
+
+        source, before = self.source, datasets.config.HF_HUB_OFFLINE
+        datasets.config.HF_HUB_OFFLINE = True  # else it asks, and waits, for minutes
+        try:
+            try:
+                found = datasets.load_dataset(source.name, source.config)
+                rows: Any = found[_wanted(source, list(found))].to_iterable_dataset()
+            except Exception:
+                folder = huggingface_hub.snapshot_download(
+                    source.name, repo_type="dataset", revision=source.revision, local_files_only=True
                 )
-            text = record[text_field]
-            problem = f"field {text_field!r} is {type(text).__name__}, not text"
-            if not isinstance(text, str) or (problem := unusable(text)) is not None:
-                bad.found(f"{source.name}: row {row}", problem)
-                continue
-            bad.seen += 1
-            if text:
-                yield Document(f"{source.name}:{row}", text)
-    except (DataError, GeneratorExit, KeyboardInterrupt):
-        raise
-    except Exception as error:  # datasets raises a dozen classes of five libraries
-        summary = " ".join(str(error).split())[:400]
-        raise DataError(
-            f"dataset {source.name!r}, after {row:,} rows: {type(error).__name__}: {summary}. "
-            'Write "owner/name/config" where a dataset has several configurations'
-        ) from error
+                found = datasets.load_dataset(folder, source.config, streaming=True)
+                rows = found[_wanted(source, list(found))]
+        finally:
+            datasets.config.HF_HUB_OFFLINE = before
+        return self._moved(rows)
+
+    def _moved(self, rows: Any) -> Any:
+        """The rows from the state on."""
+        if self._state is None:
+            return rows
+        if self._state["dataset"] is None:
+            return rows.skip(self._row)
+        rows.load_state_dict(self._state["dataset"])
+        return rows
 
 
-def hub_file(repository: str, name: str) -> Path:
+def _wanted(source: HubDataset, splits: list[str]) -> str:
+    if source.purpose == "valid":
+        return next(name for name in ("validation", "test", "train", *splits) if name in splits)
+    return source.split or "train"
+
+
+def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
     """A file of a model repository: from the Hub's own cache if it is there, else downloaded.
 
     Raises:
@@ -97,12 +158,12 @@ def hub_file(repository: str, name: str) -> Path:
     """
     import huggingface_hub
 
-    cached = huggingface_hub.try_to_load_from_cache(repository, name)
+    cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
     if isinstance(cached, str):
         return Path(cached)
     if (reason := hub_unreachable()) is not None:
         raise DataError(f"{name} of {repository!r} is not in the Hub's cache, and the Hugging Face Hub cannot be asked: {reason}")
     try:
-        return Path(huggingface_hub.hf_hub_download(repository, name))
+        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
     except Exception as error:  # of several HTTP libraries
         raise DataError(f"{name} of {repository!r} cannot be downloaded: {type(error).__name__}: {error}") from error

@@ -6,7 +6,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from efftrain_cli.data.prepare import Corpus, prepare
+from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.data.limits import Limits
+from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.console import human_seconds, make_console
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def prepare_shown(
-    data: Data, *, verify: Literal["lazy", "full"] = "lazy", console: Console | None = None
+    data: Data, *, limits: Limits | None = None, verify: Literal["lazy", "full"] = "lazy", console: Console | None = None
 ) -> Corpus:
     """`data.prepare`, with a bar on a terminal or plain lines elsewhere. A corpus that is ready shows nothing.
 
@@ -26,7 +28,8 @@ def prepare_shown(
         DiskError: the cache's disk is full.
     """
     with PreparationScreen(console or make_console()) as screen:
-        return prepare(data, report=screen.show, verify=verify)
+        corpus = prepare(data, limits=limits, report=screen.show, verify=verify)
+    return corpus
 
 
 class PreparationScreen:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -69,7 +70,10 @@ class ShardWriter:
         self.vocab_size, self.eot_id, self.tokenizer_sha256 = vocab_size, eot_id, tokenizer_sha256
         self.dtype = np.dtype(dtype_for(vocab_size)).newbyteorder("<")
         self.paths: list[Path] = []
-        self._file = None
+        self.tokens = 0
+        """Ids written, end-of-text tokens included."""
+        self._file: IO[bytes] | None = None
+        self._tokens = self._documents = 0
 
     def add(self, ids: np.ndarray, document: str) -> None:
         """Appends one document and its end of text.
@@ -88,13 +92,55 @@ class ShardWriter:
             self._file = open(self.paths[-1], "wb")  # noqa: SIM115  closed by close()
             self._file.write(b"\0" * HEADER_BYTES)
             self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
-        content = np.append(ids, np.uint32(self.eot_id)).astype(self.dtype).tobytes()
+        stored = np.empty(len(ids) + 1, dtype=self.dtype)
+        stored[:-1] = ids
+        stored[-1] = self.eot_id
+        content = stored.tobytes()
         self._file.write(content)
         self._hash.update(content)
-        self._tokens += len(ids) + 1
+        self._tokens += len(stored)
+        self.tokens += len(stored)
         self._documents += 1
         if self._tokens >= self.shard_tokens:
             self.close()
+
+    @property
+    def whole_shards(self) -> int:
+        """Shards that are closed."""
+        return len(self.paths) - (self._file is not None)
+
+    def sync(self) -> dict[str, int]:
+        """Brings what is written to disk and says where it ends: whole shards, and tokens and documents of the open one."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        here = (self._tokens, self._documents) if self._file is not None else (0, 0)
+        return {"shards": self.whole_shards, "tokens": here[0], "documents": here[1]}
+
+    def resume(self, at: dict[str, int]) -> None:
+        """Takes up what `sync` left on disk, cutting off what came after.
+
+        Raises:
+            DataError: the files are not what was left.
+        """
+        self.paths = [self.folder / f"{self.prefix}-{number:05d}.bin" for number in range(at["shards"])]
+        self.tokens = sum(open_shard(path).header.tokens for path in self.paths) + at["tokens"]
+        if not at["tokens"]:
+            return
+        self.paths.append(self.folder / f"{self.prefix}-{at['shards']:05d}.bin")
+        size = HEADER_BYTES + at["tokens"] * self.dtype.itemsize
+        try:
+            file = open(self.paths[-1], "r+b")  # noqa: SIM115  closed by close()
+            if os.path.getsize(self.paths[-1]) < size:
+                raise DataError(f"{self.paths[-1]}: cut short. {_remedy(self.paths[-1])}")
+        except OSError as error:
+            raise DataError(f"{self.paths[-1]}: cannot be read: {error.strerror}. {_remedy(self.paths[-1])}") from error
+        file.truncate(size)
+        file.seek(HEADER_BYTES)
+        self._hash = hashlib.sha256()
+        while chunk := file.read(1 << 22):
+            self._hash.update(chunk)
+        self._file, self._tokens, self._documents = file, at["tokens"], at["documents"]
 
     def close(self) -> None:
         """Writes the open shard's header and syncs it to disk."""
@@ -157,6 +203,25 @@ class Shard:
             )
         self.verified = True
 
+    def check_size(self) -> None:
+        """Sees that the file has not been cut since it was opened: reading past its end would kill the process (SIGBUS).
+
+        Raises:
+            DataError: it is shorter than its header says.
+        """
+        expected = HEADER_BYTES + self.header.tokens * self.ids.itemsize
+        try:
+            size = os.stat(self.path).st_size
+        except FileNotFoundError:
+            return  # removed by its name only: what is mapped stays
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}. {_remedy(self.path)}") from error
+        if size < expected:
+            raise DataError(
+                f"{self.path}: {size:,} bytes where {expected:,} were when it was opened: the file was cut short while in use. "
+                f"{_remedy(self.path)}"
+            )
+
 
 def open_shard(path: Path) -> Shard:
     """Opens a shard, checking its header and its size.
@@ -192,11 +257,22 @@ def open_shard(path: Path) -> Shard:
     return Shard(path, header, ids)
 
 
+class Part(NamedTuple):
+    """One of several sources of a split: a stretch of its tokens."""
+
+    name: str
+    weight: float
+    """Its share of the windows, relative to the others' weights."""
+    tokens: int
+
+
 @dataclass
 class TokenShards:
     """The shards of one split, read as a single sequence of tokens."""
 
     shards: list[Shard]
+    parts: tuple[Part, ...] = ()
+    """The sources in their order, where there are several; their tokens stand one after the other."""
     _ends: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -252,6 +328,7 @@ class TokenShards:
 
     def _verified(self, number: int) -> np.ndarray:
         shard = self.shards[number]
+        shard.check_size()
         if not shard.verified:
             shard.verify()
         return shard.ids

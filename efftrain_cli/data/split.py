@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Source, TextFile
-from efftrain_cli.data.text import cut_at_line, read_documents
+from efftrain_cli.data.hub import HubReader
+from efftrain_cli.data.reading import cut_at_line, read_documents
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Split:
     """Text files are cut; each ends in validation."""
     threshold: int | None = None
     """A document whose hash number is at most this is held out; None holds out none."""
+    eot_id: int | None = None
+    """Ends documents in files of token ids."""
 
     def cuts(self, source: Source) -> bool:
         """This source is a text file that gives its end to validation."""
@@ -61,12 +64,15 @@ class Tally:
             "overlap_examples": self.overlap_examples,
         }
 
-    def count(self, side: str, document: Document) -> None:
-        """Counts a document, and a training document that repeats a validation document seen before it."""
-        content = document.text.encode()
-        self.bytes[side] += len(content)
+    def count(self, side: str, document: Document, digest: bytes) -> None:
+        """Counts a document, and a training document that repeats a validation document seen before it.
+
+        Args:
+            digest: sha256 of the document's content.
+        """
+        self.bytes[side] += len(document.text) if document.text.isascii() else len(document.content())
         self.documents[side] += 1
-        digest = hashlib.sha256(content).digest()[:16]
+        digest = digest[:16]
         if side == "valid":
             self.held_out.setdefault(digest, document.id)
         elif digest in self.held_out:
@@ -75,34 +81,80 @@ class Tally:
                 self.overlap_examples.append(f"{document.id} = {self.held_out[digest]}")
 
 
-def split_documents(split: Split, data: Data, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Every document with its side, "train" or "valid", counted into `tally`.
+@dataclass
+class Place:
+    """How far a pass over the documents has come. A later pass that is given one begins there."""
+
+    source: int = 0
+    """Number of the source, validation text first."""
+    taken: int = 0
+    """Documents taken from it."""
+    hub: HubReader | None = None
+    """The reader of the source, where it is a Hub dataset."""
+    hub_state: dict[str, Any] | None = None
+    """Where that reader begins."""
+    between: bool = False
+    """The document just given out was given out whole: a later pass can begin after it."""
+    enough: bool = False
+    """Set by whoever takes the documents: no more of this source are wanted."""
+
+
+def split_documents(
+    split: Split, data: Data, tally: Tally, place: Place | None = None
+) -> Iterator[tuple[str, int, Document]]:
+    """Every document with its side, "train" or "valid", and the number of its part, counted into `tally`.
 
     Validation text of its own comes first, so that every repetition is seen. Documents held out by their hash need no
     such order: copies fall on the same side.
     """
-    for source in split.valid:
-        for document in read_documents(source, data.text_field, tally.bad):
-            tally.count("valid", document)
-            yield "valid", document
-    for source in split.train:
-        for document in read_documents(source, data.text_field, tally.bad):
-            if split.cuts(source):
+    place = place or Place()
+    for number, source in enumerate(split.valid + split.train):
+        if number < place.source:
+            continue
+        if number > place.source:
+            place.source, place.taken, place.hub_state = number, 0, None
+        place.enough = False
+        for document in _documents_from(place, split, source, data, tally.bad):
+            place.taken += 1
+            digest = hashlib.sha256(document.content()).digest()
+            if number < len(split.valid):
+                parts = [("valid", document)]
+            elif split.cuts(source):
                 head, tail = cut_at_line(document.text, split.fraction)
                 parts = [("valid", Document(f"{document.id} (end)", tail)), ("train", Document(document.id, head))]
+                parts = [(side, part) for side, part in parts if part.text]
             else:
-                held_out = split.threshold is not None and _hash_number(document) <= split.threshold
+                held_out = split.threshold is not None and int.from_bytes(digest[:8], "big") <= split.threshold
                 parts = [("valid" if held_out else "train", document)]
-            for side, part in parts:
-                if part.text:
-                    tally.count(side, part)
-                    yield side, part
+            for at, (side, part) in enumerate(parts, 1):
+                place.between = at == len(parts)
+                whole = digest if part is document else hashlib.sha256(part.content()).digest()
+                tally.count(side, part, whole)
+                yield side, source.part, part
+            if place.enough:
+                break
     tally.bad.check()
 
 
+def _documents_from(place: Place, split: Split, source: Source, data: Data, bad: BadDocuments) -> Iterator[Document]:
+    """The documents of a source from `place` on. What was met before is not counted again."""
+    if isinstance(source, HubDataset):
+        place.hub = HubReader(source, source.text_field or data.text_field, bad, place.hub_state)
+        yield from place.hub.documents()
+        return
+    place.hub = None
+    before = replace(bad, examples=list(bad.examples))
+    documents = read_documents(source, data.text_field, bad, split.eot_id)
+    for _ in range(place.taken):
+        next(documents)
+    if place.taken:
+        bad.seen, bad.skipped, bad.examples = before.seen, before.skipped, before.examples
+    yield from documents
+
+
 def _hash_number(document: Document) -> int:
-    """The first 64 bits of the text's sha256."""
-    return int.from_bytes(hashlib.sha256(document.text.encode()).digest()[:8], "big")
+    """The first 64 bits of the content's sha256."""
+    return int.from_bytes(hashlib.sha256(document.content()).digest()[:8], "big")
 
 
 def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
@@ -120,7 +172,7 @@ def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
         bad = BadDocuments(data.on_bad_document)
         numbers = []
         for source in ranked:
-            for document in read_documents(source, data.text_field, bad):
+            for document in read_documents(source, data.text_field, bad, split.eot_id):
                 numbers.append(_hash_number(document))
                 tell("documents read", len(numbers), None)
         bad.check()

@@ -1,44 +1,76 @@
-"""Text: what `data.train` and `data.valid` name, read as documents.
+"""Text: what `[data]` names, found.
 
-A source is the standard library, a file, or a dataset on the Hugging Face Hub. Every kind of file is read here rather
-than through `datasets`, because a damaged file must be reported with its line and byte.
+A source is the standard library, a file, or a dataset on the Hugging Face Hub. `reading` reads them.
 """
 
 from __future__ import annotations
 
 import glob
-import gzip
-import json
 import os
 import re
 import sysconfig
-import zlib
-from collections.abc import Iterator
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import TYPE_CHECKING, Literal
 
-from efftrain_cli.data.documents import (
-    BadDocuments,
-    Document,
-    HubDataset,
-    Kind,
-    Source,
-    TextFile,
-    unusable,
-)
-from efftrain_cli.data.hub import hub_documents
+from efftrain_cli.data.documents import HubDataset, Kind, Source, TextFile
 from efftrain_cli.foundation.errors import DataError
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.sections import Data
 
 SUFFIXES: dict[str, Kind] = {
     ".txt": "txt",
     ".jsonl": "jsonl",
     ".jsonl.gz": "jsonl",
     ".json.gz": "jsonl",
+    ".jsonl.zst": "jsonl",
+    ".json.zst": "jsonl",
     ".parquet": "parquet",
 }
+"""What a folder or glob is searched for first."""
+MORE_SUFFIXES: dict[str, Kind] = {".md": "txt", ".raw": "txt", ".json": "json", ".csv": "csv", ".bin": "bin"}
+"""Read where a file is named, or where a folder holds nothing of the above: beside text such files are often about it."""
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `[data]` names."""
+
+    train: tuple[Source, ...]
+    valid: tuple[Source, ...]
+    notes: tuple[str, ...]
+    """What was left out of folders, in sentences."""
+
+
+def find_text(data: Data) -> Found:
+    """The sources that `[data]` names.
+
+    Raises:
+        DataError: an entry names nothing, or a folder is for the most part of a kind that is not read; all are listed.
+    """
+    notes: list[str] = []
+    problems: list[str] = []
+    named = [(f"data.sources.{n}.path", s.path, s.text_field) for n, s in enumerate(data.sources or ())]
+    train: dict[Source, None] = {}
+    for part, (key, spec, text_field) in enumerate(named or [("data.train", data.train or "stdlib", None)]):
+        try:
+            train |= dict.fromkeys(_search(spec, key, "train", data, notes, part, text_field))
+        except DataError as error:
+            problems.append(str(error))
+    valid: tuple[Source, ...] = ()
+    if data.valid is not None:
+        try:
+            valid = _search(data.valid, "data.valid", "valid", data, notes)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return Found(tuple(train), valid, tuple(notes))
 
 
 def find_sources(spec: str | tuple[str, ...], key: Literal["train", "valid"]) -> tuple[Source, ...]:
@@ -47,36 +79,67 @@ def find_sources(spec: str | tuple[str, ...], key: Literal["train", "valid"]) ->
     Raises:
         DataError: an entry names nothing; every such entry is listed.
     """
+    from efftrain_cli.recipe.sections import Data
+
+    return _search(spec, f"data.{key}", key, Data(), [])
+
+
+def names_hub(data: Data) -> bool:
+    """Whether any of the training text or validation text is a dataset on the Hub. Reads nothing but names."""
+    specs = [data.train or "stdlib"] if data.sources is None else [source.path for source in data.sources]
+    specs += [data.valid] if data.valid is not None else []
+    entries = [entry for spec in specs for entry in ((spec,) if isinstance(spec, str) else spec)]
+    return any(
+        entry != "stdlib" and not glob.has_magic(entry) and not Path(entry).expanduser().exists() and _HUB.fullmatch(entry)
+        for entry in entries
+    )
+
+
+def _search(
+    spec: str | tuple[str, ...],
+    key: str,
+    purpose: Literal["train", "valid"],
+    data: Data,
+    notes: list[str],
+    part: int = 0,
+    text_field: str | None = None,
+) -> tuple[Source, ...]:
     sources: dict[Source, None] = {}
     problems = []
     for entry in (spec,) if isinstance(spec, str) else spec:
         try:
-            sources |= dict.fromkeys(_find(entry, key))
+            found, left_out = _find(entry, purpose, data)
         except DataError as error:
-            problems.append(f"data.{key} = {entry!r}: {error}")
+            problems.append(f"{key} = {entry!r}: {error}")
+            continue
+        if left_out:
+            notes.append(f"{key} = {entry!r}: {left_out}")
+        sources |= dict.fromkeys(source._replace(part=part, text_field=text_field) for source in found)
     if not sources and not problems:
-        problems.append(f'data.{key} is empty; name files, folders, globs, a Hub dataset or "stdlib"')
+        problems.append(f'{key} is empty; name files, folders, globs, a Hub dataset or "stdlib"')
     if problems:
         raise DataError("\n".join(problems))
     return tuple(sources)
 
 
-def _find(entry: str, key: Literal["train", "valid"]) -> list[Source]:
-    kinds = ", ".join(SUFFIXES)
+def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[list[Source], str]:
+    """The sources that one entry names, and what was left out of its folder, "" for nothing."""
+    kinds = ", ".join([*SUFFIXES, *MORE_SUFFIXES])
     if entry == "stdlib":
-        return stdlib_files()
+        return stdlib_files(), ""
+    stated: Kind | None = None if data.format == "auto" else data.format
     path = Path(entry).expanduser()
     if path.is_file():
-        kind = kind_of(path)
+        kind = stated or kind_of(path)
         if kind is None:
-            raise DataError(f"the file's kind is not known by its name; known are {kinds}")
-        return [TextFile(path.resolve(), kind)]
+            raise DataError(f'the file\'s kind is not known by its name; known are {kinds}. data.format = "txt" reads it as text')
+        return [TextFile(path.resolve(), kind)], ""
     if path.is_dir():
         found = [p for p in sorted(path.rglob("*")) if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        what = f"the folder holds no file of a known kind ({kinds})"
+        what = "the folder holds"
     elif glob.has_magic(entry):
         found = [Path(name) for name in sorted(glob.glob(os.path.expanduser(entry), recursive=True))]
-        what = f"the pattern matches no file of a known kind ({kinds})"
+        what = "the pattern matches"
     else:
         hub = _HUB.fullmatch(entry)
         if hub is None or kind_of(path) is not None:
@@ -84,21 +147,55 @@ def _find(entry: str, key: Literal["train", "valid"]) -> list[Source]:
                 f"no such file or folder (looked in {Path.cwd()}); name files, folders or globs of {kinds}, "
                 'a Hub dataset "owner/name", or "stdlib"'
             )
-        return [HubDataset(hub[1], hub[2], hub[3], key)]
-    files: list[Source] = []
-    for p in found:
-        kind = kind_of(p)
-        if kind is not None and p.is_file():
-            files.append(TextFile(p.resolve(), kind))
-    if not files:
-        raise DataError(what)
-    return files
+        split = data.split if purpose == "train" else None
+        return [HubDataset(hub[1], hub[2], hub[3] or data.revision, purpose, split=split)], ""
+    files = [p for p in found if p.is_file()]
+    if stated is not None:
+        chosen = [(p, stated) for p in files]
+    else:
+        chosen = [(p, kind) for p in files if (kind := _by_suffix(p, SUFFIXES)) is not None]
+        chosen = chosen or [(p, kind) for p in files if (kind := _by_suffix(p, MORE_SUFFIXES)) is not None]
+    if not chosen:
+        hint = f'; it has {_suffixes(files)}. data.format = "txt" reads them as text' if files else ""
+        raise DataError(f"{what} no file of a known kind ({kinds}){hint}")
+    return [TextFile(p.resolve(), kind) for p, kind in chosen], _left_out(files, [p for p, _ in chosen])
+
+
+def _left_out(files: list[Path], chosen: list[Path]) -> str:
+    """What is not read of some files, in words.
+
+    Raises:
+        DataError: it is most of them, by bytes.
+    """
+    taken = set(chosen)
+    others = [p for p in files if p not in taken]
+    if not others:
+        return ""
+    read, unread = sum(p.stat().st_size for p in chosen), sum(p.stat().st_size for p in others)
+    what = f"{len(others):,} of {len(files):,} files, {unread:,} of {read + unread:,} bytes, are not read ({_suffixes(others)})"
+    if unread > read:
+        raise DataError(
+            f'{what}: read is only {_suffixes(chosen)}. Name what you mean by a glob, as "folder/**/*.md", or set '
+            'data.format = "txt" to read every file as text'
+        )
+    return what
+
+
+def _suffixes(files: list[Path]) -> str:
+    """"12 .html, 3 .rst, ..." """
+    counts = Counter("".join(p.suffixes[-2:] if p.suffix in (".gz", ".zst") else p.suffixes[-1:]) or p.name for p in files)
+    shown = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(6))
+    return shown + (", ..." if len(counts) > 6 else "")
 
 
 def kind_of(path: Path) -> Kind | None:
     """How a file is read, by its name; None where the name does not say."""
+    return _by_suffix(path, SUFFIXES | MORE_SUFFIXES)
+
+
+def _by_suffix(path: Path, suffixes: dict[str, Kind]) -> Kind | None:
     name = path.name.lower()
-    return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
+    return next((kind for suffix, kind in suffixes.items() if name.endswith(suffix)), None)
 
 
 def stdlib_files() -> list[Source]:
@@ -120,154 +217,3 @@ def stdlib_files() -> list[Source]:
     prefix = len(str(root)) + 1
     found.sort(key=lambda name: name[prefix:].replace(os.sep, "/"))
     return [TextFile(Path(name), "stdlib") for name in found]
-
-
-def read_documents(source: Source, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """The documents of one source, in order. Records with an empty text are passed over; an empty file is a fault.
-
-    Args:
-        text_field: field or column of the text, in JSON lines, Parquet and Hub datasets.
-        bad: counts every document, and decides what becomes of those that cannot be read.
-
-    Raises:
-        DataError: the file cannot be read at all, or a document cannot and the policy is "error".
-    """
-    if isinstance(source, HubDataset):
-        yield from hub_documents(source, text_field, bad)
-        return
-    try:
-        if source.kind == "parquet":
-            yield from _parquet_documents(source.path, text_field, bad)
-        elif source.kind == "jsonl":
-            yield from _json_documents(source.path, text_field, bad)
-        else:
-            yield from _whole_file(source, bad)
-    except OSError as error:
-        raise DataError(f"{source.path}: cannot be read: {error.strerror or error}") from error
-
-
-def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
-    """A file of text as one document, every line end a newline, as text files are read everywhere."""
-    content = source.path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    if not content:
-        if source.kind != "stdlib":  # the library has many empty __init__.py
-            bad.found(str(source.path), "the file is empty")
-        return
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        bad.found(f"{source.path}:{line}:{error.start}", _not_utf8(content, error.start))
-        return
-    bad.seen += 1
-    yield Document(str(source.path), text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
-def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """One JSON object a line. Bytes are counted from the start of the file, uncompressed; blank lines are passed over."""
-    start, number, any_line = 0, 0, False
-    with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else open(path, "rb") as lines:
-        for number, line in enumerate(_lines(path, lines), 1):
-            if line.strip():
-                any_line = True
-                try:
-                    text = _text_of(line, text_field)
-                except _BadLineError as error:
-                    bad.found(f"{path}:{number}:{start + error.byte}", str(error))
-                else:
-                    bad.seen += 1
-                    if text:
-                        yield Document(f"{path}:{number}", text)
-            start += len(line)
-    if not any_line:
-        bad.found(str(path), "the file is empty" if start == 0 else "the file holds only blank lines")
-
-
-def _lines(path: Path, lines: IO[bytes]) -> Iterator[bytes]:
-    number = 0
-    try:
-        for line in lines:
-            number += 1
-            yield line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}:{number + 1}: the compressed file is damaged or cut short: {error}") from error
-
-
-class _BadLineError(Exception):
-    """What is wrong with one line, and at which of its bytes."""
-
-    def __init__(self, what: str, byte: int = 0) -> None:
-        super().__init__(what)
-        self.byte = byte
-
-
-def _text_of(line: bytes, text_field: str) -> str:
-    try:
-        decoded = line.rstrip(b"\r\n").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _BadLineError(_not_utf8(line, error.start), error.start) from None
-    try:
-        record = json.loads(decoded)
-    except json.JSONDecodeError as error:
-        byte = len(decoded[: error.pos].encode())
-        raise _BadLineError(f"not JSON: {error.msg} (one JSON object per line is expected)", byte) from None
-    except RecursionError:
-        raise _BadLineError("not JSON that can be read: nested too deeply") from None
-    if not isinstance(record, dict):
-        raise _BadLineError(f"a JSON {type(record).__name__}, not an object (one JSON object per line is expected)")
-    if text_field not in record:
-        raise _BadLineError(f"no field {text_field!r}; it has {_names(list(record))} (data.text_field names the field)")
-    text = record[text_field]
-    if not isinstance(text, str):
-        raise _BadLineError(f"field {text_field!r} is {type(text).__name__}, not text")
-    if (problem := unusable(text)) is not None:
-        raise _BadLineError(problem)
-    return text
-
-
-def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    import pyarrow
-    import pyarrow.parquet
-
-    if path.stat().st_size == 0:
-        bad.found(str(path), "the file is empty")
-        return
-    row = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if text_field not in columns:
-                raise DataError(f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)")
-            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
-                    row += 1
-                    if not isinstance(text, str):
-                        bad.found(f"{path}: row {row}", f"column {text_field!r} is {type(text).__name__}, not text")
-                        continue
-                    bad.seen += 1
-                    if text:
-                        yield Document(f"{path}:{row}", text)
-            if row == 0:
-                bad.found(str(path), "the file holds no rows")
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: after row {row}: damaged, cut short or no Parquet file: {error}") from error
-
-
-def _not_utf8(content: bytes, byte: int) -> str:
-    return f"not UTF-8: byte 0x{content[byte]:02x} (convert the file, for example with `iconv -f latin1 -t utf-8`)"
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:8])
-    return shown + (" and more" if len(names) > 8 else "") if names else "none"
-
-
-def cut_at_line(text: str, fraction: float) -> tuple[str, str]:
-    """A text as (train, valid): about the last `fraction` of it, from the nearest following start of a line.
-
-    Where no line starts there, the last line before it is taken; a text of one line stays whole in train.
-    """
-    position = text.find("\n", int(len(text) * (1 - fraction))) + 1
-    if position in (0, len(text)):
-        position = text.rfind("\n", 0, len(text.rstrip("\n"))) + 1
-    return (text[:position], text[position:]) if position else (text, "")

@@ -1,6 +1,7 @@
-"""Tokenizers, all through the `tokenizers` library: GPT-2's, any tokenizer.json, or a byte-level BPE of our own.
+"""Tokenizers: GPT-2's, any tokenizer.json, one of the Hub by its name, or a byte-level BPE of our own.
 
-The library is imported inside functions: a run on ready shards needs none of it until it samples.
+All are read by the `tokenizers` library; what has GPT-2's pattern is encoded by tiktoken, which is faster and gives the same
+ids. Both are imported inside functions: a run on ready shards needs none of them until it samples.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
+    import tiktoken
     import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
@@ -26,8 +31,6 @@ _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 _PIECE = 1 << 16
 """Characters of a piece of a long document that is encoded alone."""
-_SAFE_CUT = re.compile(r"(?<=\S\n)(?=\S)")
-"""After a single newline between two visible characters GPT-2's pattern always ends a word, so cutting there changes no token."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,41 @@ class Tokenizer:
     sha256: str
     """Fingerprint of what decides the ids: vocabulary, merges, normalizer, pre-tokenizer, end of text."""
     cuttable: bool
-    """Long documents may be cut at `_SAFE_CUT` without changing a token: byte-level, GPT-2's pattern, no normalizer."""
+    """Long documents may be cut at `_safe_cut` without changing a token: byte-level, GPT-2's pattern, no normalizer."""
+
+    parts: dict[str, Any] = field(repr=False, compare=False)
+    """`backend` as its JSON, without what decides no id."""
+
+    @cached_property
+    def fast(self) -> tiktoken.Encoding | None:
+        """The same ids by tiktoken; None where they could differ. Made at first use: checking a vocabulary takes a moment."""
+        from efftrain_cli.data.gpt2_bpe import fast_encoding
+
+        return fast_encoding(self.backend, self.parts) if self.cuttable else None
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes that a stored id takes: 2, or 4 where the vocabulary needs them."""
+        return 2 if self.vocab_size <= 1 << 16 else 4
+
+    @cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """UTF-8 bytes of each id's text, int64 (vocab_size,): what a byte-level vocabulary says without decoding.
+
+        Raises:
+            DataError: the vocabulary is not byte-level, so that an id's text depends on its neighbours.
+        """
+        import numpy as np
+
+        parts = self.parts
+        if (parts["decoder"] or {}).get("type") != "ByteLevel":
+            raise DataError("token files (.bin) can be read with byte-level tokenizers only, such as GPT-2's")
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, id in self.backend.get_vocab(with_added_tokens=False).items():
+            lengths[id] = len(token)  # each character stands for one byte
+        for token in parts["added_tokens"]:
+            lengths[token["id"]] = len(token["content"].encode())
+        return lengths
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text, as uint32 arrays; nothing is added at either end."""
@@ -54,23 +91,32 @@ class Tokenizer:
             cut = self._pieces(text)
             pieces += cut
             counts.append(len(cut))
-        encoded = [
-            np.array(encoding.ids, dtype=np.uint32)
-            for encoding in self.backend.encode_batch_fast(pieces, add_special_tokens=False)
-        ]
+        encoded = self._encode_pieces(pieces)
         result, at = [], 0
         for count in counts:
             result.append(encoded[at] if count == 1 else np.concatenate(encoded[at : at + count]))
             at += count
         return result
 
+    def _encode_pieces(self, pieces: list[str]) -> list[np.ndarray]:
+        import numpy as np
+
+        if sum(map(len, pieces)) < _PIECE or self.fast is None:  # a prompt, a task's few items: not worth the check
+            return [
+                np.array(encoding.ids, dtype=np.uint32)
+                for encoding in self.backend.encode_batch_fast(pieces, add_special_tokens=False)
+            ]
+        encode = self.fast.encode_to_numpy  # without Python's lock, so threads run side by side
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda piece: encode(piece, disallowed_special=()), pieces))
+
     def _pieces(self, text: str) -> list[str]:
         if not self.cuttable or len(text) <= 2 * _PIECE:
             return [text]
         pieces, start = [], 0
-        while (cut := _SAFE_CUT.search(text, start + _PIECE)) is not None:
-            pieces.append(text[start : cut.start()])
-            start = cut.start()
+        while (cut := _safe_cut(text, start + _PIECE)) is not None:
+            pieces.append(text[start:cut])
+            start = cut
         return [*pieces, text[start:]]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -80,6 +126,17 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Writes tokenizer.json."""
         self.backend.save(str(path))
+
+
+def _safe_cut(text: str, start: int) -> int | None:
+    """The first place from `start` on that follows a single newline between two visible characters: GPT-2's pattern always
+    ends a word there, so cutting changes no token."""
+    at = text.find("\n", start - 1)
+    while 0 < at < len(text) - 1:
+        if not text[at - 1].isspace() and not text[at + 1].isspace():
+            return at + 1
+        at = text.find("\n", at + 1)
+    return None
 
 
 def bpe_size(spec: str) -> int | None:
@@ -96,15 +153,29 @@ def bpe_size(spec: str) -> int | None:
     return int(number)
 
 
+_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
+
+
 def tokenizer_files(spec: str) -> tuple[Path, ...]:
-    """The local files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none for "gpt2" and "bpe:N".
+    """The files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none for "gpt2" and "bpe:N". One of
+    the Hub, "owner/name", is downloaded if the Hub's cache does not have it.
 
     Raises:
-        DataError: it names nothing that is there.
+        DataError: it names nothing that is there, or the Hub cannot be asked.
     """
     if spec == "gpt2" or bpe_size(spec) is not None:
         return ()
     path = Path(spec).expanduser()
+    if not path.exists() and (named := _HUB.fullmatch(spec)) is not None and path.suffix != ".json":
+        from efftrain_cli.data.hub import hub_file
+
+        try:
+            found = hub_file(named[1], "tokenizer.json", named[2])
+            with suppress(DataError):  # lies beside it then, and may name the end of text
+                hub_file(named[1], "tokenizer_config.json", named[2])
+            return (found,)
+        except DataError as error:
+            raise DataError(f"{_nothing_called(spec)} (of the Hub: {error})") from error
     if path.is_file() and path.name not in {name for pair in _PAIRS for name in pair}:
         return (path,)
     folder = path if path.is_dir() else path.parent
@@ -118,9 +189,13 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
             f"data.tokenizer = {spec!r}: the folder has neither tokenizer.json nor both of vocab.json and merges.txt "
             "(or encoder.json and vocab.bpe)"
         )
-    raise DataError(
+    raise DataError(_nothing_called(spec))
+
+
+def _nothing_called(spec: str) -> str:
+    return (
         f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()}); give a tokenizer.json, a folder with "
-        'GPT-2\'s vocabulary and merges, "gpt2" (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
+        'GPT-2\'s vocabulary and merges, "gpt2" or "owner/name" (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
     )
 
 
@@ -155,7 +230,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
                 backend.add_special_tokens([END_OF_TEXT])
     except Exception as error:  # the library raises bare Exception
         raise DataError(f"data.tokenizer = {spec!r}: {files[0]} cannot be read as a tokenizer: {error}") from error
-    return _finished(backend, spec)
+    return _finished(backend, spec, files[0].parent)
 
 
 def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
@@ -189,12 +264,25 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def _finished(backend: tokenizers.Tokenizer, spec: str) -> Tokenizer:
+def _stated_end(folder: Path | None) -> str | None:
+    """The end of text that tokenizer_config.json beside a tokenizer names."""
+    if folder is None:
+        return None
+    try:
+        stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+        return stated["content"] if isinstance(stated, dict) else stated
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = None) -> Tokenizer:
     """Our value around the library's: special tokens off in text, no padding, no truncation, its end of text found."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    end = next((name for name in _ENDS if name in vocabulary), None)
+    end = next((name for name in (*_ENDS, _stated_end(folder)) if name in vocabulary), None)
     if end is None:
-        raise DataError(f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)} is needed")
+        raise DataError(f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)} is needed, or an eos_token in tokenizer_config.json beside it")
+    if max(vocabulary.values()) >= 1 << 24:
+        raise DataError(f"data.tokenizer = {spec!r} has ids up to {max(vocabulary.values()):,}; at most {1 << 24:,} tokens are read")
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True  # text that spells a special token is text
@@ -215,4 +303,5 @@ def _finished(backend: tokenizers.Tokenizer, spec: str) -> Tokenizer:
         eot_id=vocabulary[end],
         sha256=hashlib.sha256(identity.encode()).hexdigest(),
         cuttable=split == {"type": "ByteLevel", "use_regex": True} and parts["normalizer"] is None,
+        parts=parts,
     )

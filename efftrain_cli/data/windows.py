@@ -3,6 +3,9 @@
 The tokens of an epoch are cut into windows of `seq_len` tokens (and one more, the last target), and the windows are put
 into an order by a keyed permutation that is computed, not stored: a Feistel network on the window's number. So any
 position of any epoch costs the same to find, resuming needs no state, and each window comes exactly once per epoch.
+
+Several sources are mixed by position too: a fixed pattern of `_MIX` positions says whose window comes, every source as
+evenly as its weight allows, and how many of its windows came before says which one.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from efftrain_cli.data.shards import TokenShards
+from efftrain_cli.data.limits import apportion
+from efftrain_cli.data.shards import Part, TokenShards
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.plan.step import Batch, StepPlan
 
@@ -23,6 +27,11 @@ if TYPE_CHECKING:
 
 _ROUNDS = 8
 _BLOCK = 4096  # stream positions whose places are computed at once
+_MIX = 10_000  # positions in the pattern of a mix: weights are met to a ten-thousandth
+MANY_EPOCHS = 50
+"""From so many epochs on, a warning: the model learns the text by heart."""
+FEW_WINDOWS = 8
+"""With fewer validation windows than this, a warning: their loss depends on which text they happen to hold."""
 
 
 class Windows:
@@ -40,23 +49,39 @@ class Windows:
 
     def __init__(self, shards: TokenShards, seq_len: int, seed: int, *, pin_memory: bool = False) -> None:
         self.shards, self.seq_len, self.seed, self.pin_memory = shards, seq_len, seed, pin_memory
+        self._parts = shards.parts or (Part("the training text", 1.0, shards.tokens),)
         # One window fewer than fits, so that every epoch's shift of the cut leaves the same number.
-        self._per_epoch = shards.tokens // seq_len - 1
+        self._windows = [part.tokens // seq_len - 1 for part in self._parts]
+        self._shares = apportion([part.weight for part in self._parts], _MIX)
+        self._pattern = _pattern(self._shares) if len(self._parts) > 1 else None
         self._blocks: dict[int, np.ndarray] = {}
 
     @property
     def per_epoch(self) -> int:
-        """Windows in an epoch."""
-        if self._per_epoch < 1:
-            raise DataError(
-                f"the training text has {self.shards.tokens:,} tokens, too few for windows of {self.seq_len:,} tokens "
-                f"(at least {2 * self.seq_len:,} are needed): give more text or a smaller model.seq_len"
-            )
-        return self._per_epoch
+        """Windows in an epoch; of a mix, those until the first of its sources has been read once."""
+        for part, windows in zip(self._parts, self._windows, strict=True):
+            if windows < 1:
+                raise DataError(
+                    f"{part.name} has {part.tokens:,} tokens, too few for windows of {self.seq_len:,} tokens "
+                    f"(at least {2 * self.seq_len:,} are needed): give more text or a smaller model.seq_len"
+                )
+        if len(self._parts) == 1:
+            return self._windows[0]
+        return min(windows * _MIX // share for windows, share in zip(self._windows, self._shares, strict=True))
 
     def epochs(self, windows: int) -> float:
-        """Epochs that a run of this many windows (`Progress.windows` at its end) makes of the corpus."""
+        """Epochs that a run of this many windows (`Progress.windows` at its end) makes of the corpus; of a mix, of the source
+        that is read most often."""
         return windows / self.per_epoch
+
+    def epochs_of_sources(self, windows: int) -> dict[str, float]:
+        """Epochs of each source of a mix, by its name; nothing where there is one text."""
+        if len(self._parts) == 1:
+            return {}
+        return {
+            part.name: windows * share / _MIX / own
+            for part, share, own in zip(self._parts, self._shares, self._windows, strict=True)
+        }
 
     def check_budget(self, windows: int, data: Data) -> float:
         """`epochs(windows)`, if the recipe allows that many.
@@ -66,6 +91,12 @@ class Windows:
         """
         epochs = self.epochs(windows)
         if epochs > 1 and not data.repeat:
+            if self._pattern is not None:
+                each = ", ".join(f"{name} {count:.2f}" for name, count in self.epochs_of_sources(windows).items())
+                raise RecipeError(
+                    f"the budget needs {epochs:.2f} epochs of one of the sources ({each}). Set data.repeat = true to read it more "
+                    f"than once, lower its weight or train.tokens, or give more text"
+                )
             raise RecipeError(
                 f"the budget needs {epochs:.2f} epochs: {windows:,} windows of {self.seq_len:,} tokens, and the corpus has "
                 f"{self.per_epoch:,}. Set data.repeat = true to read it more than once, lower train.tokens to about "
@@ -137,9 +168,19 @@ class Windows:
                 f"the validation text has {self.shards.tokens:,} tokens, too few for one window of {self.seq_len:,} and its "
                 "last target: raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
             )
-        count = min(count, fits)
-        room = self.shards.tokens - 1 - self.seq_len
-        return [i * room // (count - 1) for i in range(count)] if count > 1 else [0]
+        if self._pattern is not None:
+            starts, base = [], 0
+            for part, share in zip(self._parts, apportion([part.weight for part in self._parts], count), strict=True):
+                starts += [base + start for start in self._spread(part.tokens, share)]
+                base += part.tokens
+            return starts or self._spread(self.shards.tokens, 1)
+        return self._spread(self.shards.tokens, count)
+
+    def _spread(self, tokens: int, count: int) -> list[int]:
+        """Starts of at most `count` windows over so many tokens, none overlapping another."""
+        count = min(count, (tokens - 1) // self.seq_len)
+        room = tokens - 1 - self.seq_len
+        return [i * room // (count - 1) for i in range(count)] if count > 1 else [0] * max(count, 0)
 
     def _block(self, number: int) -> np.ndarray:
         places = self._blocks.get(number)
@@ -151,15 +192,61 @@ class Windows:
         return places
 
     def _places(self, positions: np.ndarray) -> np.ndarray:
-        epochs = positions // self.per_epoch
+        self.per_epoch  # noqa: B018  raises where there is too little text
+        if self._pattern is None:
+            return self._places_in(0, positions)
+        whose, before = self._pattern
+        rounds, at = np.divmod(positions, _MIX)
         places = np.empty_like(positions)
+        base = 0
+        for number, part in enumerate(self._parts):
+            here = whose[at] == number
+            numbers = rounds[here] * self._shares[number] + before[at[here]]
+            places[here] = base + self._places_in(number, numbers)
+            base += part.tokens
+        return places
+
+    def _places_in(self, part: int, numbers: np.ndarray) -> np.ndarray:
+        """Where the windows of one source with these numbers in its own order begin, counted from its first token."""
+        per_epoch = self._windows[part]
+        epochs = numbers // per_epoch
+        places = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            key = _key(self.seed, epoch)
+            key = _key(f"{self.seed} {epoch}" if part == 0 else f"{self.seed} {epoch} source {part}")
             shift = int(key[-1] % np.uint64(self.seq_len))
-            order = permute(positions[here] - epoch * self.per_epoch, self.per_epoch, key[:_ROUNDS])
+            order = permute(numbers[here] - epoch * per_epoch, per_epoch, key[:_ROUNDS])
             places[here] = shift + order * self.seq_len
         return places
+
+
+def data_warnings(train: Windows, windows: int, validation_windows: int) -> list[str]:
+    """What is legal and probably not meant, one sentence each, of a run of `windows` windows."""
+    found = []
+    if (epochs := train.epochs(windows)) > MANY_EPOCHS:
+        found.append(
+            f"the run reads the text {epochs:,.0f} times: it will learn it by heart, and lower losses then say little. "
+            "Give more text (data.train) or lower train.tokens"
+        )
+    if validation_windows < FEW_WINDOWS:
+        found.append(
+            f"validation is on {validation_windows} window{'s' * (validation_windows != 1)} only, so its loss depends on which "
+            "text they hold: raise data.valid_fraction or eval.windows, or give data.valid more text"
+        )
+    return found
+
+
+def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Whose window stands at each of `_MIX` positions, and how many of its own stand before it: int64 (_MIX,) twice.
+
+    The j-th of a source's n windows stands near (j + 1/2) / n of the way, so that every beginning of the stream holds each
+    source by its share to within a window or two.
+    """
+    keys = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
+    owners = np.repeat(np.arange(len(shares)), shares)
+    numbers = np.concatenate([np.arange(share) for share in shares])
+    order = np.argsort(keys, kind="stable")
+    return owners[order], numbers[order]
 
 
 def permute(numbers: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
@@ -199,7 +286,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _key(seed: int, epoch: int) -> np.ndarray:
+def _key(name: str) -> np.ndarray:
     """Round keys and, last, the number behind the epoch's shift: uint64 (_ROUNDS + 1,)."""
-    digests = [hashlib.sha256(f"windows {seed} {epoch} {i}".encode()).digest() for i in range(-(-(_ROUNDS + 1) // 4))]
+    digests = [hashlib.sha256(f"windows {name} {i}".encode()).digest() for i in range(-(-(_ROUNDS + 1) // 4))]
     return np.frombuffer(b"".join(digests), dtype="<u8")[: _ROUNDS + 1]

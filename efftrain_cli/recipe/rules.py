@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(dotted key, rule) of every combination that cannot work. `recipe` may be what is known of one with mistakes: a rule is
     skipped where a value that it needs is itself wrong."""
-    for rules in (_model_rules, _optim_rules):
+    for rules in (_model_rules, _data_rules, _optim_rules):
         with suppress(UnknownValue):
             yield from rules(recipe)
     for method in recipe.methods.values():
@@ -30,6 +30,20 @@ def _model_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     model = recipe.model
     if model.n_embd % model.n_head:
         yield "model.n_head", f"must divide model.n_embd = {model.n_embd}: every head has n_embd / n_head channels"
+
+
+def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    data = recipe.data
+    if data.sources is None:
+        return
+    if not data.sources:
+        yield "data.sources", "names no text: give one [[data.sources]] or more, or leave it out"
+    elif data.train != "stdlib":
+        yield "data.train", "names training text beside [[data.sources]]: move it into one of them and set data.train = false"
+    total = sum(source.weight for source in data.sources)
+    for number, source in enumerate(data.sources):
+        if source.weight < 1e-3 * total:
+            yield "data.sources", f"source {number} ({source.path!r}): a weight is at least a thousandth of the sum of the weights, {total:g}"
 
 
 def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -28,21 +28,43 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
+class TextSource:
+    """One of several texts that are mixed."""
+
+    path: Text
+    """As data.train: "stdlib", a file, folder or glob, or a Hugging Face dataset "owner/name"."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the training windows, relative to the other sources' weights."""
+    text_field: Text | None = None
+    """Field or column of the text; default: data.text_field."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
 class Data:
     """Where the text comes from and how it becomes tokens."""
 
-    train: Text | Annotated[tuple[Text, ...], Field(min_length=1)] = "stdlib"
+    train: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = "stdlib"
     """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs of .txt .jsonl .json.gz
-    .parquet, or a Hugging Face dataset "owner/name"."""
+    .parquet .md .csv .bin, or a Hugging Face dataset "owner/name"."""
+    sources: tuple[TextSource, ...] | None = None
+    """Several texts in place of `train`, mixed by weight: [[data.sources]] with path, weight and text_field."""
     valid: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Text to validate on; without it, valid_fraction of train's documents is held out."""
     valid_fraction: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of the documents held out for validation where `valid` is not given."""
     tokenizer: Text = "bpe:512"
-    """"gpt2" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and merges, or "bpe:N": a byte-level BPE of N
-    tokens trained on the corpus."""
+    """"gpt2" or "owner/name" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and merges, or "bpe:N": a
+    byte-level BPE of N tokens trained on the corpus."""
     text_field: Text = "text"
-    """Field or column that holds a document's text in .jsonl, .parquet and Hub datasets."""
+    """Field or column that holds a document's text in .jsonl, .json, .csv, .parquet and Hub datasets."""
+    format: Literal["auto", "txt", "jsonl", "json", "csv", "parquet", "bin"] = "auto"
+    """How files are read. "auto": by their names; anything else is taken for every file that is named."""
+    split: Text | None = None
+    """Split of a Hub dataset to train on; default "train"."""
+    revision: Text | None = None
+    """Revision (branch, tag or commit) of Hub datasets; the same as "owner/name@revision"."""
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None
+    """Training tokens to prepare at most; default: all local text, and of Hub datasets what the budget needs."""
     repeat: bool = False
     """Allow more than one epoch."""
     on_bad_document: Literal["error", "skip"] = "error"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.data.limits import limits_of
 from efftrain_cli.data.progress import prepare_shown
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import UsageError
@@ -78,7 +79,7 @@ def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
     Raises:
         DataError: the data is missing, damaged, or smaller than the budget needs.
     """
-    corpus = prepare_shown(recipe.data)
+    corpus = prepare_shown(recipe.data, limits=limits_of(recipe))
     train_data = Windows(corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda")
     val_windows = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
     return Setting(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)

@@ -12,7 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from efftrain_cli.data.documents import BadDocuments, HubDataset
-from efftrain_cli.data.text import cut_at_line, find_sources, read_documents, stdlib_files
+from efftrain_cli.data.reading import cut_at_line, read_documents
+from efftrain_cli.data.text import find_sources, stdlib_files
 from efftrain_cli.foundation.errors import DataError
 
 

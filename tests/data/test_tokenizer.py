@@ -6,12 +6,15 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from efftrain_cli.data.documents import BadDocuments
-from efftrain_cli.data.text import find_sources, read_documents
+from efftrain_cli.data.reading import read_documents
+from efftrain_cli.data.text import find_sources
 from efftrain_cli.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
 
@@ -52,6 +55,53 @@ def test_long_documents_are_cut_where_no_token_changes(gpt2: Tokenizer, bpe: Tok
         assert len(tokenizer._pieces(text)) >= 3
         whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(["a", text, ""])[1].tolist() == whole
+
+
+@pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.slow)])
+def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2: Tokenizer, step: int) -> None:
+    """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries' word patterns are one."""
+    assert gpt2.fast is not None
+    characters = [chr(c) for c in (*range(0x3100), *range(0x3100, 0x110000, step)) if not 0xD800 <= c < 0xE000]
+    texts = [f"a{c}b 1{c}2 {c} {c}{c}\n{c}x  {c} ' {c}'s{c}" for c in characters]
+    for start in range(0, len(texts), 20_000):
+        part = texts[start : start + 20_000]
+        slow = [encoding.ids for encoding in gpt2.backend.encode_batch_fast(part, add_special_tokens=False)]
+        assert gpt2.fast.encode_ordinary_batch(part) == slow
+
+
+def test_tiktoken_is_used_only_where_ids_are_certain(gpt2: Tokenizer, bpe: Tokenizer, tmp_path: Path) -> None:
+    text = SAMPLE[0] * 6
+    for tokenizer in (gpt2, bpe):
+        assert tokenizer.fast is not None
+        whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
+        assert len(text) > 1 << 16 and tokenizer.encode([text])[0].tolist() == whole
+
+    def changed(edit: Callable[[dict[str, Any]], object]) -> Tokenizer:
+        parts = json.loads(bpe.backend.to_str())
+        edit(parts)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+        return load_tokenizer(tmp_path / "tokenizer.json")
+
+    def swap_ranks(parts: dict[str, Any]) -> None:
+        parts["model"]["merges"][0], parts["model"]["merges"][50] = parts["model"]["merges"][50], parts["model"]["merges"][0]
+
+    def other_pair(parts: dict[str, Any]) -> None:
+        """A token that no text reaches: its listed parts never stand side by side, but tiktoken would merge others."""
+        alone = {"".join(pair): number for number, pair in enumerate(parts["model"]["merges"])}
+        number = next(n for word, n in alone.items() if len(word) == 3)
+        word = "".join(parts["model"]["merges"][number])
+        left, _ = parts["model"]["merges"][number]
+        parts["model"]["merges"][number] = [word[:1], word[1:]] if len(left) == 2 else [word[:2], word[2:]]
+        for piece in parts["model"]["merges"][number]:
+            parts["model"]["vocab"].setdefault(piece, len(parts["model"]["vocab"]))
+
+    assert changed(lambda parts: None).fast is not None
+    assert changed(swap_ranks).fast is None
+    assert changed(other_pair).fast is None
+    assert changed(lambda parts: parts["model"].update(dropout=0.1)).fast is None
+    assert changed(lambda parts: parts.update(normalizer={"type": "NFC"})).fast is None
+    word = {"id": 400, "content": "def", "special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    assert changed(lambda parts: parts["added_tokens"].append(word)).fast is None
 
 
 def test_round_trip_and_spelled_end_of_text(bpe: Tokenizer) -> None:
@@ -133,13 +183,14 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     for name in ("HTTPS_PROXY", "https_proxy", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    import huggingface_hub  # noqa: F401  the import is not what is timed
+    import datasets  # noqa: F401  the imports are not what is timed
+    import huggingface_hub  # noqa: F401
 
     begin = time.monotonic()
     with pytest.raises(DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"):
         load_tokenizer("gpt2")
     (source,) = find_sources("owner/name", "train")
-    with pytest.raises(DataError, match=r"no file or folder here, and the Hugging Face Hub cannot be asked"):
+    with pytest.raises(DataError, match=r"no file or folder here, the Hugging Face Hub cannot be asked .* the cache of `datasets` has no copy"):
         list(read_documents(source, "text", BadDocuments("error")))
     assert time.monotonic() - begin < 4
 

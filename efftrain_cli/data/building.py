@@ -1,0 +1,261 @@
+"""The building of one corpus: documents in, shards out, and a place on disk from which a killed building goes on.
+
+Whenever a shard is whole, `progress.json` says how far the documents were taken, what was counted, and where each open
+shard ends. A later start cuts the open shards there and goes on with the next document, so it gives the same bytes as a
+building that was never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.data import cache, shards
+from efftrain_cli.data.corpus import digest_of, file_sha256
+from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
+from efftrain_cli.data.limits import Limits, apportion
+from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, open_shard
+from efftrain_cli.data.split import Place, Report, Split, Tally, check_findings, check_sides, split_documents
+from efftrain_cli.data.tokenizer import Tokenizer
+from efftrain_cli.foundation.console import human_bytes
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.sections import Data
+
+PROGRESS = "progress.json"
+HELD_OUT = "held_out.jsonl"
+_BATCH = 4_000_000  # characters tokenized at a time
+_SIDES = ("train", "valid")
+
+
+@dataclass
+class Building:
+    """Tokenizes both sides of a split into `folder`, the manifest last."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    split: Split
+    data: Data
+    limits: Limits | None
+    total: int | None
+    """Bytes of text, where known."""
+    tell: Report
+    tally: Tally = field(init=False)
+    place: Place = field(init=False)
+    written: dict[str, dict[str, int]] = field(init=False)
+    """Documents and bytes of each side that are in its shards."""
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(BadDocuments(self.data.on_bad_document))
+        self.place = Place()
+        self.written = {side: {"documents": 0, "bytes": 0} for side in _SIDES}
+        weights = [source.weight for source in self.data.sources or ()] or [1.0]
+        self._parts = len(weights)
+        self._writers = {
+            (side, part): ShardWriter(
+                self.folder,
+                side if self._parts == 1 else f"{side}-{part}",
+                vocab_size=self.tokenizer.vocab_size,
+                eot_id=self.tokenizer.eot_id,
+                tokenizer_sha256=self.tokenizer.sha256,
+                shard_tokens=shards.SHARD_TOKENS,
+            )
+            for side in _SIDES
+            for part in range(self._parts)
+        }
+        self._limits: dict[tuple[str, int], int] = {}
+        for side, limit in zip(_SIDES, self.limits or (None, None), strict=True):
+            if limit is not None:
+                for part, share in enumerate(apportion(weights, limit)):
+                    self._limits[side, part] = share
+        self._saved_shards = self._saved_held_out = 0
+        self._room_checked = False
+
+    def write(self) -> None:
+        """Writes shards, tokenizer and manifest; goes on from what an earlier building left.
+
+        Raises:
+            DataError: a document cannot be read, the sides overlap, or one of them is empty.
+            DiskError: there is less room than the shards will take.
+        """
+        if (self.folder / PROGRESS).exists():
+            self._take_up()
+        elif self.limits is not None and self.limits.train is not None and self.total is None:
+            self._check_room(self.limits.train + (self.limits.valid or 0))
+        batch: list[tuple[str, int, Document]] = []
+        waiting = 0
+        try:
+            for side, part, document in split_documents(self.split, self.data, self.tally, self.place):
+                batch.append((side, part, document))
+                waiting += len(document.text) if document.ids is None else 4 * len(document.ids)
+                if (waiting >= _BATCH or len(batch) >= 4096) and self.place.between:
+                    self._flush(batch)
+                    waiting = 0
+                    self.place.enough = self._has_enough(part)
+                    if sum(writer.whole_shards for writer in self._writers.values()) > self._saved_shards:
+                        self._save()
+            self._flush(batch)
+        finally:
+            for writer in self._writers.values():
+                writer.close()
+        check_findings(self.tally.findings(), self.data)
+        check_sides(self.tally, self.split)
+        self.tokenizer.save(self.folder / "tokenizer.json")
+        cache.sync_file(self.folder / "tokenizer.json")
+        manifest = self._manifest()
+        cache.write_whole(self.folder / "manifest.json", json.dumps({**manifest, "sha256": digest_of(manifest)}, indent=1))
+        for name in (PROGRESS, HELD_OUT):
+            (self.folder / name).unlink(missing_ok=True)
+        cache.sync_folder(self.folder)
+
+    def _flush(self, batch: list[tuple[str, int, Document]]) -> None:
+        """Tokenizes and writes the documents that are still wanted."""
+        wanted = [entry for entry in batch if not self._full(*entry[:2])]
+        batch.clear()
+        encoded = iter(self.tokenizer.encode([doc.text for _, _, doc in wanted if doc.ids is None]))
+        for side, part, document in wanted:
+            ids = next(encoded) if document.ids is None else document.ids
+            if self._full(side, part):
+                continue
+            self._writers[side, part].add(ids, document.id)
+            self.written[side]["documents"] += 1
+            # Ids that are out of the vocabulary have been refused by now.
+            size = len(document.content()) if document.ids is None else int(self.tokenizer.byte_lengths[ids].sum())
+            self.written[side]["bytes"] += size
+        done, tokens = sum(w["bytes"] for w in self.written.values()), sum(w.tokens for w in self._writers.values())
+        if self.total is None:
+            limit = None if self.limits is None else sum(self._limits.values())
+            self.tell("tokens prepared", tokens, limit)
+        else:
+            if done and not self._room_checked:  # the first batch says how many tokens a byte makes
+                self._check_room(int(self.total * tokens / done))
+            self.tell("bytes tokenized", done, self.total)
+
+    def _full(self, side: str, part: int) -> bool:
+        limit = self._limits.get((side, part))
+        return limit is not None and self._writers[side, part].tokens >= limit
+
+    def _has_enough(self, part: int) -> bool:
+        """Nothing more is wanted of the source that is being read."""
+        if self.place.source < len(self.split.valid):
+            return self._full("valid", part)
+        return self._full("train", part) and (bool(self.split.valid) or self._full("valid", part))
+
+    def _check_room(self, tokens: int) -> None:
+        """Raises:
+        DiskError: the disk has less room than so many tokens take.
+        """
+        self._room_checked = True
+        needed = tokens * self.tokenizer.dtype_bytes
+        free = cache.require_room(self.folder, needed)
+        if needed > 1 << 28:
+            self.tell(f"the shards will take about {human_bytes(needed)}; {human_bytes(free)} are free", 0, None)
+
+    # The place on disk.
+
+    def _save(self) -> None:
+        """Makes what is written so far something that a later start goes on from."""
+        writers = {f"{side} {part}": writer.sync() for (side, part), writer in self._writers.items()}
+        met = list(self.tally.held_out.items())
+        with open(self.folder / HELD_OUT, "a", encoding="utf-8") as file:
+            for digest, name in met[self._saved_held_out :]:
+                file.write(json.dumps([digest.hex(), name]) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._saved_held_out = len(met)
+        bad = self.tally.bad
+        progress = {
+            "schema_version": SCHEMA_VERSION,
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "source": self.place.source,
+            "taken": self.place.taken,
+            "hub": None if self.place.hub is None else self.place.hub.state(),
+            "bytes": self.tally.bytes,
+            "documents": self.tally.documents,
+            "overlap": [self.tally.overlap, self.tally.overlap_examples],
+            "bad": [bad.seen, bad.skipped, bad.examples],
+            "held_out": len(met),
+            "written": self.written,
+            "writers": writers,
+        }
+        cache.write_whole(self.folder / PROGRESS, json.dumps({**progress, "sha256": digest_of(progress)}))
+        self._saved_shards = sum(writer.whole_shards for writer in self._writers.values())
+
+    def _take_up(self) -> None:
+        """Goes on from what `_save` left; begins anew where that is damaged."""
+        try:
+            progress = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
+            if progress.pop("sha256") != digest_of(progress) or progress["tokenizer_sha256"] != self.tokenizer.sha256:
+                raise ValueError("damaged, or of another tokenizer")
+            lines = (self.folder / HELD_OUT).read_text(encoding="utf-8").splitlines()[: progress["held_out"]]
+            self.tally.held_out = {bytes.fromhex(digest): name for digest, name in map(json.loads, lines)}
+            for (side, part), writer in self._writers.items():
+                writer.resume(progress["writers"][f"{side} {part}"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.tell(f"what an earlier start left cannot be used ({error}): beginning anew", 0, None)
+            (self.folder / PROGRESS).unlink(missing_ok=True)
+            self.__post_init__()
+            return
+        (self.folder / HELD_OUT).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        tally, bad = self.tally, self.tally.bad
+        tally.bytes, tally.documents = progress["bytes"], progress["documents"]
+        tally.overlap, tally.overlap_examples = progress["overlap"]
+        bad.seen, bad.skipped, bad.examples = progress["bad"]
+        self.written, self._saved_held_out = progress["written"], len(lines)
+        self.place = Place(progress["source"], progress["taken"], hub_state=progress["hub"])
+        self._saved_shards = sum(writer.whole_shards for writer in self._writers.values())
+        tokens = sum(writer.tokens for writer in self._writers.values())
+        self.tell(f"going on after {tokens:,} tokens that an earlier start prepared", 0, None)
+
+    def _manifest(self) -> dict[str, Any]:
+        tokenizer, split = self.tokenizer, self.split
+        manifest: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "sources": {side: _described(sources) for side, sources in (("train", split.train), ("valid", split.valid))},
+            "split": "given" if split.valid else "held out" if split.threshold is not None else "cut",
+            "tokenizer": {
+                "spec": self.data.tokenizer,
+                "sha256": tokenizer.sha256,
+                "file_sha256": file_sha256(self.folder / "tokenizer.json"),
+                "vocab_size": tokenizer.vocab_size,
+                "eot_id": tokenizer.eot_id,
+            },
+            **self.tally.findings(),
+        }
+        if self.limits is not None:
+            manifest["limits"] = self.limits._asdict()
+        for side in _SIDES:
+            of_parts = [
+                [(path.name, open_shard(path).header) for path in self._writers[side, part].paths] for part in range(self._parts)
+            ]
+            manifest[side] = {
+                **self.written[side],
+                "tokens": sum(header.tokens for headers in of_parts for _, header in headers),
+                "shards": [
+                    {"file": name, "tokens": header.tokens, "sha256": header.sha256}
+                    for headers in of_parts
+                    for name, header in headers
+                ],
+            }
+            if self._parts > 1 and not (side == "valid" and split.valid):
+                manifest[side]["parts"] = [sum(header.tokens for _, header in headers) for headers in of_parts]
+        manifest["data_hash"] = digest_of(
+            [tokenizer.sha256, *([shard["sha256"] for shard in manifest[side]["shards"]] for side in _SIDES)]
+        )
+        return manifest
+
+
+def _described(sources: tuple[Source, ...]) -> list[str]:
+    """The sources in words: the library once, files by path, datasets by name."""
+    import platform
+
+    described = [
+        str(source.path) if isinstance(source, TextFile) else "/".join(filter(None, (source.name, source.config)))
+        for source in sources
+        if not (isinstance(source, TextFile) and source.kind == "stdlib")
+    ]
+    library = len(sources) - len(described)
+    return [f"standard library of Python {platform.python_version()} ({library} files)"] * bool(library) + described

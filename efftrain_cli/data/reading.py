@@ -1,0 +1,316 @@
+"""Reading: one source's documents, in order.
+
+Every kind of file is read here rather than through `datasets`, because a damaged file must be reported with its line and
+byte, and because memory stays bounded whatever a file holds.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Source, TextFile, unusable
+from efftrain_cli.data.hub import HubReader
+from efftrain_cli.data.token_files import token_documents
+from efftrain_cli.foundation.errors import DataError
+
+LINE_BYTES = 64 << 20
+"""Longest line that is read: a damaged or hostile archive may hold one of any length."""
+JSON_BYTES = 256 << 20
+"""Largest .json file that is read whole, which a list of records takes; longer ones are JSON lines."""
+
+
+def read_documents(source: Source, text_field: str, bad: BadDocuments, eot_id: int | None = None) -> Iterator[Document]:
+    """The documents of one source, in order. Records with an empty text are passed over; an empty file is a fault.
+
+    Args:
+        text_field: field or column of the text, in JSON, CSV, Parquet and Hub datasets; a source may name its own.
+        bad: counts every document, and decides what becomes of those that cannot be read.
+        eot_id: the token that ends a document in files of token ids.
+
+    Raises:
+        DataError: the file cannot be read at all, or a document cannot and the policy is "error".
+    """
+    field = source.text_field or text_field
+    if isinstance(source, HubDataset):
+        yield from HubReader(source, field, bad).documents()
+        return
+    try:
+        if source.kind == "parquet":
+            yield from _parquet_documents(source.path, field, bad)
+        elif source.kind == "jsonl":
+            yield from _json_documents(source.path, field, bad)
+        elif source.kind == "json":
+            yield from _json_file(source.path, field, bad)
+        elif source.kind == "csv":
+            yield from _csv_documents(source.path, field, bad)
+        elif source.kind == "bin":
+            yield from token_documents(source.path, bad, eot_id)
+        else:
+            yield from _whole_file(source, bad)
+    except OSError as error:
+        raise DataError(f"{source.path}: cannot be read: {error.strerror or error}") from error
+
+
+def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
+    """A file of text as one document, every line end a newline, as text files are read everywhere."""
+    content = source.path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if not content:
+        if source.kind != "stdlib":  # the library has many empty __init__.py
+            bad.found(str(source.path), "the file is empty")
+        return
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        bad.found(f"{source.path}:{line}:{error.start}", _not_utf8(content, error.start))
+        return
+    bad.seen += 1
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    yield Document(str(source.path), text)
+
+
+def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
+    """One JSON object a line. Bytes are counted from the start of the file, uncompressed; blank lines are passed over."""
+    start, number, any_line = 0, 0, False
+    with _opened(path) as file:
+        for number, (line, length) in enumerate(_lines(path, file), 1):
+            if length > LINE_BYTES:
+                any_line = True
+                bad.found(f"{path}:{number}:{start}", _too_long(length))
+            elif line.strip():
+                any_line = True
+                try:
+                    text = _text_of(_parsed(line), text_field)
+                except _BadLineError as error:
+                    bad.found(f"{path}:{number}:{start + error.byte}", str(error))
+                else:
+                    bad.seen += 1
+                    if text:
+                        yield Document(f"{path}:{number}", text)
+            start += length
+    if not any_line:
+        bad.found(str(path), "the file is empty" if start == 0 else "the file holds only blank lines")
+
+
+def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
+    """A list of records, one record, or JSON lines under another name."""
+    if path.stat().st_size <= JSON_BYTES:
+        try:
+            records = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):  # JSON lines, or damaged: said there with its line
+            records = None
+        if isinstance(records, list | dict):
+            for number, record in enumerate([records] if isinstance(records, dict) else records, 1):
+                try:
+                    text = _text_of(record, text_field)
+                except _BadLineError as error:
+                    bad.found(f"{path}: record {number}", str(error))
+                else:
+                    bad.seen += 1
+                    if text:
+                        yield Document(f"{path}:{number}", text)
+            if not records:
+                bad.found(str(path), "the file holds no records")
+            return
+    yield from _json_documents(path, text_field, bad)
+
+
+def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
+    """A row is a document; the first row names the columns. Quoted text may hold line ends."""
+    csv.field_size_limit(LINE_BYTES)
+    number = 0
+
+    def decoded(file: IO[bytes]) -> Iterator[str]:
+        nonlocal number
+        for number, (line, length) in enumerate(_lines(path, file), 1):
+            if length > LINE_BYTES:
+                raise DataError(f"{path}:{number}: {_too_long(length)}")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+
+    with _opened(path) as file:
+        rows = csv.DictReader(decoded(file), strict=True)
+        try:
+            columns = list(rows.fieldnames or ())
+            if columns and text_field not in columns:
+                raise DataError(f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)")
+            any_row = False
+            for row in rows:
+                any_row = True
+                text = row[text_field]
+                if text is None:
+                    bad.found(f"{path}:{number}", f"the row ends before column {text_field!r}")
+                    continue
+                bad.seen += 1
+                if text:
+                    yield Document(f"{path}:{number}", text)
+        except csv.Error as error:
+            raise DataError(f"{path}:{number}: not CSV: {error}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:{number}: {_not_utf8(error.object, error.start)}") from error
+    if not any_row:
+        bad.found(str(path), "the file holds no rows")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The file's content, decompressed as it is read."""
+    name = path.name.lower()
+    if name.endswith(".gz"):
+        return gzip.open(path, "rb")
+    if name.endswith(".zst"):
+        return io.BufferedReader(_ZstdFile(path), 1 << 20)
+    return path.open("rb")
+
+
+class _ZstdFile(io.RawIOBase):
+    """The content of zstd frames, one after the other. Unlike zstandard's own reader it notices that the last one is cut."""
+
+    def __init__(self, path: Path) -> None:
+        import zstandard
+
+        self._file = path.open("rb")
+        # 128 MiB is zstd's own limit for `zstd -d` without --long.
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        self._frame: Any = None
+        self._content = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        rest = b""
+        while not self._content:
+            # So little at a time because a hostile byte may stand for 32 KB.
+            chunk = rest or self._file.read(2048)
+            if not chunk:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError("its last frame has no end")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._content = memoryview(self._frame.decompress(chunk))
+            rest = self._frame.unused_data if self._frame.eof else b""
+            if rest and self._content:
+                self._file.seek(-len(rest), io.SEEK_CUR)
+        count = min(len(buffer), len(self._content))
+        buffer[:count] = self._content[:count]
+        self._content = self._content[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Each line with its length in bytes. Of a line beyond `LINE_BYTES` only the beginning is kept."""
+    number = 0
+    try:
+        while line := file.readline(LINE_BYTES + 1):
+            number += 1
+            length, last = len(line), line
+            while length > LINE_BYTES and not last.endswith(b"\n") and (last := file.readline(1 << 20)):
+                length += len(last)
+            yield line, length
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}:{number + 1}: the compressed file is damaged or cut short: {error}") from error
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":  # its module is not imported where no file needs it
+            raise
+        raise DataError(f"{path}:{number + 1}: the compressed file is damaged: {error}") from error
+
+
+def _too_long(length: int) -> str:
+    return f"a line of {length:,} bytes; at most {LINE_BYTES:,} are read (is the file text, one record a line?)"
+
+
+class _BadLineError(Exception):
+    """What is wrong with one line, and at which of its bytes."""
+
+    def __init__(self, what: str, byte: int = 0) -> None:
+        super().__init__(what)
+        self.byte = byte
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        decoded = line.rstrip(b"\r\n").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _BadLineError(_not_utf8(line, error.start), error.start) from None
+    try:
+        return json.loads(decoded)
+    except json.JSONDecodeError as error:
+        byte = len(decoded[: error.pos].encode())
+        raise _BadLineError(f"not JSON: {error.msg} (one JSON object per line is expected)", byte) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise _BadLineError(f"not JSON that can be read: {error}") from None
+    except RecursionError:
+        raise _BadLineError("not JSON that can be read: nested too deeply") from None
+
+
+def _text_of(record: Any, text_field: str) -> str:
+    if not isinstance(record, dict):
+        raise _BadLineError(f"a JSON {type(record).__name__}, not an object (one JSON object per line is expected)")
+    if text_field not in record:
+        raise _BadLineError(f"no field {text_field!r}; it has {_names(list(record))} (data.text_field names the field)")
+    text = record[text_field]
+    if not isinstance(text, str):
+        raise _BadLineError(f"field {text_field!r} is {type(text).__name__}, not text")
+    if (problem := unusable(text)) is not None:
+        raise _BadLineError(problem)
+    return text
+
+
+def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if path.stat().st_size == 0:
+        bad.found(str(path), "the file is empty")
+        return
+    row = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if text_field not in columns:
+                raise DataError(f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)")
+            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    if not isinstance(text, str):
+                        bad.found(f"{path}: row {row}", f"column {text_field!r} is {type(text).__name__}, not text")
+                        continue
+                    bad.seen += 1
+                    if text:
+                        yield Document(f"{path}:{row}", text)
+            if row == 0:
+                bad.found(str(path), "the file holds no rows")
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: after row {row}: damaged, cut short or no Parquet file: {error}") from error
+
+
+def _not_utf8(content: bytes, byte: int) -> str:
+    return f"not UTF-8: byte 0x{content[byte]:02x} (convert the file, for example with `iconv -f latin1 -t utf-8`)"
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:8])
+    return shown + (" and more" if len(names) > 8 else "") if names else "none"
+
+
+def cut_at_line(text: str, fraction: float) -> tuple[str, str]:
+    """A text as (train, valid): about the last `fraction` of it, from the nearest following start of a line.
+
+    Where no line starts there, the last line before it is taken; a text of one line stays whole in train.
+    """
+    position = text.find("\n", int(len(text) * (1 - fraction))) + 1
+    if position in (0, len(text)):
+        position = text.rfind("\n", 0, len(text.rstrip("\n"))) + 1
+    return (text[:position], text[position:]) if position else (text, "")

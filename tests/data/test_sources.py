@@ -1,0 +1,522 @@
+"""Where text may come from beside .txt: other files, token files, several sources mixed, and the Hub as far as it is needed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from efftrain_cli.data import building, hub, reading, shards
+from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.data.documents import BadDocuments, HubDataset
+from efftrain_cli.data.limits import Limits, apportion, limits_of
+from efftrain_cli.data.prepare import prepare
+from efftrain_cli.data.reading import read_documents
+from efftrain_cli.data.shards import Part, TokenShards
+from efftrain_cli.data.text import find_sources, find_text
+from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+from efftrain_cli.data.windows import Windows, data_warnings
+from efftrain_cli.foundation.errors import DataError, DiskError, RecipeError
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.sections import Data, TextSource
+
+LINES = [f"{i}: the quick brown fox number {i * i} jumps over {i % 7} lazy dogs\n" for i in range(2000)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def texts(path: Path, field: str = "text", policy: str = "error") -> list[str]:
+    return [
+        document.text
+        for source in find_sources(str(path), "train")
+        for document in read_documents(source, field, BadDocuments(policy))
+    ]
+
+
+def documents_of(shards: TokenShards, corpus: Corpus) -> list[list[int]]:
+    ids = shards.read([0], shards.tokens)[0]
+    ends = np.flatnonzero(ids == corpus.eot_id)
+    return [part.tolist()[:-1] for part in np.split(ids, ends + 1)[:-1]]
+
+
+# Files -----------------------------------------------------------------------------------------------------------------
+
+
+def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text(json.dumps([{"text": "one"}, {"text": ""}, {"text": "two\nlines"}], indent=2))
+    (tmp_path / "single.json").write_text(json.dumps({"text": "alone"}, indent=2))
+    (tmp_path / "lines.json").write_text('{"text": "a"}\n{"text": "b"}\n')
+    (tmp_path / "t.csv").write_text('\ufeffid,text\n1,plain\n2,"quoted, with\nan end of line"\n3,\n')
+    (tmp_path / "notes.md").write_text("# title\r\ntext")
+    (tmp_path / "wiki.raw").write_text(" = A = \n")
+    frames = [zstandard.compress(b'{"text": "z1"}\n{"te'), zstandard.compress(b'xt": "z2"}\n')]
+    (tmp_path / "z.jsonl.zst").write_bytes(b"".join(frames))
+    assert texts(tmp_path / "list.json") == ["one", "two\nlines"]
+    assert texts(tmp_path / "single.json") == ["alone"]
+    assert texts(tmp_path / "lines.json") == ["a", "b"]
+    assert texts(tmp_path / "t.csv") == ["plain", "quoted, with\nan end of line"]
+    assert texts(tmp_path / "notes.md") == ["# title\ntext"]
+    assert texts(tmp_path / "wiki.raw") == [" = A = \n"]
+    assert texts(tmp_path / "z.jsonl.zst") == ["z1", "z2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", b'[{"text": 1}]', r"a\.json: record 1: field 'text' is int"),
+        ("a.json", b"[]", "holds no records"),
+        ("a.json", b'[{"text": "x"}, {"te', r"a\.json:1:"),
+        ("a.csv", b"id,body\n1,x\n", r"no column 'text'; it has 'id', 'body'"),
+        ("a.csv", b"text\n\xff\n", r"a\.csv:2: not UTF-8"),
+        ("a.csv", b'text\n"open', r"a\.csv:2: not CSV"),
+        ("a.csv", b"", "holds no rows"),
+        ("a.jsonl.zst", b"no zstd at all", r"a\.jsonl\.zst:1: the compressed file is damaged"),
+        ("a.jsonl.zst", zstandard.compress(b'{"text": "x"}\n' * 9999)[:-7], r"compressed file is damaged or cut short: its last frame has no end"),
+        ("a.jsonl", b'{"text": "x", "n": ' + b"7" * 5000 + b"}\n", r"a\.jsonl:1:0: not JSON that can be read"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        texts(tmp_path / name)
+
+
+def test_a_line_without_end_costs_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F71, with the limit lowered: the line is named or skipped, and what follows it is read."""
+    monkeypatch.setattr(reading, "LINE_BYTES", 1000)
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "before"}\n' + b" " * 10_000_000 + b'\n{"text": "after"}\n'))
+    with pytest.raises(DataError, match=r"bomb\.jsonl\.gz:2:19: a line of 10,000,001 bytes; at most 1,000 are read"):
+        texts(path)
+    bad = BadDocuments("skip")
+    (source,) = find_sources(str(path), "train")
+    assert [d.text for d in read_documents(source, "text", bad)] == ["before", "after"]
+    assert (bad.seen, bad.skipped) == (3, 1)
+
+
+def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    (folder / "a.txt").write_text("".join(LINES[:50]))
+    (folder / "cover.html").write_text("x" * 100)
+    (folder / "README.md").write_text("y" * 50)
+    found = find_text(Data(train=str(folder)))
+    assert [source.path.name for source in found.train] == ["a.txt"]
+    (note,) = found.notes
+    assert ("2 of 3 files, 150 of " in note and "are not read (1 .html, 1 .md)" in note) or "(1 .md, 1 .html)" in note
+    (folder / "big.rst").write_text("z" * 100_000)
+    with pytest.raises(DataError, match=r"are not read .*read is only 1 \.txt.*data\.format = \"txt\""):
+        find_text(Data(train=str(folder)))
+    everything = find_text(Data(train=str(folder), format="txt"))
+    assert [source.path.name for source in everything.train] == ["README.md", "a.txt", "big.rst", "cover.html"]
+    assert everything.notes == ()
+    (folder / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"are not read"):
+        find_text(Data(train=str(folder)))  # .md is read where there is nothing else, but it is not most of this folder
+    (folder / "README.md").unlink()
+    with pytest.raises(DataError, match=r'no file of a known kind .*1 \.rst, 1 \.html|1 \.html, 1 \.rst.*data\.format = "txt"'):
+        find_text(Data(train=str(folder)))
+
+
+# Token files -----------------------------------------------------------------------------------------------------------
+
+
+def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(400, LINES)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    ids = [tokenizer.encode([line])[0].astype(np.uint16) for line in LINES]
+    eot = np.array([tokenizer.eot_id], dtype=np.uint16)
+    nano = np.concatenate([part for line in ids for part in (line, eot)])  # end of text after each document
+    llmc = np.concatenate([part for line in ids for part in (eot, line)])  # and before each
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, len(llmc)
+    nano.tofile(tmp_path / "nano.bin")
+    (tmp_path / "llmc.bin").write_bytes(header.tobytes() + llmc.tobytes())
+    header[:3] = 20240801, 7, len(llmc)
+    (tmp_path / "llama.bin").write_bytes(header.tobytes() + llmc.astype("<u4").tobytes())
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES[:20]))
+    corpora = [
+        prepare(Data(train=str(tmp_path / name), tokenizer=str(tmp_path / "tokenizer.json"), valid=str(tmp_path / "valid.jsonl"), allow_overlap=True))
+        for name in ("nano.bin", "llmc.bin", "llama.bin", "lines.jsonl")
+    ]
+    assert len({corpus.data_hash for corpus in corpora}) == 1
+    assert {corpus.manifest["train"]["bytes"] for corpus in corpora} == {sum(map(len, LINES))}
+    alone = prepare(Data(train=str(tmp_path / "nano.bin"), tokenizer=str(tmp_path / "tokenizer.json")))
+    held_out, kept = documents_of(alone.valid, alone), documents_of(alone.train, alone)
+    assert len(held_out) == 20 and sorted(held_out + kept) == sorted(line.tolist() for line in ids)
+    assert alone.manifest["valid"]["bytes"] == sum(len(tokenizer.decode(document)) for document in held_out)
+
+
+@pytest.mark.parametrize(
+    ("content", "beside", "said"),
+    [
+        (b"123", None, r"no whole number of uint16 ids"),
+        (b"", None, "the file is empty"),
+        (np.array([20240520, 1, 99] + [0] * 253, dtype="<i4").tobytes(), None, r"1,024 bytes where llm.c's header says 1,222.*cut short"),
+        (np.array([20240520, 3, 0] + [0] * 253, dtype="<i4").tobytes(), None, "llm.c's version 3"),
+        (b"12" * 600, "meta.pkl", r"meta\.pkl beside it"),
+        (np.full(600, 4000, dtype="<u2").tobytes(), None, r"token 0 is 4000, but the tokenizer's vocabulary has 300"),
+    ],
+)
+def test_token_files_that_cannot_be_meant(tmp_path: Path, content: bytes, beside: str | None, said: str) -> None:
+    train_tokenizer(300, LINES[:50]).save(tmp_path / "tokenizer.json")
+    (tmp_path / "a.bin").write_bytes(content)
+    (tmp_path / "b.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
+    if beside:
+        (tmp_path / beside).write_bytes(b"")
+    data = Data(train=str(tmp_path / "a.bin"), valid=str(tmp_path / "b.bin"), tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=said):
+        prepare(data)
+
+
+def test_a_tokenizer_cannot_be_trained_on_tokens(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
+    with pytest.raises(DataError, match=r'holds token ids.*data\.tokenizer.*"gpt2"'):
+        prepare(Data(train=str(tmp_path / "a.bin"), tokenizer="bpe:300"))
+
+
+# Going on --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_prepare_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Stopped at every third batch in turn; in the end the bytes are those of one go, and no batch was encoded twice in
+    vain but the few since the last whole shard."""
+    if kind == "txt":
+        for number in range(19):
+            (tmp_path / f"{number:02}.txt").write_text("".join(LINES[number * 100 : number * 100 + 100]))
+    else:
+        lines = [json.dumps({"text": line}) + "\n" for line in LINES]
+        (tmp_path / "a.jsonl").write_text("".join(lines[:700]) + "{broken\n" + "".join(lines[700:]))
+    data = Data(train=f"{tmp_path}/*.{kind}", tokenizer="bpe:300", valid_fraction=0.05, on_bad_document="skip")
+    monkeypatch.setattr(building, "_BATCH", 4000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
+    expected = prepare(data)
+    assert len(expected.train.shards) > 5
+    names = sorted(path.name for path in expected.folder.iterdir())
+    contents = [path.read_bytes() for path in sorted(expected.folder.iterdir())]
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
+    flush = building.Building._flush
+    calls: list[int] = []
+    said: list[str] = []
+
+    def stops(self: building.Building, batch: list[Any]) -> None:
+        calls.append(len(batch))
+        if len(calls) % 3 == 0:
+            raise KeyboardInterrupt
+        flush(self, batch)
+
+    monkeypatch.setattr(building.Building, "_flush", stops)
+    starts = 0
+    while True:
+        starts += 1
+        assert starts < 200
+        try:
+            corpus = prepare(data, report=lambda what, done, total: said.append(what))
+            break
+        except KeyboardInterrupt:
+            pass
+    assert starts > 5 and any("going on after" in what for what in said)
+    assert sorted(path.name for path in corpus.folder.iterdir()) == names
+    assert [path.read_bytes() for path in sorted(corpus.folder.iterdir())] == contents
+
+
+def test_a_damaged_place_is_not_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    data = Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300")
+    monkeypatch.setattr(building, "_BATCH", 4000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 3000)
+    flush, calls = building.Building._flush, iter(range(1000))
+
+    def stops(self: building.Building, batch: list[Any]) -> None:
+        if next(calls) == 12:
+            raise KeyboardInterrupt
+        flush(self, batch)
+
+    monkeypatch.setattr(building.Building, "_flush", stops)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data)
+    (place,) = (cache / "corpora").glob("*.partial/progress.json")
+    place.write_text(place.read_text().replace('"taken": ', '"taken": 1'))
+    said: list[str] = []
+    corpus = prepare(data, report=lambda what, done, total: said.append(what))
+    assert any("beginning anew" in what for what in said)
+    assert corpus.train.documents + corpus.valid.documents == 2000
+
+
+def test_too_little_room_is_said_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
+    with pytest.raises(DiskError, match=r"too little room: about [\d,]+ bytes needed, 10,000 bytes free.*EFFTRAIN_CACHE"):
+        prepare(Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300"))
+
+
+# The Hub, faked --------------------------------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """`datasets` with one dataset of 4 files, whose rows are counted as they are read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import datasets
+
+        self.rows = [{"text": f"{line}{line}{i}"} for i, line in enumerate(LINES * 3)]
+        self.read = 0
+        self.fails_at: int | None = None
+        self.asked: list[Any] = []
+        monkeypatch.setattr(hub, "hub_unreachable", lambda: None)
+        monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *args, **kwargs: ["train", "validation"])
+        monkeypatch.setattr(datasets, "load_dataset", self.load)
+
+    def load(self, name: str, config: str | None, *, split: str, revision: str | None, streaming: bool) -> Any:
+        import datasets
+
+        assert streaming
+        self.asked.append((name, config, split, revision))
+
+        def generate(numbers: list[int]) -> Any:
+            for number in numbers:
+                for row in self.rows[number * 1500 : number * 1500 + 1500]:
+                    self.read += 1
+                    if self.read == self.fails_at:
+                        raise ConnectionError("the line is dead")
+                    yield row
+
+        return datasets.IterableDataset.from_generator(generate, gen_kwargs={"numbers": [0, 1, 2, 3]})
+
+
+def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = FakeHub(monkeypatch)
+    data = Data(train="owner/name", tokenizer="bpe:300", valid_fraction=0.05, split="extra", revision="v2")
+    corpus = prepare(data, limits=Limits(20_000, 2_000))
+    longest = 120
+    assert 20_000 <= corpus.train.tokens < 20_000 + longest and 2_000 <= corpus.valid.tokens < 2_000 + longest
+    assert set(there.asked) == {("owner/name", None, "extra", "v2")}
+    assert corpus.manifest["limits"] == {"train": 20_000, "valid": 2_000}
+    # Twice the training text: the same validation text, so that runs of other budgets compare.
+    longer = prepare(data, limits=Limits(40_000, 2_000))
+    assert longer.valid.sha256 == corpus.valid.sha256 and longer.train.tokens >= 40_000
+    begin = corpus.train.read([0], 20_000)
+    assert (longer.train.read([0], 20_000) == begin).all()
+    asked = len(there.asked)
+    prepare(data, limits=Limits(20_000, 2_000))
+    assert len(there.asked) == asked  # the cache has it
+
+
+def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    there = FakeHub(monkeypatch)
+    monkeypatch.setattr(building, "_BATCH", 4000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 5000)
+    train_tokenizer(300, LINES).save(tmp_path / "tokenizer.json")
+    data = Data(train="owner/name", tokenizer=str(tmp_path / "tokenizer.json"), valid_fraction=0.05)
+    limits = Limits(150_000, 5_000)
+    expected = prepare(data, limits=limits)
+    whole = there.read
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
+    there.read, there.fails_at = 0, whole // 2
+    with pytest.raises(DataError, match=r"after [\d,]+ rows: ConnectionError.*goes on where this one stopped"):
+        prepare(data, limits=limits)
+    there.fails_at = None
+    corpus = prepare(data, limits=limits)
+    assert corpus.data_hash == expected.data_hash
+    assert corpus.manifest["train"] == expected.manifest["train"] and corpus.manifest["overlap"] == expected.manifest["overlap"]
+    # `datasets` passes over the rows of the file it was in, but over no file before.
+    assert there.read < 1.35 * whole
+
+
+def test_what_a_recipe_needs_of_the_hub() -> None:
+    def limits(*overrides: str) -> Limits | None:
+        return limits_of(load_recipe("small", ["data.train=owner/name", *overrides]))
+
+    recipe = load_recipe("small")
+    assert limits_of(recipe) is None  # local text is prepared whole
+    assert limits_of(load_recipe("small", ["data.max_tokens=5M"])) == Limits(5_000_000, None)
+    first = limits()
+    assert first is not None and recipe.train.tokens < first.train < 4 * recipe.train.tokens
+    assert first.train.bit_count() == first.valid.bit_count() == 1
+    assert first.valid > recipe.eval.windows * recipe.model.seq_len
+    assert limits("train.tokens=100M").valid == first.valid
+    assert limits("data.max_tokens=5M") == (5_000_000, first.valid)
+
+
+def test_a_cached_dataset_is_read_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy in `datasets`' cache, laid out as it lays one out; then the same after `hf download`."""
+    import datasets
+
+    monkeypatch.setattr(hub, "hub_unreachable", lambda: "no network in this test")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    source = HubDataset("owner/name", None, None, "train")
+    with pytest.raises(DataError, match=r"no network in this test.*the cache of `datasets` has no copy"):
+        list(read_documents(source, "text", BadDocuments("error")))
+    (tmp_path / "made.jsonl").write_text("".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(10)))
+    builder = datasets.load_dataset_builder("json", data_files=str(tmp_path / "made.jsonl"), cache_dir=str(tmp_path / "made"))
+    builder.download_and_prepare()
+    (folder,) = (path.parent for path in (tmp_path / "made").rglob("dataset_info.json"))
+    target = tmp_path / "datasets" / "owner___name" / "default" / "0.0.0" / "abc"
+    target.parent.mkdir(parents=True)
+    folder.rename(target)
+    for arrow in target.glob("json-*.arrow"):
+        arrow.rename(target / arrow.name.replace("json-", "name-"))
+    info = json.loads((target / "dataset_info.json").read_text())
+    (target / "dataset_info.json").write_text(json.dumps({**info, "dataset_name": "name"}))
+    assert [d.text for d in read_documents(source, "text", BadDocuments("error"))] == [f"row {i}" for i in range(10)]
+
+
+def test_any_tokenizer_of_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    own = train_tokenizer(300, LINES)
+    own.save(tmp_path / "tokenizer.json")
+    renamed = (tmp_path / "tokenizer.json").read_text().replace(END_OF_TEXT, "[END]")
+    (tmp_path / "tokenizer.json").write_text(renamed)
+
+    def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
+        asked.append((repository, name, revision))
+        return tmp_path / name
+
+    monkeypatch.setattr(hub, "hub_file", hub_file)
+    with pytest.raises(DataError, match=r"no end-of-text token.*tokenizer_config\.json"):
+        load_tokenizer("owner/name@v1")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
+    loaded = load_tokenizer("owner/name@v1")
+    assert asked[0] == ("owner/name", "tokenizer.json", "v1")
+    assert (loaded.eot_id, loaded.vocab_size) == (own.eot_id, 300)
+    assert loaded.encode(["fox"])[0].tolist() == own.encode(["fox"])[0].tolist()
+
+
+# Several sources -------------------------------------------------------------------------------------------------------
+
+
+def test_shares_add_up() -> None:
+    assert apportion([1, 1, 1], 10) == [4, 3, 3]
+    assert apportion([0.7, 0.2, 0.1], 10_000) == [7000, 2000, 1000]
+    assert sum(apportion([3.3, 0.01, 7.7, 1e-3], 997)) == 997
+
+
+def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
+    """Tokens that name their source: every beginning of the stream has each source's share, every window of a source comes
+    once per epoch of it, and any position gives the same alone as in a long read."""
+    from tests.data.test_windows import counting_shards
+
+    whole = counting_shards(tmp_path, 6000)
+    whole.parts = (Part("a", 0.7, 3000), Part("b", 0.2, 2000), Part("c", 0.1, 1000))
+    windows = Windows(whole, 10, seed=3)
+    starts = windows.starts(0, 25_000)
+    owner = np.searchsorted([3000, 5000], starts, side="right")
+    for part, weight in enumerate((0.7, 0.2, 0.1)):
+        ahead = np.cumsum(owner == part) - weight * np.arange(1, 25_001)
+        assert np.abs(ahead).max() <= 2
+    for part, (base, tokens) in enumerate(((0, 3000), (3000, 2000), (5000, 1000))):
+        own = starts[owner == part]
+        per_epoch = tokens // 10 - 1
+        assert (own >= base).all() and (own + 11 <= base + tokens).all()
+        for epoch in range(3):
+            assert len(set(own[epoch * per_epoch : (epoch + 1) * per_epoch].tolist())) == per_epoch
+    again = Windows(whole, 10, seed=3)
+    assert [int(again.starts(p, 1)[0]) for p in (0, 9_999, 10_000, 24_321)] == starts[[0, 9_999, 10_000, 24_321]].tolist()
+    assert windows.epochs_of_sources(2990) == pytest.approx({"a": 7.0, "b": 2990 * 0.2 / 199, "c": 2990 * 0.1 / 99})
+    assert windows.epochs(windows.per_epoch) == 1 and windows.per_epoch == 299 * 10_000 // 7000
+    with pytest.raises(RecipeError, match=r"one of the sources \(a 7\.00, b 3\.01, c 3\.02\).*data\.repeat"):
+        windows.check_budget(2990, Data())
+    valid = windows.validation_starts(20)
+    assert [int(np.sum((np.array(valid) >= low) & (np.array(valid) < high))) for low, high in ((0, 3000), (3000, 5000), (5000, 6000))] == [14, 4, 2]
+
+
+def test_sources_have_fields_and_weights_of_their_own(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES[:1000]))
+    (tmp_path / "b.csv").write_text("body\n" + "".join(f"{line.strip()}\n" for line in LINES[1000:]))
+
+    def data(*weights: float, **keys: Any) -> Data:
+        paths = ((str(tmp_path / "a.jsonl"), None), (str(tmp_path / "b.csv"), "body"))
+        sources = tuple(TextSource(path=p, text_field=f, weight=w) for (p, f), w in zip(paths, weights, strict=True))
+        return Data(sources=sources, tokenizer="bpe:300", valid_fraction=0.05, **keys)
+
+    corpus = prepare(data(3.0, 1.0))
+    assert [(part.weight, Path(part.name).name) for part in corpus.train.parts] == [(3.0, "a.jsonl"), (1.0, "b.csv")]
+    assert sum(part.tokens for part in corpus.train.parts) == corpus.train.tokens
+    assert sum(part.tokens for part in corpus.valid.parts) == corpus.valid.tokens
+    first = documents_of(TokenShards(corpus.train.shards[:1]), corpus)
+    decoded = load_tokenizer(corpus.tokenizer_path).decode(first[0])
+    assert decoded in LINES[:1000]
+    assert prepare(data(1.0, 1.0)).folder == corpus.folder  # weights change no token
+    limited = prepare(data(3.0, 1.0, max_tokens=8000))
+    assert [part.tokens // 100 for part in limited.train.parts] == [60, 20]
+
+
+def test_sources_in_a_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "mix.toml"
+    recipe.write_text(
+        'base = "small"\n[[data.sources]]\npath = "stdlib"\nweight = 3\n[[data.sources]]\npath = "b.csv"\ntext_field = "body"\n'
+    )
+    loaded = load_recipe(str(recipe))
+    assert loaded.data.sources == (TextSource(path="stdlib", weight=3.0), TextSource(path="b.csv", text_field="body"))
+    assert load_recipe(str(recipe), ["data.sources.1.weight=0.5"]).data.sources[1].weight == 0.5
+    with pytest.raises(RecipeError, match=r"data\.train = \"x\.txt\"[\s\S]*beside \[\[data\.sources\]\]"):
+        load_recipe(str(recipe), ["data.train=x.txt"])
+    with pytest.raises(RecipeError, match=r"source 1 .*a weight is at least a thousandth"):
+        load_recipe(str(recipe), ["data.sources.1.weight=0.001"])
+    from efftrain_cli.recipe.recipe import dump_recipe
+
+    (tmp_path / "again.toml").write_text(dump_recipe(loaded))
+    assert load_recipe(str(tmp_path / "again.toml")) == loaded
+
+
+# What is said ----------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_of_little_text(tmp_path: Path) -> None:
+    from tests.data.test_windows import counting_shards
+
+    windows = Windows(counting_shards(tmp_path, 1010), 10, seed=0)  # 100 windows
+    assert data_warnings(windows, 5000, 8) == []
+    (epochs,) = data_warnings(windows, 5100, 8)
+    assert epochs.startswith("the run reads the text 51 times")
+    (few,) = data_warnings(windows, 100, 1)
+    assert few.startswith("validation is on 1 window only")
+
+
+def test_a_tokenizer_that_cannot_reach_its_vocabulary_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(LINES[:30]))
+    corpus = prepare(Data(train=str(tmp_path / "a.txt"), tokenizer="bpe:5000", valid_fraction=0.2))
+    (note,) = corpus.notes
+    assert "too few pairs for 5,000 tokens; the vocabulary has " in note
+
+
+def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path: Path) -> None:
+    """F79: equal size and time stamp, other content."""
+    import os
+
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    os.utime(path, (1e9, 1e9))
+    data = Data(train=str(path), tokenizer="bpe:300")
+    first = prepare(data)
+    path.write_text(path.read_text().replace("fox", "cat", 1))
+    os.utime(path, (1e9, 1e9))
+    assert prepare(data).folder == first.folder  # not seen: hashes of files that seem unchanged are remembered
+    assert prepare(data, verify="full").folder != first.folder
+
+
+def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    """F72: without the check this read would end the process by SIGBUS."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    corpus = prepare(Data(train=str(path), tokenizer="bpe:300"))
+    corpus.train.read([0], 10)
+    shard = corpus.folder / "train-00000.bin"
+    with open(shard, "r+b") as file:
+        file.truncate(shard.stat().st_size // 2)
+    with pytest.raises(DataError, match=r"train-00000\.bin: .* cut short while in use"):
+        corpus.train.read([corpus.train.tokens - 20], 10)
