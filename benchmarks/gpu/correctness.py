@@ -1,0 +1,167 @@
+"""Each fast path against its reference, on a smaller model of the same kind; attention's and the head's times beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu.measuring import (
+    Bench,
+    Figure,
+    Part,
+    check,
+    figure,
+    recipe_for,
+    relative,
+    repeated_seconds,
+    training,
+    vocab_size_of,
+)
+from efftrain_cli.model.cross_entropy import summed_cross_entropy
+from efftrain_cli.model.gpt import GPT, run_eagerly
+from efftrain_cli.training.compiling import CompiledParts, compile_parts, compile_whole
+from efftrain_cli.training.gradient import autocast, build_loss_sum, build_model
+
+
+def forms(bench: Bench) -> Iterator[Figure]:
+    """Loss and gradients of eager, compiled and narrow forms against fp32 by the plain head."""
+    recipe = recipe_for(bench, sequences=8)
+    if not bench.smoke:
+        recipe = replace(recipe, model=replace(recipe.model, n_layer=4, seq_len=512))
+    vocab_size = vocab_size_of(recipe)
+    generator = torch.Generator().manual_seed(3)
+    shape = (recipe.train.micro_batch_tokens // recipe.model.seq_len, recipe.model.seq_len)
+    tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
+
+    def gradients(dtype: str, compiled: str = "", narrow: bool = False, plain_head: bool = False) -> list[Tensor]:
+        """[loss, every gradient] of the same weights and tokens, one way or another."""
+        used = replace(recipe, train=replace(recipe.train, dtype=dtype, compile="off"))
+        model = build_model(used, vocab_size, bench.device)
+        model.narrow_stream = narrow
+        backend = "aot_eager" if bench.smoke else "inductor"
+        head = plain_head_of(model) if plain_head else model.head_loss_sum
+        loss_sum = build_loss_sum(used, model, bench.device)
+        if compiled == "whole":
+            loss_sum = compile_whole(used, loss_sum, backend)
+        parts = compile_parts(used, model, backend) if compiled == "blocks" else CompiledParts(run_eagerly, head)
+        if plain_head or compiled == "blocks":
+            with autocast(dtype, bench.device):
+                loss = parts.head_loss_sum(model.run_blocks(model.embed(tokens), run_block=parts.block), tokens)
+        else:
+            loss = loss_sum(tokens, tokens, None, None)
+        loss = loss / tokens.numel()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    truth = gradients("fp32", plain_head=True)
+    plain = gradients("bf16", plain_head=True)
+    usual = relative(plain[1:], truth[1:])
+    ways: dict[str, Callable[[], list[Tensor]]] = {
+        "bf16 eager, plain head": lambda: plain,
+        "bf16 eager, one-buffer head": lambda: gradients("bf16"),
+        "bf16 eager, narrow stream": lambda: gradients("bf16", narrow=True),
+        "bf16 compiled whole, narrow stream": lambda: gradients("bf16", "whole", narrow=True),
+        "bf16 compiled blocks, narrow stream": lambda: gradients("bf16", "blocks", narrow=True),
+        "fp32 eager, one-buffer head": lambda: gradients("fp32"),
+        "fp32 compiled whole": lambda: gradients("fp32", "whole"),
+        "fp32 compiled blocks": lambda: gradients("fp32", "blocks"),
+    }
+    for name, way in ways.items():
+        got = way()
+        limit = 1e-4 if "fp32" in name else max(2e-2, (2.5 if "narrow" in name else 1.5) * usual)
+        yield check(f"{name}: loss", relative(got[:1], truth[:1]), 1e-5 if "fp32" in name else 2e-3)
+        yield check(f"{name}: gradients", relative(got[1:], truth[1:]), limit)
+
+
+def plain_head_of(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
+    def head(x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model.head(x).flatten(0, -2).float(), targets.flatten(), reduction="sum")
+
+    return head
+
+
+def attention(bench: Bench) -> Iterator[Figure]:
+    """Each attention kernel in bf16, output and gradients, against plain arithmetic in fp32; and its time."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    shape = (2, 2, 32, 16) if bench.smoke else (16, 12, 1024, 64)
+    generator = torch.Generator().manual_seed(4)
+    q, k, v, up = (torch.randn(shape, generator=generator).to(bench.device) for _ in range(4))
+
+    def outputs(backend: SDPBackend, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
+        with sdpa_kernel([backend]):
+            y = F.scaled_dot_product_attention(*inputs, is_causal=True)
+            y.backward(up.to(dtype))
+        return [y.detach(), *(x.grad for x in inputs if x.grad is not None)]
+
+    truth = outputs(SDPBackend.MATH, torch.float32)
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
+        name = f"attention {backend.name.lower()} bf16"
+        try:
+            error = relative(outputs(backend, torch.bfloat16), truth)
+            seconds = repeated_seconds(bench, lambda backend=backend: outputs(backend, torch.bfloat16), 5)
+        except RuntimeError as problem:
+            yield figure(name, None, "", f"not available: {str(problem).splitlines()[0][:60]}")
+            continue
+        yield check(name, error, 1e-2)
+        yield figure(f"{name}: forward and backward", 1000 * seconds, "ms", f"shape {shape}, inputs copied")
+
+
+def head(bench: Bench) -> Iterator[Figure]:
+    """The head's one-buffer cross-entropy against the plain form: gradients, time, memory."""
+    tokens, d, vocab, rows = (64, 16, 500, 512) if bench.smoke else (16384, 768, 50257, 50304)
+    generator = torch.Generator().manual_seed(6)
+    x0 = torch.randn(tokens, d, generator=generator).to(bench.device)
+    w0 = (0.05 * torch.randn(rows, d, generator=generator)).to(bench.device)
+    y = torch.randint(vocab, (tokens,), generator=generator).to(bench.device)
+
+    def plain(x: Tensor, w: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, w)[:, :vocab].float(), y, reduction="sum")
+
+    def ours(x: Tensor, w: Tensor) -> Tensor:
+        return summed_cross_entropy(x, w, y, vocab)
+
+    def gradients(form: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        x, w = x0.clone().requires_grad_(), w0.clone().requires_grad_()
+        with torch.autocast(bench.device.type, dtype=torch.bfloat16):
+            loss = form(x, w) / tokens
+        loss.backward()
+        assert x.grad is not None and w.grad is not None
+        return [x.grad, w.grad]
+
+    yield check("head, one buffer against plain, bf16", relative(gradients(ours), gradients(plain)), 1e-2)
+    compiled = {} if bench.smoke else {"plain, compiled": torch.compile(plain)}
+    for name, form in {"plain": plain, "one buffer": ours, **compiled}.items():
+        seconds = repeated_seconds(bench, lambda form=form: gradients(form), 5)
+        memory = ""
+        if bench.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(bench.device)
+            held = torch.cuda.memory_allocated(bench.device)
+            gradients(form)
+            memory = f"{(torch.cuda.max_memory_allocated(bench.device) - held) / 2**30:.2f} GiB"
+        yield figure(f"head, {name}: {tokens} x {d} x {rows}", 1000 * seconds, "ms", memory)
+
+
+def skipped_step(bench: Bench) -> Iterator[Figure]:
+    """A step whose gradient is not finite changes no weight, no moment and no step count, nor does any later one."""
+    run = training(bench, recipe_for(bench))
+    run.rows(2)
+    run.state.nonfinite.fill_(1.0)
+    before = [x.clone() for x in (*run.state.model.parameters(), *run.state.optimizer.tensors().values())]
+    run.rows(2)
+    after = [*run.state.model.parameters(), *run.state.optimizer.tensors().values()]
+    changed = sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    yield figure("tensors that a skipped step changes", changed, "", "ok" if changed == 0 else "WRONG")
+
+
+PARTS = (
+    Part("forms", forms, 90),
+    Part("attention", attention, 15),
+    Part("head", head, 30),
+    Part("a step that is skipped", skipped_step, 50),
+)
