@@ -24,7 +24,7 @@ from benchmarks.gpu.measuring import (
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.training.compiling import CompiledParts, compile_parts, compile_whole
-from efftrain_cli.training.gradient import autocast, build_loss_sum, build_model
+from efftrain_cli.training.gradient import autocast, build_model, build_objective
 
 
 def forms(bench: Bench) -> Iterator[Figure]:
@@ -44,15 +44,15 @@ def forms(bench: Bench) -> Iterator[Figure]:
         model.narrow_stream = narrow
         backend = "aot_eager" if bench.smoke else "inductor"
         head = plain_head_of(model) if plain_head else model.head_loss_sum
-        loss_sum = build_loss_sum(used, model, bench.device)
+        objective = build_objective(used, model, bench.device)
         if compiled == "whole":
-            loss_sum = compile_whole(used, loss_sum, backend)
+            objective = compile_whole(used, objective, backend)
         parts = compile_parts(used, model, backend) if compiled == "blocks" else CompiledParts(run_eagerly, head)
         if plain_head or compiled == "blocks":
             with autocast(dtype, bench.device):
                 loss = parts.head_loss_sum(model.run_blocks(model.embed(tokens), run_block=parts.block), tokens)
         else:
-            loss = loss_sum(tokens, tokens, None, None)
+            loss = objective(tokens, tokens, None, None)["ce"]
         loss = loss / tokens.numel()
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]

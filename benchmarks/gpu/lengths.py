@@ -24,15 +24,15 @@ def warmup(
 ) -> Iterator[Figure]:
     recipe = recipe_for(bench, micro_batches=1)
     full = recipe.model.seq_len
-    steps = full // 4
+    steps, after = full // 4, 2 if bench.smoke else 20
     recipe = replace(recipe, seq_len_warmup=SeqLenWarmup(start=8, steps=steps, mode=mode))
     seconds, graphs = compile_seconds(), compiled_graphs()
     run = training(bench, recipe)
     if probed:  # as pretrain does: the full shape is compiled and run before the first step
         unused: object = None
         setting = Setting(recipe=recipe, corpus=unused, train_data=unused, val_windows=unused, device=bench.device)  # type: ignore
-        probe(setting, run.state, summarize_plan(recipe, until=steps + 20))
-    rows = run.rows(steps + 20)
+        probe(setting, run.state, summarize_plan(recipe, until=steps + after))
+    rows = run.rows(steps + after)
     compiled = [row for row in rows if row["compile_seconds"]]
     note = f"{compile_seconds() - seconds:.0f} s, in {len(compiled)} steps"
     yield figure("lengths seen", len({row["seq_len"] for row in rows}), "", f"8 to {full} in steps of 8, {mode}")

@@ -69,14 +69,23 @@ def relative(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 def recipe_for(
-    bench: Bench, name: str = "gpt2-117m", *, sequences: int = 32, micro_batches: int = 2, sets: Sequence[str] = ()
+    bench: Bench,
+    name: str = "gpt2-117m",
+    *,
+    sequences: int = 32,
+    micro_batches: int = 2,
+    sets: Sequence[str] = (),
+    shrink: bool = True,
 ) -> Recipe:
-    """A shipped recipe at `micro_batches` of `sequences` full-length sequences a step, without end and without evaluation."""
+    """A shipped recipe at `micro_batches` of `sequences` full-length sequences a step, without end and without evaluation.
+
+    In a smoke run the model is tiny, unless `shrink` is False.
+    """
     shape = list(sets)
     if bench.smoke:
-        sequences = min(sequences, 2)
-        shape += [f"model.{key}" for key in ("n_layer=2", "n_head=2", "n_embd=32", "seq_len=32")]
+        sequences, micro_batches = min(sequences, 2), min(micro_batches, 2)
         shape += ["data.tokenizer=bpe:512", "train.compile=off"]
+        shape += [f"model.{key}" for key in ("n_layer=2", "n_head=2", "n_embd=32", "seq_len=32") if shrink]
     recipe = load_recipe(name, shape)
     return replace(
         recipe,
@@ -87,7 +96,7 @@ def recipe_for(
             micro_batch_tokens=sequences * recipe.model.seq_len,
         ),
         eval=replace(recipe.eval, every=10**9),
-        optim=replace(recipe.optim, decay_tokens=None, warmup_steps=10, lr=1e-4),
+        optim=replace(recipe.optim, decay_tokens=None, warmup_steps=10, lr=1e-4, min_lr=0.0),
     )
 
 

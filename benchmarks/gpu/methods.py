@@ -65,7 +65,7 @@ def simigrad(bench: Bench) -> Iterator[Figure]:
 
 def growth(bench: Bench) -> Iterator[Figure]:
     """From half the layers to all of them: the growth itself, and the first step after it."""
-    recipe = recipe_for(bench, "small-staged-depth" if bench.smoke else "gpt2-117m-staged-depth")
+    recipe = recipe_for(bench, "small-staged-depth" if bench.smoke else "gpt2-117m-staged-depth", shrink=False)
     run = training(bench, recipe)
     run.rows(3)
     wait_for(bench.device)

@@ -39,7 +39,7 @@ def as_shipped(bench: Bench) -> Iterator[Figure]:
     yield from profiled(bench, run)
 
 
-def profiled(bench: Bench, run: Training, steps: int = 3, most: int = 14) -> Iterator[Figure]:
+def profiled(bench: Bench, run: Training, steps: int = 2, most: int = 14) -> Iterator[Figure]:
     """Where the device's time goes, by kernel, and how long it waits for work."""
     cuda = bench.device.type == "cuda"
     run.rows(1)

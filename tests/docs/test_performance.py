@@ -12,16 +12,16 @@ PAGE = (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
 
 
 def test_scripts_and_tests_exist() -> None:
-    named = set(re.findall(r"(?:benchmarks|tests)/\w+\.py", PAGE))
-    assert "benchmarks/gpu.py" in named
+    named = set(re.findall(r"(?:benchmarks|tests)/\w+(?:/\w+)?\.py|benchmarks/gpu\b", PAGE))
+    assert "benchmarks/gpu" in named
     assert all((REPOSITORY / name).exists() for name in named), named
 
 
 def test_pieces_exist() -> None:
-    source = (REPOSITORY / "benchmarks" / "gpu.py").read_text(encoding="utf-8")
-    pieces = set(re.findall(r'^    "(\w+)": \(\w+, \d+\),$', source, re.MULTILINE))
-    named = {piece for line in re.findall(r"--pieces ([\w ]+)", PAGE) for piece in line.split()}
-    assert named <= pieces and len(named) >= 6, named - pieces
+    source = (REPOSITORY / "benchmarks" / "gpu" / "command.py").read_text(encoding="utf-8")
+    pieces = {*re.findall(r'^    "(\w+)": \w+\.PARTS,$', source, re.MULTILINE), "table"}
+    named = {piece for line in re.findall(r"benchmarks/gpu ((?:\w+ ?)+)", PAGE) for piece in line.split()}
+    assert named <= pieces and len(named) >= 8, named - pieces
 
 
 MODULES = "compiling|kernels|adamw|trainer|cross_entropy|memory"
