@@ -28,7 +28,7 @@ from efftrain_cli.training.gradient import autocast, build_model, build_objectiv
 
 
 def forms(bench: Bench) -> Iterator[Figure]:
-    """Loss and gradients of eager, compiled and narrow forms against fp32 by the plain head."""
+    """Loss and gradients of eager, compiled and bf16-residual forms against fp32 by the plain head."""
     recipe = recipe_for(bench, sequences=8)
     if not bench.smoke:
         recipe = replace(recipe, model=replace(recipe.model, n_layer=4, seq_len=512))
@@ -37,11 +37,11 @@ def forms(bench: Bench) -> Iterator[Figure]:
     shape = (recipe.train.micro_batch_tokens // recipe.model.seq_len, recipe.model.seq_len)
     tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
 
-    def gradients(dtype: str, compiled: str = "", narrow: bool = False, plain_head: bool = False) -> list[Tensor]:
+    def gradients(dtype: str, compiled: str = "", residual: torch.dtype = torch.float32, plain_head: bool = False) -> list[Tensor]:
         """[loss, every gradient] of the same weights and tokens, one way or another."""
         used = replace(recipe, train=replace(recipe.train, dtype=dtype, compile="off"))
         model = build_model(used, vocab_size, bench.device)
-        model.narrow_stream = narrow
+        model.residual_dtype = residual
         backend = "aot_eager" if bench.smoke else "inductor"
         head = plain_head_of(model) if plain_head else model.head_loss_sum
         objective = build_objective(used, model, bench.device)
@@ -63,16 +63,16 @@ def forms(bench: Bench) -> Iterator[Figure]:
     ways: dict[str, Callable[[], list[Tensor]]] = {
         "bf16 eager, plain head": lambda: plain,
         "bf16 eager, one-buffer head": lambda: gradients("bf16"),
-        "bf16 eager, narrow stream": lambda: gradients("bf16", narrow=True),
-        "bf16 compiled whole, narrow stream": lambda: gradients("bf16", "whole", narrow=True),
-        "bf16 compiled blocks, narrow stream": lambda: gradients("bf16", "blocks", narrow=True),
+        "bf16 eager, bf16 residual": lambda: gradients("bf16", residual=torch.bfloat16),
+        "bf16 compiled whole, bf16 residual": lambda: gradients("bf16", "whole", residual=torch.bfloat16),
+        "bf16 compiled blocks, bf16 residual": lambda: gradients("bf16", "blocks", residual=torch.bfloat16),
         "fp32 eager, one-buffer head": lambda: gradients("fp32"),
         "fp32 compiled whole": lambda: gradients("fp32", "whole"),
         "fp32 compiled blocks": lambda: gradients("fp32", "blocks"),
     }
     for name, way in ways.items():
         got = way()
-        limit = 1e-4 if "fp32" in name else max(2e-2, (2.5 if "narrow" in name else 1.5) * usual)
+        limit = 1e-4 if "fp32" in name else max(2e-2, (2.5 if "bf16 residual" in name else 1.5) * usual)
         yield check(f"{name}: loss", relative(got[:1], truth[:1]), 1e-5 if "fp32" in name else 2e-3)
         yield check(f"{name}: gradients", relative(got[1:], truth[1:]), limit)
 

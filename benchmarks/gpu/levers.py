@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
+import torch
+
 from benchmarks.gpu.measuring import (
     Bench,
     Figure,
@@ -82,7 +84,7 @@ PARTS = (
     rate_part("117M, micro-batches of 40", _sequences(40)),
     rate_part("117M, micro-batches of 64 (more than 2^31 logits)", _sequences(64)),
     rate_part("117M, micro-batches of 16", _sequences(16)),
-    rate_part("117M, fp32 residual stream", _shipped, narrow=False),
+    rate_part("117M, fp32 residual stream", _shipped, residual=torch.float32),
     # In a process of its own: cuBLAS reads its part of the setting once.
     rate_part(
         "117M, deterministic", _with("train.deterministic=true"), CUBLAS_WORKSPACE_CONFIG=":4096:8"

@@ -113,7 +113,7 @@ class Training:
         return [read_records(self.state, self.recipe, [next(self.stepping)])[0] for _ in range(steps)]
 
 
-def training(bench: Bench, recipe: Recipe, narrow_stream: bool | None = None) -> Training:
+def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = None) -> Training:
     """A fresh training of `recipe` on random tokens; nothing of earlier ones is left compiled or allocated."""
     torch._dynamo.reset()
     gc.collect()
@@ -124,8 +124,8 @@ def training(bench: Bench, recipe: Recipe, narrow_stream: bool | None = None) ->
     folder = tempfile.TemporaryDirectory(dir=bench.folder)
     windows = random_windows(recipe, vocab_size, Path(folder.name))
     state = started_state(recipe, vocab_size, bench.device)
-    if narrow_stream is not None:
-        state.model.narrow_stream = narrow_stream
+    if residual_dtype is not None:
+        state.model.residual_dtype = residual_dtype
     return Training(recipe, state, windows, train(state, recipe, windows, windows.validation(1)), folder)
 
 
@@ -223,13 +223,13 @@ def rate_figure(name: str, rate: Figure) -> Figure:
 
 
 def rate_part(
-    name: str, recipe: Callable[[Bench], Recipe], seconds: float = 60, narrow: bool | None = None, **environment: str
+    name: str, recipe: Callable[[Bench], Recipe], seconds: float = 60, residual: torch.dtype | None = None, **environment: str
 ) -> Part:
     """The part that trains a recipe and gives its rate; out of memory is an answer too."""
 
     def work(bench: Bench) -> Iterator[Figure]:
         try:
-            yield rate_figure(name, rates(bench, training(bench, recipe(bench), narrow)))
+            yield rate_figure(name, rates(bench, training(bench, recipe(bench), residual)))
         except torch.OutOfMemoryError:
             yield figure(name, None, "", "out of memory")
 

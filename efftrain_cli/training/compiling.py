@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT, Block, RunBlock
 from efftrain_cli.plan.plan import accumulation_steps
+from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 
 Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
@@ -53,6 +55,12 @@ def full_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     if train.batch_size % micro_batches:
         return None
     return train.batch_size // micro_batches, seq_len
+
+
+def micro_batch_shapes(plan: StepPlan) -> frozenset[tuple[int, int]]:
+    """(sequences, seq_len) of the step's micro-batches: one shape, or two that differ by a sequence."""
+    fewest, more = divmod(plan.batch_size, plan.accumulation_steps)
+    return frozenset({(fewest, plan.seq_len), (fewest + bool(more), plan.seq_len)})
 
 
 def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
@@ -157,6 +165,13 @@ def _allow_no_fall_back() -> None:
 
     dynamo_config.recompile_limit = GRAPH_LIMIT
     dynamo_config.fail_on_recompile_limit_hit = True
+
+
+def freeze_objects() -> None:
+    """Has Python's garbage collector look no further at what exists now. A compiler's graphs are millions of objects that stay,
+    and looking through them holds training back for half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def compiled_graphs() -> int:

@@ -7,6 +7,7 @@ no step waits for the device.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ from efftrain_cli.plan.plan import (
 )
 from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.compiling import compile_seconds
+from efftrain_cli.training.compiling import compile_seconds, compiles, freeze_objects, micro_batch_shapes
 from efftrain_cli.training.gradient import autocast, build_forward_backward, compute_dtype
 from efftrain_cli.training.state import TrainState
 
@@ -120,6 +121,8 @@ def train(
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
     forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors)
+    may_compile, shapes = compiles(recipe, device), set[tuple[int, int]]()
+    gc.unfreeze()  # what an earlier training froze may be garbage by now
     ahead: tuple[StepPlan, Batch] | None = None
     """The next step and its batch: a CUDA device is still busy while it is read and sent."""
 
@@ -141,10 +144,13 @@ def train(
         and (until is None or state.progress.step < until)
         and not stage_ended(recipe, state.progress)
     ):
-        training, compiled = Stopwatch(device), compile_seconds()
+        plan = plan_step(recipe, state.progress)
+        new_shapes = micro_batch_shapes(plan) - shapes
+        shapes |= new_shapes
+        # A new shape may have to be compiled, while the device is still busy with earlier steps.
+        training, compiled = Stopwatch(device, idle=may_compile and bool(new_shapes)), compile_seconds()
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with interruptible(rescuable=True):
-            plan = plan_step(recipe, state.progress)
             batch = ahead[1] if ahead is not None and ahead[0] == plan else train_data.batch(plan).to(device)
             result = forward_backward(batch, plan)
             progress = after_step(recipe, state.progress, plan, result)
@@ -177,6 +183,8 @@ def train(
                 state.progress = after_evaluation(recipe, state.progress, float(val_loss))
             record = replace(record, progress=state.progress, val_loss=val_loss, evaluation=evaluation)
         yield record
+        if record.compile_seconds:
+            freeze_objects()
 
 
 def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tensor:

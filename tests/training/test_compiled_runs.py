@@ -1,0 +1,118 @@
+"""Whole runs through the real compiler, on a CPU: every method's losses are eager code's, in as few graphs as its shapes need, and
+no second of compilation counts as training."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.bench import random_windows
+from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.plan.step import StepPlan
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training import trainer
+from efftrain_cli.training.compiling import compiled_graphs, micro_batch_shapes
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.stages import GrowthRecord, train_stages
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import Stopwatch, read_records
+
+CPU = torch.device("cpu")
+TINY = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "data.tokenizer=bpe:300", "train.dtype=fp32"]
+BASELINE = load_recipe(
+    "small",
+    [*TINY, "train.batch_size=4", "train.micro_batch_tokens=64", "train.tokens=1024", "eval.every=1000", "optim.warmup_steps=2"],
+)
+GROWING = load_recipe(
+    "small-staged-depth",
+    [
+        "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "data.tokenizer=bpe:300", "train.dtype=fp32",
+        "train.batch_size=4", "train.micro_batch_tokens=64", "train.tokens=1024", "eval.every=1000", "optim.warmup_steps=2",
+        'stages=[{model={n_layer=1}, switch={rule="tokens", value=512}}, {operators=["depth"]}]',
+    ],
+)  # fmt: skip
+RUNS: dict[str, tuple[Recipe, int]] = {
+    "baseline": (BASELINE, 1),
+    # The full shape, and one for every other length; both its dimensions stay above 1.
+    "length warmup": (replace(BASELINE, seq_len_warmup=SeqLenWarmup(start=8, steps=6)), 2),
+    # A block and the head.
+    "layer drop": (replace(BASELINE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=4)), 2),
+    "SimiGrad": (
+        replace(BASELINE, simigrad=SimiGrad(target=0.9, min_batch_size=4, max_batch_size=8, quantum=4)),
+        1,
+    ),
+    "growth": (GROWING, 2),
+}
+"""Recipe, and the graphs that it needs."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_frozen() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    torch._dynamo.reset()
+
+
+def rows_of(recipe: Recipe, folder: Path, compiled: bool) -> list[dict[str, object]]:
+    recipe = replace(recipe, train=replace(recipe.train, compile="on" if compiled else "off"))
+    windows = random_windows(recipe, 300, folder)
+    model = build_model(recipe, 300, CPU)
+    state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
+    records = train_stages(state, recipe, windows, windows.validation(2))
+    return [read_records(state, recipe, [r])[0] for r in records if not isinstance(r, GrowthRecord)][1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_compiled_run_is_an_eager_one_in_few_graphs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[bool] = []
+
+    class Watched(Stopwatch):
+        def __init__(self, device: torch.device, idle: bool = False) -> None:
+            waited.append(idle)
+            super().__init__(device, idle)
+
+    recipe, graphs = RUNS[name]
+    for folder in ("eager", "compiled"):
+        (tmp_path / folder).mkdir()
+    eager = rows_of(recipe, tmp_path / "eager", compiled=False)
+    torch._dynamo.reset()
+    monkeypatch.setattr(trainer, "Stopwatch", Watched)
+    before = compiled_graphs()
+    rows = rows_of(recipe, tmp_path / "compiled", compiled=True)
+    assert compiled_graphs() - before == graphs
+    assert len(rows) == len(eager) >= 5
+    for row, want in zip(rows, eager, strict=True):
+        assert row["loss"] == pytest.approx(want["loss"], rel=1e-5)
+        assert row["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-3)
+        assert row["tokens"] == want["tokens"] and row["seconds"] > 0  # type: ignore
+        assert want["compile_seconds"] == 0
+    compiling = [row["step"] for row in rows if row["compile_seconds"]]
+    assert compiling and compiling[0] == 1
+    shapes = {(row["batch_size"], row["seq_len"], row["stage"], row["accumulation_steps"]) for row in rows}
+    # Each evaluation has a watch too, which never waits.
+    assert sum(waited) == len({(shape[0] / shape[3], *shape[1:3]) for shape in shapes}) == len([w for w in waited if w])
+    assert gc.get_freeze_count() > 0
+    if name in ("length warmup", "SimiGrad"):
+        assert len(shapes) > 1, "otherwise nothing is shown"
+    if name == "growth":
+        assert {row["stage"] for row in rows} == {0, 1}
+
+
+def test_micro_batches_of_a_step_have_one_shape_or_two() -> None:
+    def plan(batch_size: int, accumulation_steps: int) -> StepPlan:
+        return StepPlan(1, 0.0, batch_size, 16, accumulation_steps, 0, 1, (1.0,), False)
+
+    assert micro_batch_shapes(plan(8, 4)) == {(2, 16)}
+    assert micro_batch_shapes(plan(7, 3)) == {(2, 16), (3, 16)}
+    for batch_size in range(1, 20):
+        for steps in range(1, batch_size + 1):
+            parts = torch.zeros(batch_size, 16).tensor_split(steps)
+            assert micro_batch_shapes(plan(batch_size, steps)) == {tuple(part.shape) for part in parts}
