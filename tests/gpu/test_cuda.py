@@ -1,0 +1,323 @@
+"""The CUDA path: what it computes against references, what it must never do. Run `pytest -m gpu` where there is a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from efftrain_cli.bench import random_windows
+from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.methods.simigrad import half_dots
+from efftrain_cli.model.cross_entropy import summed_cross_entropy
+from efftrain_cli.model.kernels import attention_kernels
+from efftrain_cli.plan.plan import full_plan
+from efftrain_cli.plan.step import Batch
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.compiling import compiled_graphs
+from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.session import choose_device
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import read_records, train, update
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this PyTorch sees none"),
+]
+CUDA = torch.device("cuda")
+VOCAB = 1000
+
+
+@pytest.fixture(autouse=True)
+def one_after_the_other() -> Iterator[None]:
+    """Graphs, kernel choices and memory of one test do not reach the next."""
+    yield
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.cuda.empty_cache()
+
+
+def small(*settings: str) -> Recipe:
+    """4 layers x 128 at length 256, bf16, two micro-batches of 8 a step, without end."""
+    recipe = load_recipe(
+        "small",
+        ["data.tokenizer=bpe:1000", "train.tokens=1000000000", "train.batch_size=16", "train.micro_batch_tokens=2048",
+         "train.dtype=bf16", "eval.every=1000000", "optim.decay_tokens=false", *settings],
+    )  # fmt: skip
+    assert recipe.data.tokenizer == f"bpe:{VOCAB}"
+    return recipe
+
+
+def fresh(recipe: Recipe, device: torch.device = CUDA, residual: torch.dtype | None = None) -> TrainState:
+    model = build_model(recipe, VOCAB, device)
+    if residual is not None:
+        model.residual_dtype = residual
+    return TrainState(
+        model=model, optimizer=build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device)
+    )
+
+
+def batch_of(recipe: Recipe, device: torch.device = CUDA) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    shape = (recipe.train.batch_size, recipe.model.seq_len)
+    tokens, targets = (torch.randint(VOCAB, shape, generator=generator) for _ in range(2))
+    return Batch(tokens, targets).to(device)
+
+
+def gradient_of(recipe: Recipe, residual: torch.dtype | None = None) -> tuple[float, list[Tensor]]:
+    """(loss, gradients) of one full step from fresh weights."""
+    state = fresh(recipe, residual=residual)
+    plan = full_plan(recipe, recipe.train.batch_size, recipe.model.seq_len, recipe.model.n_layer, 2)
+    result = build_forward_backward(recipe, state.model, CUDA)(batch_of(recipe), plan)
+    return float(result.scalars["loss"]), [p.grad for p in state.model.parameters() if p.grad is not None]
+
+
+def relative(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    difference = sum(float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True))
+    return (difference / sum(float(y.double().square().sum()) for y in b)) ** 0.5
+
+
+def rows_of(recipe: Recipe, steps: int, folder: Path, device: torch.device = CUDA) -> list[dict[str, object]]:
+    """The first `steps` rows of a run on random tokens, read as they come."""
+    folder.mkdir(exist_ok=True)
+    windows = random_windows(recipe, VOCAB, folder)
+    state = fresh(recipe, device)
+    records = train(state, recipe, windows, windows.validation(2), steps)
+    return [read_records(state, recipe, [record])[0] for record in records][1:]
+
+
+@pytest.mark.parametrize(("dtype", "loss_limit", "limit"), [("fp32", 1e-5, 1e-4), ("bf16", 2e-3, 3e-2)])
+def test_compiled_is_eager(dtype: str, loss_limit: float, limit: float) -> None:
+    loss, gradients = gradient_of(small(f"train.dtype={dtype}", "train.compile=on"))
+    want, wanted = gradient_of(small(f"train.dtype={dtype}", "train.compile=off"))
+    assert loss == pytest.approx(want, rel=loss_limit)
+    assert relative(gradients, wanted) < limit
+
+
+def test_compiled_blocks_are_the_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, wanted = gradient_of(small("train.compile=on", "train.dtype=fp32"))
+    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True)
+    before = compiled_graphs()
+    blocks, gradients = gradient_of(small("train.compile=on", "train.dtype=fp32"))
+    assert compiled_graphs() - before == 2, "a block and the head"
+    assert blocks == pytest.approx(whole, rel=1e-5)
+    assert relative(gradients, wanted) < 1e-4
+
+
+def test_a_bf16_residual_stream_costs_no_more_than_bf16_does() -> None:
+    truth = gradient_of(small("train.dtype=fp32", "train.compile=off"))
+    wide = gradient_of(small("train.compile=off"), torch.float32)
+    narrow = gradient_of(small("train.compile=off"), torch.bfloat16)
+    assert narrow[0] == pytest.approx(truth[0], rel=2e-3)
+    assert relative(narrow[1], truth[1]) < max(2e-2, 2.5 * relative(wide[1], truth[1]))
+
+
+@pytest.mark.parametrize("same_shape", [True, False], ids=["full shape", "changing shapes"])
+@pytest.mark.parametrize("length", [64, 128, 200, 1024])
+def test_attention_is_fp32_arithmetic_within_bf16(length: int, same_shape: bool) -> None:
+    generator = torch.Generator().manual_seed(length)
+    q, k, v, up = (torch.randn(4, 12, length, 64, generator=generator).cuda() for _ in range(4))
+
+    def results(dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
+        with attention_kernels(CUDA, same_shape):
+            y = F.scaled_dot_product_attention(*inputs, is_causal=True)
+            y.backward(up.to(dtype))
+        return [y.detach(), *(x.grad for x in inputs if x.grad is not None)]
+
+    q_, k_, v_ = (x.double().requires_grad_() for x in (q, k, v))
+    scores = (q_ @ k_.transpose(-1, -2)) / 8 + torch.full((length, length), -torch.inf, device=CUDA).triu(1)
+    y = scores.softmax(-1) @ v_
+    y.backward(up.double())
+    assert relative(results(torch.bfloat16), [y.detach(), q_.grad, k_.grad, v_.grad]) < 1e-2
+
+
+def test_the_one_buffer_head_is_the_plain_one_and_padding_rows_get_exactly_nothing() -> None:
+    tokens, n_embd, vocab, rows = 2048, 256, 50257, 50304
+    generator = torch.Generator().manual_seed(6)
+    x0 = torch.randn(tokens, n_embd, generator=generator).cuda()
+    w0 = (0.05 * torch.randn(rows, n_embd, generator=generator)).cuda()
+    y = torch.randint(vocab, (tokens,), generator=generator).cuda()
+
+    def gradients(form: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        x, w = x0.clone().requires_grad_(), w0.clone().requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            (form(x, w) / tokens).backward()
+        assert x.grad is not None and w.grad is not None
+        return [x.grad, w.grad]
+
+    ours = gradients(lambda x, w: summed_cross_entropy(x, w, y, vocab))
+    plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w)[:, :vocab].float(), y, reduction="sum"))
+    assert relative(ours, plain) < 1e-2
+    assert torch.count_nonzero(ours[1][vocab:]) == 0
+
+
+def test_adamw_is_pytorchs_after_five_steps() -> None:
+    recipe = small("train.compile=off", "optim.grad_clip=0")
+    state = fresh(recipe)
+    copies = {name: p.detach().clone().requires_grad_() for name, p in state.model.named_parameters()}
+    optim = recipe.optim
+    decays = [p for name, p in copies.items() if p.dim() >= 2 and name != "wpe.weight"]
+    rest = [p for name, p in copies.items() if p.dim() < 2 or name == "wpe.weight"]
+    reference = torch.optim.AdamW(
+        [{"params": decays, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        lr=1e-3, betas=optim.betas, eps=optim.eps, fused=False, foreach=False,
+    )  # fmt: skip
+    generator = torch.Generator(device=CUDA).manual_seed(7)
+    for _ in range(5):
+        for name, parameter in state.model.named_parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator, device=CUDA)
+            copies[name].grad = parameter.grad.clone()
+        update(state, 1e-3, 0.0, torch.ones((), device=CUDA))
+        reference.step()
+    torch.testing.assert_close(dict(state.model.named_parameters()), copies, rtol=1e-5, atol=1e-7)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later() -> None:
+    state = fresh(small("train.compile=off"))
+    tensors = [*state.model.parameters(), *state.optimizer.tensors().values()]
+
+    def step(value: float) -> None:
+        for parameter in state.model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        update(state, 1e-3, 1.0, torch.ones((), device=CUDA))
+
+    step(0.1)
+    before = [x.detach().clone() for x in tensors]
+    for value in (float("nan"), 0.1, float("inf"), 0.1):
+        step(value)
+    assert state.nonfinite.item() == 1
+    assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
+
+
+def test_a_warmup_over_many_lengths_needs_two_graphs(tmp_path: Path) -> None:
+    recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=32))
+    before = compiled_graphs()
+    rows = rows_of(recipe, 36, tmp_path)
+    assert len({row["seq_len"] for row in rows}) == 32
+    assert compiled_graphs() - before == 2
+    assert sum(bool(row["compile_seconds"]) for row in rows) == 2
+
+
+def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The full shape compiled first, with cuDNN allowed, must not decide for the others; blocks compiled one by one."""
+    from torch.profiler import ProfilerActivity, profile
+
+    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True)
+    recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=32))
+    state = fresh(recipe)
+    forward_backward = build_forward_backward(recipe, state.model, CUDA)
+
+    def kernels(length: int) -> str:
+        sequences = recipe.train.batch_size
+        plan = full_plan(recipe, sequences, length, recipe.model.n_layer, 2)
+        tokens = torch.zeros((sequences, length), dtype=torch.int64, device=CUDA)
+        for _ in range(2):
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+                forward_backward(Batch(tokens, tokens), plan)
+                torch.cuda.synchronize()
+        return " ".join(event.key for event in profiler.key_averages())
+
+    full = kernels(recipe.model.seq_len)
+    for length in (64, 104, 128):
+        assert "cudnn_attention" not in kernels(length)
+    assert ("cudnn_attention" in kernels(recipe.model.seq_len)) == ("cudnn_attention" in full), "and it keeps its own"
+
+
+def test_deterministic_runs_repeat(tmp_path: Path) -> None:
+    settings = ["--set", "train.deterministic=true", "--set", "train.batch_size=4", "--steps", "6", "--no-probe"]
+    losses = []
+    for name in ("one", "two"):
+        command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--recipe", "quickstart", "--name", name, *settings]
+        env = {**os.environ, "EFFTRAIN_RUNS": str(tmp_path)}
+        done = subprocess.run([*command, "--device", "cuda"], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line).get("loss") for line in lines])
+    assert losses[0] == losses[1] and len(losses[0]) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["small", "small-slw", "small-batch-warmup", "small-pld", "small-simigrad", "small-staged-both"])
+def test_every_method_resumes_exactly(recipe: str, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = efftrain("verify-resume", "--recipe", recipe, "--device", "cuda", timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("method", ["none", "length warmup", "layer drop"])
+def test_no_step_waits_for_the_device(method: str, tmp_path: Path) -> None:
+    recipe = {
+        "none": small("train.compile=off"),
+        "length warmup": replace(small("train.compile=off"), seq_len_warmup=SeqLenWarmup(start=8, steps=32)),
+        "layer drop": replace(small("train.compile=off"), progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=8)),
+    }[method]
+    windows = random_windows(recipe, VOCAB, tmp_path)
+    state = fresh(recipe)
+    records = train(state, recipe, windows, windows.validation(2))
+    taken = [next(records) for _ in range(3)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        taken += [next(records) for _ in range(4)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [row["step"] for row in read_records(state, recipe, taken)] == list(range(7))
+
+
+@pytest.mark.parametrize("name", ["cuda:0", "cuda:1"])
+def test_seconds_are_positive_and_true(name: str, tmp_path: Path) -> None:
+    if int(name[-1]) >= torch.cuda.device_count():
+        pytest.skip(f"there is no {name}")
+    device = choose_device(name)
+    try:
+        recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=16))
+        windows = random_windows(recipe, VOCAB, tmp_path)
+        state = fresh(recipe, device)
+        records = train(state, recipe, windows, windows.validation(2))
+        taken = [next(records) for _ in range(20)]  # nothing is read: work piles up while the next shape compiles
+        rows = read_records(state, recipe, taken)[1:]
+        assert all(float(str(row["seconds"])) > 0 for row in rows)
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        rows = read_records(state, recipe, [next(records) for _ in range(30)])
+        torch.cuda.synchronize(device)
+        wall = time.perf_counter() - start
+        assert 0.5 * wall < sum(float(str(row["seconds"])) for row in rows) <= 1.02 * wall
+    finally:
+        torch.cuda.set_device(0)
+
+
+def test_activation_checkpointing_gives_the_same_gradient_in_less_memory() -> None:
+    results, peaks = [], []
+    for setting in ("true", "false"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        recipe = small(f"train.activation_checkpointing={setting}", "train.dtype=fp32", "train.compile=off")
+        results.append(gradient_of(recipe))
+        peaks.append(torch.cuda.max_memory_allocated())
+    (loss, gradients), (want, wanted) = results
+    assert loss == pytest.approx(want, rel=1e-6) and relative(gradients, wanted) < 1e-5
+    assert peaks[0] < 0.9 * peaks[1]
+
+
+def test_simigrads_dots_are_those_of_fp64() -> None:
+    generator = torch.Generator().manual_seed(8)
+    a, b = ([torch.randn(size, generator=generator).cuda() for size in (1_000_003, 4096, 7)] for _ in range(2))
+    got = half_dots(a, b, 3, 5).tolist()
+    a64, b64 = (torch.cat([x.double() for x in side]) for side in (a, b))
+    share_a, share_b = 3 / 8, 5 / 8
+    want = [float(a64 @ b64) / (share_a * share_b), float(a64 @ a64) / share_a**2, float(b64 @ b64) / share_b**2]
+    scale = (want[1] * want[2]) ** 0.5
+    assert got[1:] == pytest.approx(want[1:], rel=1e-5)
+    assert abs(got[0] - want[0]) < 1e-5 * scale
