@@ -34,6 +34,7 @@ from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_pa
 from efftrain_cli.run.rows import NOT_COMPUTED, read_origin
 from efftrain_cli.run.stability import describe, measure_run
 from efftrain_cli.run.wandb import followed
+from efftrain_cli.training.calibration import calibrated_gflops
 from efftrain_cli.training.checkpoints import (
     check_data,
     check_disk,
@@ -93,7 +94,7 @@ def start(
         check_disk(run_path(name), state, recipe)
         origin = origin_of(setting, recipe_name, sys.argv)
         with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
-            run.event("start", environment_of(setting))
+            run.event("start", {**environment_of(setting), "calibrated_gflops": calibrated_gflops(setting.device)})
             return _train(run, state, setting, plan, steps, with_probe, rewinding)
 
 
@@ -150,6 +151,7 @@ def resume(
                 "segment": segment,
                 "checkpoint": checkpoint.name if checkpoint else None,
                 **_environment(run, setting),
+                "calibrated_gflops": calibrated_gflops(setting.device),
             },
         )
         return _train(run, state, setting, plan, steps, with_probe, rewinding)
@@ -278,7 +280,9 @@ def _train(
         run.event("end", {"status": type(error).__name__.removesuffix("Error").lower(), "step": state.progress.step})
         raise
     finished = state.progress.tokens >= recipe.train.tokens
-    run.event("end", {"status": "finished" if finished else "paused", "step": state.progress.step})
+    status = "finished" if finished else "paused"
+    speed = calibrated_gflops(setting.device)
+    run.event("end", {"status": status, "step": state.progress.step, "calibrated_gflops": speed})
     show_summary(console, run, state, val_loss, finished)
     return run.path
 

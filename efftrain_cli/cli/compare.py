@@ -45,8 +45,15 @@ def compare(
         str | None, typer.Option(help="Recipe or run to compare with; without it, the only recipe without a method, else the first.")
     ] = None,
     target_loss: Annotated[
-        float | None, typer.Option(help="Loss to reach, nats per token; without it, the best that every seed of the baseline reached.")
+        float | None, typer.Option(help="Loss to reach, nats per token; without it, per pair of runs the worse one's final loss.")
     ] = None,
+    margin: Annotated[
+        float | None, typer.Option(help="Difference of final losses, nats per token, within which recipes count as equivalent.")
+    ] = None,
+    every_setting: Annotated[
+        bool, typer.Option("--every-setting", help="Compare every setting of a recipe instead of its best.")
+    ] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print every measure, test and run.")] = False,
     format_: Annotated[CompareFormat, typer.Option("--format", help="What to print or write.")] = CompareFormat.table,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write to; without it standard output, or report.html for html.")
@@ -68,7 +75,7 @@ def compare(
         typer.Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable."),
     ] = None,
 ) -> None:
-    """Compare runs side by side: loss at equal cost, cost to a loss, stability, and whether a difference is real."""
+    """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how stable."""
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_all
     from efftrain_cli.compare.groups import select_runs
@@ -79,12 +86,14 @@ def compare(
         read_all(select_runs(runs)),
         baseline=baseline,
         target_loss=target_loss,
+        margin=margin,
+        every_setting=every_setting,
         allow=allow,
         costs=Costs(price_per_hour, power_watts),
     )
     if plan or difference:
         show_plan(comparison, difference or [])
         return
-    show_comparison(comparison, format_.value, output, plot=plot, figures=figures)
+    show_comparison(comparison, format_.value, output, plot=plot, figures=figures, details=details)
     if figures is not None:
         print(f"figures: {figures}", file=sys.stderr)

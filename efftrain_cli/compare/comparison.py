@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from efftrain_cli.compare import statistics
-from efftrain_cli.compare.fairness import Label, check
-from efftrain_cli.compare.groups import Group, differing_keys, group_runs, shown
+from efftrain_cli.compare import inference
+from efftrain_cli.compare.fairness import Label, check, why_seconds_differ
+from efftrain_cli.compare.groups import (
+    BEST_RULE,
+    Group,
+    Trial,
+    best_settings,
+    differing_keys,
+    group_runs,
+    rank_of,
+    shown,
+)
+from efftrain_cli.compare.inference import ALPHA, Decision, Estimate, ExactTest, decide
 from efftrain_cli.compare.measures import (
+    FAILED,
     NOT_REACHED,
+    SAME_SCHEDULE,
     Costs,
     EqualPoint,
     Measure,
     equal_points,
+    match_ratio,
     measure_run,
     measures,
-    quantity,
+    schedule_position,
 )
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
-from efftrain_cli.compare.statistics import Estimate
 from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
 from efftrain_cli.foundation.errors import UsageError
+
+PRIMARY = "final_loss"
+"""The measure that decides; the others are shown beside it and corrected as one family."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +69,25 @@ class Difference:
     label: str
     """The group's."""
     estimate: Estimate
-    """Of method - baseline, or of baseline / method where the measure is a ratio."""
-    p_holm: float | None
-    """Adjusted for the number of recipes that are compared with the baseline in this measure."""
+    """Of method - baseline, or of baseline / method where the measure is a cost; NaN where runs have no number."""
+    exact: ExactTest | None
+    """The exact test that stands in for t where runs failed or did not reach the target, or that the measure asks for."""
+    decision: Decision
     seeds: tuple[int, ...]
-    """Seeds that were paired; empty where they could not be."""
-    seeds_needed: int | None
-    """Seeds per recipe that would show a true difference of the observed size in 80 % of studies."""
-    verdict: str
-    coverage: float | None = None
-    """Measured coverage of the interval where it is a bootstrap."""
+    """Seeds that both recipes have."""
+    reason: str
+    """Why the question is not judged: one seed, pending runs, other schedules, other machines; empty where it is. "none":
+    there was no failure or jump to ask about."""
+
+    @property
+    def p_holm(self) -> float | None:
+        """The adjusted p-value; None where nothing was judged."""
+        return None if self.reason else self.decision.p
+
+    @property
+    def verdict(self) -> str:
+        """"better", "worse", "equivalent", "undecided", or the reason why there is none."""
+        return self.reason or self.decision.outcome
 
 
 @dataclass(frozen=True)
@@ -71,17 +95,21 @@ class Comparison:
     """A whole comparison."""
 
     groups: tuple[Group, ...]
+    """The baseline first."""
     baseline: Group
     labels: tuple[Label, ...]
     recipe_differences: tuple[tuple[str, tuple[str, ...]], ...]
     """Exactly the dotted keys that differ, with the value of each group."""
+    trials: tuple[Trial, ...]
+    """Settings that were tried where a recipe stands at its own best; empty where there is nothing to choose."""
     target_loss: float | None
-    target_origin: str
-    """Where the target comes from, in words."""
+    """As given; None: costs are those to match the worse run's final loss."""
+    margin: float | None
+    """Nats per token within which final losses count as equivalent; None: not asked."""
     points: dict[str, EqualPoint]
     measures: tuple[Measure, ...]
     cells: dict[tuple[str, str], Cell]
-    """By measure key and group label."""
+    """By measure key and group label; what compares two runs ("match") has none."""
     differences: tuple[Difference, ...]
     zero_shot: tuple[ZeroShotRow, ...]
     costs: Costs
@@ -90,6 +118,15 @@ class Comparison:
     def runs(self) -> list[RunNumbers]:
         """All runs, group by group."""
         return [run for group in self.groups for run in group.runs]
+
+    def letter(self, group: Group) -> str:
+        """A short name of a group for tables and plots: A is the baseline."""
+        place = self.groups.index(group)
+        return chr(ord("A") + place) if place < 26 else f"R{place + 1}"
+
+    def difference(self, key: str, label: str) -> Difference | None:
+        """A group's difference from the baseline in a measure, where it was compared."""
+        return next((d for d in self.differences if d.measure.key == key and d.label == label), None)
 
 
 def read_all(paths: Sequence[Path]) -> list[RunNumbers]:
@@ -103,6 +140,8 @@ def compare(
     *,
     baseline: str | None = None,
     target_loss: float | None = None,
+    margin: float | None = None,
+    every_setting: bool = False,
     allow: bool = False,
     costs: Costs | None = None,
 ) -> Comparison:
@@ -110,8 +149,10 @@ def compare(
 
     Args:
         baseline: a recipe's or group's name, or a run of the group; default: the only recipe without a method's
-            section, else the first.
-        target_loss: nats per token; default: the loss that every seed of the baseline reached.
+            section, else the first; never one that has no finished run while another has.
+        target_loss: nats per token; default: per pair of runs, the worse one's final loss.
+        margin: nats per token within which two final losses count as equivalent.
+        every_setting: compare each setting of a recipe instead of its best.
 
     Raises:
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
@@ -119,48 +160,63 @@ def compare(
     costs = costs or Costs()
     if not runs:
         raise UsageError("nothing to compare: name at least one run")
-    groups = group_runs(runs, allow)
+    if target_loss is not None and not math.isfinite(target_loss):
+        raise UsageError(f"--target-loss {target_loss}: give a loss in nats per token, for example 3.2")
+    if margin is not None and not (math.isfinite(margin) and margin > 0):
+        raise UsageError(f"--margin {margin:g}: give a difference above 0 in nats per token, for example 0.01")
+    runs, grid_notes = _at_common_evaluations(runs)
+    every = group_runs(runs, allow)
+    named = _named(every, baseline) if baseline is not None else None
+    groups, trials = (every, []) if every_setting else best_settings(every)
+    if named is not None:
+        # A setting that was named as the baseline is what was asked for, best or not.
+        own = [g for g in groups if g.recipe_name != named.recipe_name or len({g.recipe_name for g in groups}) == 1]
+        groups = [named, *(g for g in (groups if every_setting else own) if g is not named)]
     labels = check(groups, allow)
-    base = _baseline(groups, baseline)
+    base = named or _default_baseline(groups)
+    groups = [base, *(group for group in groups if group is not base)]
     every_run = [run for group in groups for run in group.runs]
     points = equal_points(every_run)
-    target, target_origin = _target(base, target_loss)
     with_bits = any((run.origin.get("data") or {}).get("valid_bytes_per_token") for run in every_run)
-    rows = measures(costs, with_bits, points, target)
+    rows = measures(costs, with_bits, points, target_loss, several=len(groups) > 1)
     cells = {}
     for group in groups:
-        per_run = [measure_run(run, points, target, costs) for run in group.runs]
+        per_run = [measure_run(run, points, target_loss, costs) for run in group.runs]
         for measure in rows:
-            cells[measure.key, group.label] = _cell([values[measure.key] for values in per_run])
+            if measure.tested != "match":
+                cells[measure.key, group.label] = _cell([values[measure.key] for values in per_run])
+    unnamed = named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1
     return Comparison(
         groups=tuple(groups),
         baseline=base,
-        labels=(*labels, *_point_notes(points, every_run)),
+        labels=(*labels, *grid_notes, *_trial_notes(every, groups, trials), *_pending_notes(groups)),
         recipe_differences=tuple(
             (key, tuple(shown(group.recipe.get(key)) for group in groups))
             for key in differing_keys([group.recipe for group in groups])
         ),
-        target_loss=target,
-        target_origin=target_origin,
+        trials=tuple(trials),
+        target_loss=target_loss,
+        margin=margin,
         points=points,
         measures=tuple(rows),
         cells=cells,
-        differences=tuple(_differences(groups, base, rows, cells)),
-        zero_shot=tuple(compare_zero_shot(groups, base)),
+        differences=tuple(_differences(groups, base, rows, cells, points, target_loss, margin, unnamed)),
+        zero_shot=tuple(compare_zero_shot(groups, base, allow)),
         costs=costs,
     )
 
 
-def _baseline(groups: Sequence[Group], name: str | None) -> Group:
-    if name is None:
-        plain = [group for group in groups if not _methods(group)]
-        return plain[0] if len(plain) == 1 else groups[0]
+def _named(groups: Sequence[Group], name: str) -> Group:
     for group in groups:
         if name == group.label:
             return group
-    matches = [
-        group for group in groups if name in (group.runs[0].recipe_name, *(run.name for run in group.runs))
-    ]
+    matches = [group for group in groups if name in (group.recipe_name, *(run.name for run in group.runs))]
+    if len(matches) > 1 and name == matches[0].recipe_name:
+        # One recipe in several settings: it stands at its own best, as the others do.
+        best, _ = best_settings([*matches, *(g for g in groups if g.recipe_name != name)])
+        chosen = [group for group in best if group.recipe_name == name]
+        if len(chosen) == 1:
+            return chosen[0]
     if len(matches) == 1:
         return matches[0]
     names = ", ".join(repr(group.label) for group in groups)
@@ -168,22 +224,55 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
     raise UsageError(f"--baseline {name!r} {fault}; choose one of {names}")
 
 
+def _default_baseline(groups: Sequence[Group]) -> Group:
+    over = [group for group in groups if any(not run.pending for run in group.runs)] or list(groups)
+    finished = [group for group in over if any(run.status == "finished" for run in group.runs)]
+    plain = [group for group in over if not _methods(group)]
+    if len({group.recipe_name for group in groups}) == 1 and len(groups) > 1:
+        return min(over, key=rank_of)
+    if len(plain) == 1:
+        return plain[0]
+    return (finished or over)[0]
+
+
 def _methods(group: Group) -> set[str]:
     shared = {"model", "data", "optim", "train", "eval", "checkpoint", "wandb", "base"}
     return {key.split(".")[0] for key in group.recipe} - shared
 
 
-def _target(base: Group, given: float | None) -> tuple[float | None, str]:
-    if given is not None:
-        if not math.isfinite(given):
-            raise UsageError(f"--target-loss {given}: give a loss in nats per token, for example 3.2")
-        return given, "given by --target-loss"
-    best = [float(run.evaluated["val_loss"].min()) for run in base.runs if len(run.evaluated["val_loss"])]
-    if not best:
-        return None, f"none: {base.label} was never evaluated"
-    if len(best) == 1:
-        return best[0], f"the best of {base.label}"
-    return max(best), f"the best loss of {base.label} that each of its {len(best)} seeds reached"
+def _at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
+    """Runs that were evaluated at different intervals, reduced to the steps that all of them evaluated and each one's last."""
+    if len({run.recipe.get("eval.every") for run in runs}) < 2:
+        return list(runs), []
+    grids = [set(run.evaluated["step"].tolist()) for run in runs if len(run.evaluated["step"])]
+    common = set.intersection(*grids) if grids else set()
+    kept = []
+    for run in runs:
+        steps = run.evaluated["step"]
+        there = np.isin(steps, list(common))
+        there[-1:] = True
+        kept.append(replace(run, evaluated={name: values[there] for name, values in run.evaluated.items()}))
+    note = f"evaluated at different intervals: only the {len(common)} evaluations after the same steps, and the last, count"
+    return kept, [Label("note", note)]
+
+
+def _trial_notes(every: Sequence[Group], groups: Sequence[Group], trials: Sequence[Trial]) -> list[Label]:
+    if not trials:
+        return []
+    notes = [Label("note", f"each recipe stands at its own best setting: {BEST_RULE}; chosen on these same runs")]
+    counts = {group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every) for group in groups}
+    if len(set(counts.values())) > 1:
+        tried = ", ".join(f"{name} {count}" for name, count in counts.items())
+        notes.append(Label("warning", f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is"))
+    return notes
+
+
+def _pending_notes(groups: Sequence[Group]) -> list[Label]:
+    waiting = [run.name for group in groups for run in group.runs if run.pending]
+    if not waiting or len(groups) < 2:
+        return []
+    names = ", ".join(waiting[:4]) + (f" and {len(waiting) - 4} more" if len(waiting) > 4 else "")
+    return [Label("warning", f"the verdict waits for runs that have not finished: {names}")]
 
 
 def _cell(values: Sequence[float | str]) -> Cell:
@@ -196,95 +285,176 @@ def _cell(values: Sequence[float | str]) -> Cell:
     )
 
 
-def _point_notes(points: dict[str, EqualPoint], runs: Sequence[RunNumbers]) -> list[Label]:
-    """Says when a run that is not finished decides how far the equal-tokens comparison reaches."""
-    by_name = {run.name: run for run in runs}
-    limits: dict[str, list[str]] = {}
-    for point in points.values():
-        if by_name[point.limited_by].status != "finished":
-            limits.setdefault(point.limited_by, []).append(quantity(point.value, point.axis))
+def _differences(
+    groups: Sequence[Group],
+    base: Group,
+    rows: Sequence[Measure],
+    cells: dict[tuple[str, str], Cell],
+    points: dict[str, EqualPoint],
+    target: float | None,
+    margin: float | None,
+    unnamed: bool,
+) -> list[Difference]:
+    """Every tested measure of every group against the baseline; the primary measure and all others are a family each."""
+    others = [group for group in groups if group is not base]
+    found: list[tuple[Measure, Group, Estimate, ExactTest | None, str]] = []
+    for measure in rows:
+        if not measure.tested or (measure.tested == "difference" and _says_nothing_new(measure, points, groups)):
+            continue
+        for group in others:
+            estimate, exact, reason = _one(measure, base, group, cells, points, target)
+            if unnamed and reason != "none":
+                reason = "settings of one recipe: name one with --baseline to test the others against it"
+            found.append((measure, group, estimate, exact, reason))
+    decisions: dict[int, Decision] = {}
+    for family in (True, False):
+        members = [i for i, row in enumerate(found) if (row[0].key == PRIMARY) == family and not row[4]]
+        results = [found[i][3] or found[i][2] for i in members]
+        decisions |= dict(zip(members, decide(results, margin=margin if family else None), strict=True))
     return [
-        Label("warning", f"{name} is not finished and limits the comparison at equal cost to {', '.join(reached)}")
-        for name, reached in limits.items()
+        Difference(measure, group.label, estimate, exact, decisions.get(i, Decision("undecided", None)), _shared(base, group), reason)
+        for i, (measure, group, estimate, exact, reason) in enumerate(found)
     ]
 
 
-def _differences(
-    groups: Sequence[Group], base: Group, rows: Sequence[Measure], cells: dict[tuple[str, str], Cell]
-) -> list[Difference]:
-    others = [group for group in groups if group is not base]
-    found = []
-    for measure in rows:
-        if not measure.tested:
-            continue
-        estimates = [
-            _estimate(measure, base, cells[measure.key, base.label], group, cells[measure.key, group.label])
-            for group in others
-        ]
-        with_p = [i for i, (estimate, _) in enumerate(estimates) if estimate.p is not None]
-        adjusted = dict(zip(with_p, statistics.holm([estimates[i][0].p or 0.0 for i in with_p]), strict=True))
-        for i, (group, (estimate, seeds)) in enumerate(zip(others, estimates, strict=True)):
-            needed = None
-            if estimate.p is not None and estimate.sd:
-                size = math.log(estimate.mean) if measure.tested == "ratio" else estimate.mean
-                # Planned for the strictest of Holm's steps.
-                alpha = statistics.ALPHA / len(with_p)
-                needed = statistics.seeds_needed(size, estimate.sd, bool(seeds), alpha)
-            found.append(
-                Difference(
-                    measure=measure,
-                    label=group.label,
-                    estimate=estimate,
-                    p_holm=adjusted.get(i),
-                    seeds=seeds,
-                    seeds_needed=needed,
-                    verdict=_verdict(measure, estimate, adjusted.get(i), needed),
-                    coverage=(
-                        statistics.bootstrap_coverage(estimate.n) if estimate.method.startswith("bootstrap") else None
-                    ),
-                )
-            )
-    return found
+def _says_nothing_new(measure: Measure, points: dict[str, EqualPoint], groups: Sequence[Group]) -> bool:
+    """A loss at equal cost where every finished run ends: that is the final loss."""
+    if not measure.key.startswith("loss_at_"):
+        return False
+    ends = [
+        float(run.evaluated[measure.axis][-1]) for group in groups for run in group.runs if run.status == "finished"
+    ]
+    value = points[measure.axis].value
+    return all(end <= 1.001 * value for end in ends)
 
 
-def _estimate(measure: Measure, base: Group, before: Cell, group: Group, after: Cell) -> tuple[Estimate, tuple[int, ...]]:
-    """The estimate, and the seeds that were paired. Seeds without a number are never left out silently."""
-    for name, cell in ((base.label, before), (group.label, after)):
-        missing = [value for value in cell.values if not isinstance(value, float)]
-        if missing:
-            reasons = ", ".join(dict.fromkeys(map(str, missing)))
-            of = f"{len(missing)} of {len(cell.values)} seeds" if len(cell.values) > 1 else "it"
-            reason = f"{reasons}: no claim" if of == "it" else f"{reasons} ({of} of {name}): no claim"
-            return Estimate(math.nan, n=0, reason=reason), ()
+def _shared(base: Group, group: Group) -> tuple[int, ...]:
+    return tuple(sorted(set(base.seeds) & set(group.seeds)))
+
+
+def _one(
+    measure: Measure,
+    base: Group,
+    group: Group,
+    cells: dict[tuple[str, str], Cell],
+    points: dict[str, EqualPoint],
+    target: float | None,
+) -> tuple[Estimate, ExactTest | None, str]:
+    """The estimate, the exact test that decides in its place, and why nothing may be judged ("" where it may)."""
+    nothing = Estimate(math.nan)
+    pending = [run for run in (*base.runs, *group.runs) if run.pending]
+    if pending:
+        return nothing, None, f"pending: {len(pending)} of {len(base.runs) + len(group.runs)} runs not finished"
+    if measure.tested == "rank" and not any(n for g in (base, group) for n in cells[measure.key, g.label].numbers):
+        return nothing, None, "none"
+    if measure.tested == "failures":
+        a, b = ({run.seed: run.has_diverged for run in g.runs} for g in (base, group))
+        if not any((*a.values(), *b.values())):
+            return nothing, None, "none"
+        test = inference.failure_test(a, b)
+        return nothing, test, _too_few(test, base, group)
+    reason = ""
+    if measure.axis == "seconds":
+        reason = why_seconds_differ([*base.runs, *group.runs])
+    if not reason and (measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")):
+        reason = _other_schedule(measure, base, group, points)
+    reason = reason and f"not judged: {reason}"
+    if measure.tested == "match":
+        estimate, exact = _matched(measure.axis, base, group)
+    else:
+        estimate, exact = _from_cells(measure, base, group, cells, target)
+    if exact is not None:
+        return estimate, exact, reason or _too_few(exact, base, group)
+    return estimate, None, reason or (estimate.reason if estimate.p is None else "")
+
+
+def _too_few(test: ExactTest, base: Group, group: Group) -> str:
+    if min(len(base.runs), len(group.runs)) == 1:
+        return inference.ONE_SEED
+    if test.smallest_p >= ALPHA:
+        return f"undecided: so few runs cannot give p below {test.smallest_p:.2g}"
+    return ""
+
+
+def _other_schedule(measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]) -> str:
+    """Why the two stand at different places of their learning rates' decay; "" where they do not."""
+
+    def position(side: Group) -> float | None:
+        found = []
+        for run in side.runs:
+            if run.status == "finished" and len(run.evaluated["step"]):
+                axis = measure.axis if measure.key.startswith("loss_at_") else "tokens"
+                at = points[axis].value if measure.key.startswith("loss_at_") else float(run.evaluated[axis][-1])
+                found.append(schedule_position(run, axis, at))
+        there = [value for value in found if value is not None]
+        return sum(there) / len(there) if there and len(there) == len(found) else None
+
+    a, b = position(base), position(group)
+    if a is None or b is None or abs(a - b) <= SAME_SCHEDULE:
+        return ""
+    return f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
+
+
+def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest | None]:
+    """How much less the better one needs for the worse one's final loss: per shared seed, or over all pairs of runs."""
+    if any(run.failed or not len(run.evaluated["val_loss"]) for run in (*base.runs, *group.runs)):
+        # Which of two runs is ahead on this scale is which has the lower final loss.
+        return Estimate(math.nan), _ranks(base, group, lambda run: run.evaluated["val_loss"][-1:])
+    if base.seeds == group.seeds:
+        pairs = zip(base.runs, group.runs, strict=True)
+        estimate = inference.paired_t([match_ratio(a, b, axis) for a, b in pairs])
+    else:
+        estimate = inference.all_pairs([[match_ratio(a, b, axis) for a in base.runs] for b in group.runs])
+    if math.isnan(estimate.mean):
+        return Estimate(math.nan, reason="matched before the first step: no claim"), None
+    return inference.exponentiated(estimate), None
+
+
+def _ranks(base: Group, group: Group, read: Callable[[RunNumbers], np.ndarray]) -> ExactTest:
+    def side(runs: Sequence[RunNumbers]) -> list[float]:
+        return [math.inf if run.failed or not len(read(run)) else float(read(run)[0]) for run in runs]
+
+    return inference.rank_sum(side(base.runs), side(group.runs))
+
+
+def _from_cells(
+    measure: Measure,
+    base: Group,
+    group: Group,
+    cells: dict[tuple[str, str], Cell],
+    target: float | None,
+) -> tuple[Estimate, ExactTest | None]:
+    """By t where every run has a number; by ranks where a run failed, or did not reach the target, or the measure asks."""
+    before, after = cells[measure.key, base.label], cells[measure.key, group.label]
+    by_run = [*zip(base.runs, before.values, strict=True), *zip(group.runs, after.values, strict=True)]
+    bounds = [run.failed or value in (NOT_REACHED, FAILED) for run, value in by_run]
+    missing = [str(value) for (_, value), bound in zip(by_run, bounds, strict=True) if isinstance(value, str) and not bound]
+    if missing:
+        return Estimate(math.nan, reason=f"{', '.join(dict.fromkeys(missing))}: no claim"), None
+    if measure.tested == "rank" or any(bounds):
+        sides = []
+        for runs, cell in ((base.runs, before), (group.runs, after)):
+            values, beyond = [], []
+            for run, value in zip(runs, cell.values, strict=True):
+                short = value == NOT_REACHED and not run.failed
+                beyond.append(short)
+                # A cost that was reached before the run failed was reached; a loss on the way there is nobody's result.
+                lost = run.failed and (measure.tested == "difference" or isinstance(value, str))
+                spent = float(run.evaluated[measure.axis][-1]) if short else 0.0
+                values.append(math.inf if lost else spent if short else float(value))
+            sides.append((values, beyond))
+        (a, a_beyond), (b, b_beyond) = sides
+        estimate = Estimate(math.nan)
+        if any(a_beyond) != any(b_beyond) and all(0 < value < math.inf for value in (*a, *b)):
+            mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))
+            estimate = Estimate(mean, log=True, bound=1 if any(a_beyond) else -1)
+        return estimate, inference.rank_sum(a, b, a_beyond, b_beyond)
     a, b = (dict(zip(g.seeds, c.numbers, strict=True)) for g, c in ((base, before), (group, after)))
     if measure.tested == "ratio":
         if min(*a.values(), *b.values()) <= 0:
-            return Estimate(math.nan, reason="reached before the first step: no claim"), ()
-        a, b = ({seed: math.log(value) for seed, value in side.items()} for side in (a, b))
-    both = tuple(sorted(a.keys() & b.keys()))
-    # A ratio is baseline / method: above 1 the method needs less.
-    sign = -1.0 if measure.tested == "ratio" else 1.0
-    pairs = [sign * (b[seed] - a[seed]) for seed in both]
-    if len(both) >= 2 or (both and min(len(a), len(b)) == 1):
-        if measure.tested == "ratio":
-            return statistics.ratio_of_logs(pairs), both
-        return statistics.paired_t(pairs), both
-    first, second = (list(b.values()), list(a.values())) if sign < 0 else (list(a.values()), list(b.values()))
-    estimate = statistics.welch_t(first, second)
-    return (statistics.exponentiate(estimate) if sign < 0 else estimate), ()
-
-
-def _verdict(measure: Measure, estimate: Estimate, p: float | None, needed: int | None) -> str:
-    if p is None:
-        return estimate.reason
-    if p < statistics.ALPHA:
-        if measure.tested == "difference":
-            return "lower" if estimate.mean < 0 else "higher"
-        return "less needed" if estimate.mean > 1 else "more needed"
-    if needed is None:
-        return "no difference shown"
-    more = max(1, needed - estimate.n)
-    return f"no difference shown; to show one of this size, about {more} more seed{'s' if more > 1 else ''}"
+            return Estimate(math.nan, reason="reached before the first step: no claim"), None
+        return inference.ratio_of_means(a, b), None
+    return inference.difference_of_means(a, b), None
 
 
 def not_reached(cell: Cell) -> int:

@@ -12,6 +12,8 @@ from efftrain_cli.foundation.errors import UsageError
 
 STEADY = 1.2
 """Runs of one recipe on one device differ less than this in their throughput, unless something else used the machine."""
+SAME_SPEED = 1.15
+"""Seconds are judged only where the calibration kernel ran at rates within this factor before and after every run."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
 """Sections that a method has no business to change: where they differ, the difference may not be the method's."""
 
@@ -48,6 +50,27 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
     return labels
 
 
+def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
+    """Why the training seconds of these runs must not be judged; "" where they may be."""
+    for title, read in (
+        ("device", lambda run: run.origin.get("device")),
+        ("number of threads", lambda run: run.origin.get("threads")),
+        ("compute type", lambda run: run.origin.get("dtype")),
+        ("torch version", lambda run: run.origin.get("torch")),
+        ("efftrain version", lambda run: run.origin.get("efftrain")),
+        ("efftrain commit", lambda run: run.origin.get("git_commit")),
+        ("number of devices", lambda run: run.origin.get("world_size", 1)),
+        ("number of runs side by side (--jobs)", lambda run: run.origin.get("jobs", 1)),
+    ):
+        if len(_values(runs, read)) > 1:
+            return f"different {title}"
+    if any(len(run.speeds) < 2 for run in runs):
+        return "the machine's speed was not measured before and after every run"
+    rates = [rate for run in runs for rate in run.speeds]
+    factor = max(rates) / min(rates)
+    return f"the machine's speed varied {factor:.2f}x, more than {SAME_SPEED:g}x" if factor > SAME_SPEED else ""
+
+
 def _is_grave(run: RunNumbers, mark: str) -> bool:
     return not mark.startswith("resumed")
 
@@ -77,6 +100,8 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
         ("compute type", lambda run: run.origin.get("dtype")),
         ("efftrain version", lambda run: run.origin.get("efftrain")),
         ("efftrain commit", lambda run: run.origin.get("git_commit")),
+        ("number of devices", lambda run: run.origin.get("world_size", 1)),
+        ("number of runs side by side (--jobs)", lambda run: run.origin.get("jobs", 1)),
     ):
         values = _values(runs, read)
         if len(values) > 1:
@@ -105,7 +130,7 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
             "train.batch_size": "different batch",
             "optim.lr": "different learning rate (fair where each recipe is at its own best)",
             "optim.name": "different optimizer (FLOPs leave out Muon's Newton-Schulz iterations: compare tokens or seconds)",
-            "eval.every": "evaluated at different intervals, so best losses and crossings are read at different points",
+            "eval.every": "evaluated at different intervals, so only evaluations after the same steps are compared",
         }.get(key, "different setting")
         found.append(f"{meaning}: {key} is {values}")
     return found
@@ -129,7 +154,7 @@ def _seed_notes(groups: Sequence[Group]) -> list[Label]:
     seeds = {group.seeds for group in groups}
     if len(seeds) > 1:
         each = "; ".join(f"{group.label}: {', '.join(map(str, group.seeds))}" for group in groups)
-        notes.append(Label("note", f"the recipes were run with different seeds ({each}); only shared seeds are paired"))
+        notes.append(Label("note", f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired"))
     return notes
 
 

@@ -7,18 +7,21 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.comparison import PRIMARY, Cell, Comparison
+from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.tables import Table, headline, tables_of
+from efftrain_cli.compare.verdicts import verdict_sentences
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from efftrain_cli.compare.fairness import Label
-    from efftrain_cli.compare.statistics import Estimate
+    from efftrain_cli.compare.inference import Estimate, ExactTest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Format of `--format json`."""
 SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
 """How a label is announced."""
@@ -35,18 +38,20 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
             console.print(f"[bold]{escape(table.title)}[/bold]", highlight=False)
         widths = [max(len(row[i]) for row in (table.header, *table.rows)) for i in range(len(table.header))]
         # The last column may wrap: it holds words.
-        needed = sum(widths[:-1]) + min(widths[-1], 24) + 2 * len(widths)
+        needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths)
         if console.is_terminal and needed > console.width:
             for row in table.rows:
                 console.print(escape(row[0]), highlight=False)
                 for name, value in zip(table.header[1:], row[1:], strict=True):
-                    if value == "-":
+                    if value in ("-", ""):
                         continue
                     console.print(f"  [dim]{escape(name)}[/dim] {escape(value)}".replace("[dim][/dim] ", ""), highlight=False)
         else:
             # No head over a table of names and values.
             head = any(table.header)
-            shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False, show_header=head)
+            shown = RichTable(
+                box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False, show_header=head, padding=(0, 0)
+            )
             for i, name in enumerate(table.header):
                 shown.add_column(escape(name), no_wrap=i < len(table.header) - 1, overflow="fold")
             for row in table.rows:
@@ -69,23 +74,26 @@ def print_labels(console: Console, labels: Sequence[Label]) -> None:
                 console.print(f"[{style[severity]}]{sign}:[/{style[severity]}] {escape(label.text)}", highlight=False)
 
 
+def opening(comparison: Comparison) -> list[str]:
+    """What stands before every table: the verdict, one sentence per recipe, and the target."""
+    return [*verdict_sentences(comparison), *headline(comparison)]
+
+
 def markdown(comparison: Comparison, tables: Sequence[Table] | None = None) -> str:
     """The tables in GitHub's Markdown."""
-    parts = [f"{line}  " for line in headline(comparison)]
+    from tabulate import tabulate
+
+    parts = [f"{line}  " for line in opening(comparison)]
     for table in tables if tables is not None else tables_of(comparison):
-        parts += ["", f"### {table.title}", "", _markdown_row(table.header)]
-        parts.append(_markdown_row(["---"] * len(table.header)))
-        parts += [_markdown_row(row) for row in table.rows]
+        parts += ["", *([f"### {table.title}", ""] if table.title else [])]
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
+        parts.append(tabulate(cells[1:], cells[0], tablefmt="github", disable_numparse=True))
         if table.note:
             parts += ["", table.note]
     if comparison.labels:
         parts += ["", "### Read with care", ""]
         parts += [f"- **{SIGNS[label.severity]}**: {label.text}" for label in comparison.labels]
     return "\n".join(parts).strip() + "\n"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 _LATEX = {
@@ -107,23 +115,17 @@ _LATEX = {
 
 def latex(comparison: Comparison, tables: Sequence[Table] | None = None) -> str:
     """The tables for LaTeX with the booktabs package."""
-    parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in headline(comparison))]
+    from tabulate import tabulate
+
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in opening(comparison))]
     parts += [f"% {SIGNS[label.severity]}: {label.text}" for label in comparison.labels]
     for table in tables if tables is not None else tables_of(comparison):
-        parts += [
-            "",
-            "\\begin{table}",
-            "\\centering",
-            f"\\caption{{{_escape_latex(table.title)}{'. ' + _escape_latex(table.note) if table.note else ''}}}",
-            f"\\begin{{tabular}}{{{'l' * len(table.header)}}}",
-            "\\toprule",
-            " & ".join(map(_escape_latex, table.header)) + r" \\",
-            "\\midrule",
-            *(" & ".join(map(_escape_latex, row)) + r" \\" for row in table.rows),
-            "\\bottomrule",
-            "\\end{tabular}",
-            "\\end{table}",
-        ]
+        words = ". ".join(_escape_latex(text).rstrip(".") for text in (table.title, table.note) if text)
+        cells = [[_escape_latex(cell) for cell in row] for row in (table.header, *table.rows)]
+        tabular = tabulate(cells[1:], cells[0], tablefmt="latex_raw", disable_numparse=True)
+        for rule in ("toprule", "midrule", "bottomrule"):
+            tabular = tabular.replace("\\hline", f"\\{rule}", 1)
+        parts += ["", "\\begin{table}", "\\centering", f"\\caption{{{words}}}", tabular, "\\end{table}"]
     return "\n".join(parts) + "\n"
 
 
@@ -136,12 +138,12 @@ def comma_separated(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd", "difference", "kind", "low", "high", "p", "p_holm", "pairs", "method", "verdict"]
+        ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd", "difference", "kind", "low", "high", "p", "p_holm", "shared_seeds", "method", "verdict"]
     )
     tests = {(d.measure.key, d.label): d for d in comparison.differences}
     for measure in comparison.measures:
         for group in comparison.groups:
-            cell = comparison.cells[measure.key, group.label]
+            cell = comparison.cells.get((measure.key, group.label), Cell((), None, None))
             row = [
                 measure.section,
                 measure.key,
@@ -157,8 +159,9 @@ def comma_separated(comparison: Comparison) -> str:
             test = tests.get((measure.key, group.label))
             if test is not None:
                 e = test.estimate
-                row += [_blank(e.mean), measure.tested, _blank(e.low), _blank(e.high), _blank(e.p), _blank(test.p_holm)]
-                row += [str(len(test.seeds)), e.method, test.verdict]
+                p, method = (test.exact.p, test.exact.method) if test.exact is not None else (e.p, e.method)
+                row += [_blank(e.mean), measure.tested, _blank(e.low), _blank(e.high), _blank(p), _blank(test.p_holm)]
+                row += [str(len(test.seeds)), method, test.verdict]
             else:
                 row += [""] * 9
             writer.writerow(row)
@@ -173,7 +176,8 @@ def comma_separated(comparison: Comparison) -> str:
                 row += [""] * 9
             else:
                 e = difference.over_seeds
-                row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), "", str(e.n)]
+                p = _blank(difference.p_holm)
+                row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), p, str(e.n)]
                 row += [e.method, difference.verdict]
             writer.writerow(row)
     return out.getvalue()
@@ -190,11 +194,15 @@ def json_text(comparison: Comparison) -> str:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as plain values."""
+    by_run = [measure for measure in comparison.measures if measure.tested != "match"]
     return {
         "schema_version": SCHEMA_VERSION,
+        "verdicts": verdict_sentences(comparison),
         "baseline": comparison.baseline.label,
+        "primary": PRIMARY,
+        "alpha": ALPHA,
+        "margin": comparison.margin,
         "target_loss": comparison.target_loss,
-        "target_origin": comparison.target_origin,
         "equal_points": {
             axis: {"value": point.value, "limited_by": point.limited_by} for axis, point in comparison.points.items()
         },
@@ -203,9 +211,12 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             key: {group.label: group.recipe.get(key) for group in comparison.groups}
             for key, _ in comparison.recipe_differences
         },
+        "settings_tried": [asdict(trial) for trial in comparison.trials],
         "groups": [
             {
+                "letter": comparison.letter(group),
                 "label": group.label,
+                "recipe": group.recipe_name,
                 "runs": [
                     {
                         "name": run.name,
@@ -214,22 +225,21 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                         "marks": list(run.marks),
                         "steps": run.step,
                         "seconds": {"train_seconds": run.seconds, **run.other_seconds, "wall_seconds": run.wall_seconds},
+                        "speeds_gflops": list(run.speeds),
                         "measures": {
                             measure.key: _number(comparison.cells[measure.key, group.label].values[i])
-                            for measure in comparison.measures
+                            for measure in by_run
                         },
                         "missing": {
                             measure.key: value
-                            for measure in comparison.measures
+                            for measure in by_run
                             if isinstance(value := comparison.cells[measure.key, group.label].values[i], str)
                         },
                     }
                     for i, run in enumerate(group.runs)
                 ],
-                "mean": {
-                    measure.key: comparison.cells[measure.key, group.label].mean for measure in comparison.measures
-                },
-                "sd": {measure.key: comparison.cells[measure.key, group.label].sd for measure in comparison.measures},
+                "mean": {measure.key: comparison.cells[measure.key, group.label].mean for measure in by_run},
+                "sd": {measure.key: comparison.cells[measure.key, group.label].sd for measure in by_run},
             }
             for group in comparison.groups
         ],
@@ -239,11 +249,13 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "kind": difference.measure.tested,
                 "recipe": difference.label,
                 **_estimate(difference.estimate),
+                "exact": None if difference.exact is None else _exact(difference.exact),
                 "p_holm": difference.p_holm,
-                "paired_seeds": list(difference.seeds),
-                "seeds_needed": difference.seeds_needed,
-                "measured_coverage": difference.coverage,
-                "verdict": difference.verdict,
+                "p_equivalent": difference.decision.p_equivalent,
+                "could_see": difference.decision.could_see,
+                "shared_seeds": list(difference.seeds),
+                "outcome": None if difference.reason else difference.decision.outcome,
+                "not_judged": difference.reason or None,
             }
             for difference in comparison.differences
         ],
@@ -260,6 +272,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                         "over_seeds": _estimate(difference.over_seeds),
                         "over_items": None if difference.over_items is None else _estimate(difference.over_items),
                         "mcnemar_p": difference.mcnemar_p,
+                        "p_holm": difference.p_holm,
                         "verdict": difference.verdict,
                     }
                     for difference in row.differences
@@ -273,14 +286,21 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 def _estimate(estimate: Estimate) -> dict[str, Any]:
     return {
         "estimate": _number(estimate.mean),
+        "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
         "low": estimate.low,
         "high": estimate.high,
         "p": estimate.p,
         "n": estimate.n,
         "sd": estimate.sd,
+        "se": estimate.se,
+        "df": estimate.df,
         "method": estimate.method,
         "reason": estimate.reason,
     }
+
+
+def _exact(test: ExactTest) -> dict[str, Any]:
+    return {"p": test.p, "smallest_p": test.smallest_p, "wins": _number(test.wins), "method": test.method}
 
 
 def _number(value: float | str) -> float | None:

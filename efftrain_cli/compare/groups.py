@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +17,9 @@ from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.names import runs_by_recipe
 from efftrain_cli.run.rows import NOT_COMPUTED
 
+DEVICES = "devices"
+"""Stands beside the recipe's keys for the number of devices that a run was trained on."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -23,11 +27,18 @@ class Group:
 
     label: str
     runs: tuple[RunNumbers, ...]
+    settings: tuple[str, ...] = ()
+    """`key=value` of the keys that tell it apart from other groups of its recipe's name."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds, increasing."""
         return tuple(run.seed for run in self.runs)
+
+    @property
+    def recipe_name(self) -> str:
+        """As the command line named the recipe."""
+        return self.runs[0].recipe_name
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -86,12 +97,14 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
         kept = {
             key: value for key, value in run.recipe.items() if key != "seed" and not key.startswith(NOT_COMPUTED)
         }
+        # Over how many devices a recipe was trained is part of what was done, though not of the recipe.
+        kept[DEVICES] = run.origin.get("world_size", 1)
         # Two names for one recipe are two arms: of another version of the code, say, or another device.
         key = json.dumps([run.recipe_name, kept], sort_keys=True, default=str)
         by_recipe.setdefault(key, []).append(run)
-    labels = _labels([members[0] for members in by_recipe.values()])
+    told = _settings([members[0] for members in by_recipe.values()])
     groups = []
-    for label, members in zip(labels, by_recipe.values(), strict=True):
+    for settings, members in zip(told, by_recipe.values(), strict=True):
         by_seed: dict[int, list[RunNumbers]] = {}
         for run in members:
             by_seed.setdefault(run.seed, []).append(run)
@@ -102,18 +115,75 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
                 "Name one of each, or use --allow to take the one that started last"
             )
         latest = [max(same, key=lambda run: str(run.origin.get("started"))) for same in by_seed.values()]
-        groups.append(Group(label, tuple(sorted(latest, key=lambda run: run.seed))))
+        label = " ".join((members[0].recipe_name, *settings))
+        groups.append(Group(label, tuple(sorted(latest, key=lambda run: run.seed)), settings))
     return groups
 
 
-def _labels(firsts: Sequence[RunNumbers]) -> list[str]:
-    """A short name for each group: the recipe's, with the keys that tell apart what shares it."""
-    labels = []
+def _settings(firsts: Sequence[RunNumbers]) -> list[tuple[str, ...]]:
+    """The keys that tell a group apart from others that share its recipe's name, with their values."""
+    found = []
     for run in firsts:
-        same = [other for other in firsts if other.recipe_name == run.recipe_name]
-        told = "".join(f" {key}={shown(run.recipe.get(key))}" for key in differing_keys([r.recipe for r in same]))
-        labels.append(run.recipe_name + told)
-    return labels
+        same = [_with_devices(other) for other in firsts if other.recipe_name == run.recipe_name]
+        own = _with_devices(run)
+        found.append(tuple(f"{key}={shown(own.get(key))}" for key in differing_keys(same)))
+    return found
+
+
+def _with_devices(run: RunNumbers) -> dict[str, Any]:
+    return run.recipe | {DEVICES: run.origin.get("world_size", 1)}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One of several settings of a recipe, and what it came to."""
+
+    label: str
+    recipe_name: str
+    mean_final_loss: float | None
+    """Over the runs that finished, nats per token."""
+    unfinished: int
+    """Runs that failed or have not finished."""
+    seeds: tuple[int, ...]
+    chosen: bool
+
+
+BEST_RULE = "the setting with the fewest unfinished runs; of those, the lowest mean final loss"
+"""How a recipe's own best setting is chosen."""
+
+
+def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
+    """Each recipe at its own best setting by BEST_RULE, in the order of the groups, and all the settings tried.
+
+    Where every group is a setting of one recipe all of them stay: they are what is compared.
+    """
+    names = list(dict.fromkeys(group.recipe_name for group in groups))
+    if len(names) in (1, len(groups)):
+        return list(groups), []
+    best = [min((group for group in groups if group.recipe_name == name), key=rank_of) for name in names]
+    trials = [
+        Trial(
+            group.label,
+            group.recipe_name,
+            None if math.isinf(rank_of(group)[1]) else rank_of(group)[1],
+            rank_of(group)[0],
+            group.seeds,
+            group in best,
+        )
+        for group in groups
+        if sum(other.recipe_name == group.recipe_name for other in groups) > 1
+    ]
+    return best, trials
+
+
+def rank_of(group: Group) -> tuple[int, float]:
+    """A group's place by BEST_RULE: unfinished runs, then the mean final loss of the others; lower is better."""
+    losses = [
+        float(run.evaluated["val_loss"][-1])
+        for run in group.runs
+        if run.status == "finished" and len(run.evaluated["val_loss"])
+    ]
+    return len(group.runs) - len(losses), sum(losses) / len(losses) if losses else math.inf
 
 
 def differing_keys(recipes: Sequence[dict[str, Any]], but: Sequence[str] = ("seed",)) -> list[str]:

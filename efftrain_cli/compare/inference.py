@@ -56,6 +56,8 @@ class Estimate:
     """Why there is no interval; empty where there is one."""
     log: bool = False
     """`mean`, `low` and `high` are ratios; `sd`, `se` and tests are those of their logarithm."""
+    bound: int = 0
+    """1: the true mean is larger, as runs of the baseline did not reach the target; -1: smaller, as the method's did not."""
 
 
 def _estimate(mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float) -> Estimate:
@@ -173,11 +175,6 @@ def _shift_p(estimate: Estimate, shift: float) -> tuple[float, float]:
     return float(special.stdtr(estimate.df, t)), float(special.stdtr(estimate.df, -t))
 
 
-def _better_sign(estimate: Estimate) -> float:
-    """+1 where a larger mean is the better one: ratios baseline / method."""
-    return 1.0 if estimate.log else -1.0
-
-
 def better_p(estimate: Estimate) -> float:
     """One-sided p-value of "the method is no better"."""
     at_least, at_most = _shift_p(estimate, 0.0)
@@ -217,7 +214,7 @@ class Decision:
 
 
 def decide(
-    estimates: Sequence[Estimate],
+    results: Sequence[Estimate | ExactTest],
     *,
     margin: float | None = None,
     direction: Direction = "different",
@@ -228,39 +225,50 @@ def decide(
     "different": better or worse by the two-sided test; else equivalent, where a margin is given and both one-sided tests pass.
     "better", "noninferior", "equivalent": that one claim, at one-sided `alpha` (two one-sided tests for the last), or undecided.
 
+    An exact test of ranks says nothing about a margin: it can show a difference, not an equivalence.
+
     Raises:
         ValueError: the direction needs a margin, or the margin is not positive.
     """
     if direction in ("noninferior", "equivalent") and margin is None:
         raise ValueError(f"{direction!r} needs a margin: how much worse still counts as no worse")
-    tested = [i for i, estimate in enumerate(estimates) if estimate.p is not None]
-    those = [estimates[i] for i in tested]
-    if direction == "better":
-        raw = [better_p(estimate) for estimate in those]
-    elif direction == "noninferior":
-        raw = [noninferiority_p(estimate, margin or 0.0) for estimate in those]
-    elif direction == "equivalent":
-        raw = [equivalence_p(estimate, margin or 0.0) for estimate in those]
-    else:
-        raw = [estimate.p or 0.0 for estimate in those]
-    p = dict(zip(tested, holm(raw), strict=True))
-    equal = {}
+    tested = [i for i, result in enumerate(results) if result.p is not None]
+    p = dict(zip(tested, holm([_claim_p(results[i], direction, margin) for i in tested]), strict=True))
+    equal: dict[int, float] = {}
     if margin is not None:
-        equal = dict(zip(tested, holm([equivalence_p(estimate, margin) for estimate in those]), strict=True))
+        equal = dict(zip(tested, holm([_claim_p(results[i], "equivalent", margin) for i in tested]), strict=True))
     found = []
-    for i, estimate in enumerate(estimates):
+    for i, result in enumerate(results):
         outcome: Outcome = "undecided"
         if i in p and p[i] < alpha:
-            if direction == "different":
-                gain = (math.log(estimate.mean) if estimate.log else estimate.mean) * _better_sign(estimate)
-                outcome = "better" if gain > 0 else "worse"
-            else:
-                outcome = direction
+            outcome = direction if direction != "different" else "better" if is_better(result) else "worse"
         elif direction == "different" and equal.get(i, 1.0) < alpha:
             outcome = "equivalent"
-        seen = detectable(estimate, alpha / max(1, len(tested)), one_sided=direction in ("better", "noninferior"))
+        seen = None
+        if isinstance(result, Estimate):
+            # Planned for the strictest of Holm's steps.
+            seen = detectable(result, alpha / max(1, len(tested)), one_sided=direction in ("better", "noninferior"))
         found.append(Decision(outcome, p.get(i), equal.get(i), seen))
     return found
+
+
+def is_better(result: Estimate | ExactTest) -> bool:
+    """Whether the method is the better side in these data, whatever that is worth."""
+    if isinstance(result, ExactTest):
+        return result.wins > 0.5
+    return result.mean > 1 if result.log else result.mean < 0
+
+
+def _claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | None) -> float:
+    if direction == "different":
+        return result.p if result.p is not None else 1.0
+    if isinstance(result, ExactTest):
+        if direction != "better":
+            return 1.0
+        return result.p / 2 if result.wins > 0.5 else 1.0
+    if direction == "better":
+        return better_p(result)
+    return noninferiority_p(result, margin or 0.0) if direction == "noninferior" else equivalence_p(result, margin or 0.0)
 
 
 def detectable(estimate: Estimate, alpha: float = ALPHA, power: float = POWER, one_sided: bool = False) -> float | None:

@@ -1,7 +1,8 @@
 """The measures of one run, and the rules by which a loss between two evaluations is read.
 
 The validation loss is known at the evaluated steps only. Between two of them it is taken to be a straight line over
-tokens, FLOPs or seconds; nothing is read beyond the last one, and nothing is smoothed.
+tokens, FLOPs or seconds, and nothing is read beyond the last one. Only the cost to reach a loss reads a smoothed curve, as
+the first crossing of a jittery one comes too early: that of the best-fitting curve that never rises.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ from efftrain_cli.compare.reading import AXES, RunNumbers
 from efftrain_cli.foundation.console import human_count
 
 NOT_REACHED = "not reached"
+FAILED = "failed"
+PENDING = "pending"
+SAME_SCHEDULE = 0.02
+"""Runs whose schedules stand further apart than this share of their decay are not compared at equal cost."""
+AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "training seconds"}
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of the table."""
+    """A question about two recipes: a row of the table."""
 
     key: str
     title: str
     unit: str
     section: str
     tested: str = ""
-    """How two recipes are compared: "difference" (of losses), "ratio" (baseline / method), "" not at all."""
+    """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target, baseline / method), "match" (of
+    costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "" shown and never tested."""
+    axis: str = ""
+    """Tokens, FLOPs or seconds, where it is about cost."""
 
 
 @dataclass(frozen=True)
 class EqualPoint:
-    """Where the runs are compared at equal tokens, FLOPs or seconds: as far as the one that got least far."""
+    """Where the runs are compared at equal tokens, FLOPs or seconds: as far as the finished run that got least far."""
 
     axis: str
     value: float
@@ -50,14 +59,25 @@ class Costs:
 
 
 def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
-    """The largest tokens, FLOPs and seconds at which every run has, or can be read between, evaluations."""
+    """The largest tokens, FLOPs and seconds at which every finished run has, or can be read between, evaluations."""
     points = {}
     for axis in AXES:
-        furthest = [(float(run.evaluated[axis][-1]) if len(run.evaluated[axis]) else 0.0, run.name) for run in runs]
+        furthest = [
+            (float(run.evaluated[axis][-1]), run.name)
+            for run in runs
+            if run.status == "finished" and len(run.evaluated[axis])
+        ]
         value, name = min(furthest, default=(0.0, ""))
         if value > 0:
             points[axis] = EqualPoint(axis, value, name)
     return points
+
+
+def final_loss(run: RunNumbers) -> float | str:
+    """Validation loss of the last evaluation of a finished run; else the run's status."""
+    if run.status != "finished":
+        return run.status
+    return float(run.evaluated["val_loss"][-1]) if len(run.evaluated["val_loss"]) else "no evaluation"
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
@@ -68,42 +88,111 @@ def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
     return float(np.interp(value, x, loss))
 
 
+def falling_curve(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Knots (x, loss) of the curve that never rises and fits the evaluations best (isotonic least squares).
+
+    Evaluations that rise and fall again around one level become one knot at their mean; where the losses fall from one
+    evaluation to the next, the curve is the evaluations themselves. Robertson, Wright and Dykstra (1988).
+    """
+    from scipy.optimize import isotonic_regression
+
+    if not len(x):
+        return x, loss
+    fitted = isotonic_regression(loss, increasing=False)
+    edges = fitted.blocks
+    sizes = np.diff(edges)
+    centres = np.add.reduceat(x, edges[:-1]) / sizes
+    return centres, fitted.x[edges[:-1]]
+
+
 def needed_for(run: RunNumbers, axis: str, target: float) -> float | None:
-    """Tokens, FLOPs or seconds when the validation loss first came down to `target`; None: it never did."""
-    x, loss = run.evaluated[axis], run.evaluated["val_loss"]
-    below = np.flatnonzero(loss <= target)
-    if not len(below):
+    """Tokens, FLOPs or seconds at which the run's falling curve comes down to `target`; None: it never does."""
+    x, loss = falling_curve(run.evaluated[axis], run.evaluated["val_loss"])
+    if not len(x) or loss[-1] > target:
         return None
-    i = int(below[0])
-    if i == 0:
+    if loss[0] <= target:
         return float(x[0])
-    return float(x[i - 1] + (x[i] - x[i - 1]) * (loss[i - 1] - target) / (loss[i - 1] - loss[i]))
+    return float(np.interp(-target, -loss, x))
 
 
-def measures(costs: Costs, with_bits: bool, points: dict[str, EqualPoint], target: float | None) -> list[Measure]:
-    """The measures of a comparison, in the order of its table."""
-    loss, cost, stability, speed = "Validation loss", "Cost to reach the target loss", "Stability", "Throughput"
+def smooth_end(run: RunNumbers, axis: str) -> float:
+    """The loss at the run's end on a straight line through the last fifth of its evaluations; the last one where they are few."""
+    x, loss = run.evaluated[axis], run.evaluated["val_loss"]
+    last = len(loss) // 5
+    if last < 3 or x[-1] <= x[-last]:
+        return float(loss[-1])
+    _, end = np.polyfit(x[-last:] - x[-1], loss[-last:], 1)
+    return float(end)
+
+
+def match_ratio(baseline: RunNumbers, method: RunNumbers, axis: str) -> float:
+    """Signed logarithm of how much less the better of two finished runs needs for the worse one's final loss.
+
+    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of the baseline's cost. Below
+    0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are `smooth_end`s:
+    a single last evaluation would let its noise decide, always for the side that is evaluated more quietly.
+    """
+    ends = smooth_end(baseline, axis), smooth_end(method, axis)
+    better, worse, sign = (method, baseline, 1.0) if ends[1] < ends[0] else (baseline, method, -1.0)
+    spent, own = float(worse.evaluated[axis][-1]), float(better.evaluated[axis][-1])
+    needed = needed_for(better, axis, max(ends)) if ends[0] != ends[1] else own
+    # Where its falling curve ends above, the better run needs all that it spent.
+    needed = own if needed is None else min(needed, own)
+    return sign * math.log(spent / needed) if needed > 0 and spent > 0 else math.nan
+
+
+def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
+    """Where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
+
+    None where nothing decays, and where growth sets the schedule, whose place the rows do not hold.
+    """
+    recipe = run.recipe
+    if recipe.get("optim.schedule") == "constant" or any(key.startswith("stages.") for key in recipe):
+        return None
+    by_steps = recipe.get("optim.decay_steps")
+    end = by_steps or recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
+    x = run.evaluated[axis]
+    if not end or not len(x):
+        return None
+    # Steps that a rewind abandoned are cost; the schedule went back with the run.
+    clock = run.evaluated["step"] if by_steps else run.evaluated["schedule_tokens"]
+    return float(min(1.0, np.interp(value, x, clock) / end))
+
+
+def measures(
+    costs: Costs, with_bits: bool, points: dict[str, EqualPoint], target: float | None, several: bool = True
+) -> list[Measure]:
+    """The measures of a comparison, in the order of its table.
+
+    Args:
+        several: there is a baseline to compare with; without one, costs to match it are left out.
+    """
+    loss, cost, stability, speed = "Validation loss", "Cost", "Stability", "Throughput"
     found = [
-        Measure("final_loss", "final", "nats/token", loss, "difference"),
-        Measure("best_loss", "best", "nats/token", loss, "difference"),
+        Measure("final_loss", "final loss", "nats/token", loss, "difference"),
         Measure("final_perplexity", "final perplexity", "", loss),
-        Measure("best_perplexity", "best perplexity", "", loss),
     ]
     if with_bits:
-        found.append(Measure("best_bits_per_byte", "best, per byte of text", "bits/byte", loss))
-    words = {"tokens": "tokens", "flops": "FLOPs", "seconds": "training seconds"}
+        found.append(Measure("final_bits_per_byte", "final, per byte of text", "bits/byte", loss))
     found += [
-        Measure(f"loss_at_{axis}", f"at {quantity(point.value, axis)}", "nats/token", loss, "difference")
+        Measure(f"loss_at_{axis}", f"loss at {quantity(point.value, axis)}", "nats/token", loss, "difference", axis)
         for axis, point in points.items()
     ]
+    found.append(Measure("best_loss", "best loss (never tested)", "nats/token", loss))
     if target is not None:
-        found += [Measure(f"{axis}_to_target", words[axis], "", cost, "ratio") for axis in AXES]
+        found += [
+            Measure(f"{axis}_to_target", f"{AXIS_WORDS[axis]} to target", "", cost, "ratio", axis)
+            for axis in AXES
+        ]
         if costs.price_per_hour is not None:
             found.append(Measure("price_to_target", f"price at {costs.price_per_hour:g} per hour", "", cost))
         if costs.power_watts is not None:
             found.append(Measure("kwh_to_target", f"energy at {costs.power_watts:g} W", "kWh", cost))
+    elif several:
+        found += [Measure(f"{axis}_to_match", f"{AXIS_WORDS[axis]} to match", "", cost, "match", axis) for axis in AXES]
     found += [
-        Measure("share_over_1_2", "steps with loss ratio above 1.2", "%", stability),
+        Measure("diverged", "runs that diverged", "", stability, "failures"),
+        Measure("share_over_1_2", "steps with loss ratio above 1.2", "%", stability, "rank"),
         Measure("share_over_1_5", "steps with loss ratio above 1.5", "%", stability),
         Measure("max_loss_ratio", "largest loss ratio", "", stability),
         Measure("nonfinite_stops", "non-finite stops", "", stability),
@@ -113,6 +202,7 @@ def measures(costs: Costs, with_bits: bool, points: dict[str, EqualPoint], targe
         Measure("trained_tokens", "tokens trained", "", speed),
         Measure("trained_flops", "FLOPs executed", "", speed),
         Measure("train_seconds", "training time", "", speed),
+        Measure("train_cpu_seconds", "processor time of training", "", speed),
     ]
     return found
 
@@ -120,25 +210,24 @@ def measures(costs: Costs, with_bits: bool, points: dict[str, EqualPoint], targe
 def measure_run(
     run: RunNumbers, points: dict[str, EqualPoint], target: float | None, costs: Costs
 ) -> dict[str, float | str]:
-    """Every measure of a run by key: a number, or the reason why there is none."""
+    """Every measure of a run by key: a number, or the reason why there is none. What compares two runs is not here."""
     loss = run.evaluated["val_loss"]
     none = "no evaluation" if not len(loss) else ""
-    final: float | str = none or (float(loss[-1]) if run.status == "finished" else run.status)
-    best: float | str = none or float(loss.min())
+    final = final_loss(run)
     values: dict[str, float | str] = {
         "final_loss": final,
-        "best_loss": best,
-        "final_perplexity": _exp(final),
-        "best_perplexity": _exp(best),
+        "best_loss": none or float(loss.min()),
+        "final_perplexity": math.exp(final) if isinstance(final, float) else final,
     }
     data = run.origin.get("data")
     bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
-    values["best_bits_per_byte"] = (
-        best / math.log(2) / bytes_per_token if isinstance(best, float) and bytes_per_token else none or "unknown"
+    known = isinstance(final, float) and bytes_per_token
+    values["final_bits_per_byte"] = (
+        final / math.log(2) / bytes_per_token if known else final if isinstance(final, str) else "unknown"
     )
     for axis, point in points.items():
         at = loss_at(run, axis, point.value)
-        values[f"loss_at_{axis}"] = at if at is not None else none or "not evaluated"
+        values[f"loss_at_{axis}"] = at if at is not None else none or (FAILED if run.failed else "not evaluated")
     if target is not None:
         for axis in AXES:
             needed = needed_for(run, axis, target)
@@ -152,6 +241,7 @@ def measure_run(
                 values[key] = seconds * per_second if isinstance(seconds, float) else seconds
     no_ratio = "not logged"
     return values | {
+        "diverged": float(run.has_diverged),
         "share_over_1_2": 100 * run.over_1_2 / run.ratio_steps if run.ratio_steps else no_ratio,
         "share_over_1_5": 100 * run.over_1_5 / run.ratio_steps if run.ratio_steps else no_ratio,
         "max_loss_ratio": run.max_ratio if run.max_ratio is not None else no_ratio,
@@ -162,11 +252,8 @@ def measure_run(
         "trained_tokens": run.tokens,
         "trained_flops": run.flops,
         "train_seconds": run.seconds,
+        "train_cpu_seconds": run.cpu_seconds if run.cpu_seconds is not None else "not logged",
     }
-
-
-def _exp(loss: float | str) -> float | str:
-    return math.exp(loss) if isinstance(loss, float) else loss
 
 
 def human(value: float) -> str:

@@ -10,14 +10,17 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import special
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.groups import Group
-from efftrain_cli.compare.measures import human
+from efftrain_cli.compare.inference import ALPHA
+from efftrain_cli.compare.measures import human, quantity
 from efftrain_cli.compare.reading import AXES, RunNumbers
 
 if TYPE_CHECKING:
@@ -29,8 +32,13 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
 AXIS_LABELS = {"tokens": "tokens trained", "flops": "FLOPs executed", "seconds": "training time (s)"}
+LATE = 1 / 3
+"""Where a zoomed figure begins, as a share of the cost: later than the fall that all curves share."""
 _FEW_RUNS = 12
 """Above this many runs their own lines are left out where a group's mean is drawn."""
+
+Hover = list[tuple[float, float, str]]
+"""Points in data coordinates with what they are."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +48,31 @@ class Plot:
     name: str
     """File name without its ending."""
     title: str
-    draw: Callable[[Axes], None]
+    draw: Callable[[Axes, Hover], None]
+    """Draws into the axes, and adds the points that a page names when the pointer rests on them."""
 
 
 def plots_of(comparison: Comparison) -> list[Plot]:
     """The figures that the runs have data for."""
     plots = []
     if any(len(run.evaluated["val_loss"]) for run in comparison.runs):
+        if any(_paired(comparison, group) for group in comparison.groups):
+            title = f"Difference from A {comparison.baseline.label}, seed by seed"
+            plots.append(Plot("difference", title, lambda axes, hover: _draw_difference(axes, comparison, hover)))
+        if any(len(run.evaluated["val_loss"]) > 3 for run in comparison.runs):
+            title = "Validation loss, the last two thirds"
+            plots.append(Plot("loss-late", title, lambda axes, hover: _draw_loss(axes, comparison, "tokens", hover, LATE)))
         for axis in AXES:
             title = f"Validation loss against {AXIS_LABELS[axis].split(' (')[0]}"
-            plots.append(Plot(f"loss-{axis}", title, lambda axes, axis=axis: _draw_loss(axes, comparison, axis)))
+            plots.append(
+                Plot(f"loss-{axis}", title, lambda axes, hover, axis=axis: _draw_loss(axes, comparison, axis, hover, 0.0))
+            )
     for name, title, label in (
         ("seq_len", "Sequence length", "sequence length (tokens)"),
         ("batch_size", "Batch size", "batch size (sequences)"),
         ("lr", "Learning rate", "learning rate"),
+        ("loss", "Training loss", "training loss (nats/token)"),
+        ("grad_norm", "Gradient norm before clipping", "gradient norm"),
         ("loss_ratio", "Loss ratio", "loss / lowest loss so far"),
         ("adam_sqrt_v_max", "Largest Adam sqrt(v)", "max sqrt(v)"),
     ):
@@ -62,7 +81,7 @@ def plots_of(comparison: Comparison) -> list[Plot]:
                 Plot(
                     name.replace("_", "-"),
                     title,
-                    lambda axes, name=name, label=label: _draw_series(axes, comparison, name, label),
+                    lambda axes, hover, name=name, label=label: _draw_series(axes, comparison, name, label, hover),
                 )
             )
     return plots
@@ -85,7 +104,57 @@ def _thin(x: np.ndarray, y: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarr
     return x[keep], y[keep]
 
 
-def _draw_loss(axes: Axes, comparison: Comparison, axis: str) -> None:
+def _paired(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNumbers]]:
+    """Runs of the baseline and the group on one seed that were both evaluated more than once."""
+    if group is comparison.baseline:
+        return []
+    mine = {run.seed: run for run in group.runs if len(run.evaluated["tokens"]) > 1}
+    return [
+        (run, mine[run.seed])
+        for run in comparison.baseline.runs
+        if run.seed in mine and len(run.evaluated["tokens"]) > 1
+    ]
+
+
+def _draw_difference(axes: Axes, comparison: Comparison, hover: Hover) -> None:
+    """Loss of a recipe less the baseline's at equal tokens, mean over the shared seeds with its 95 % t interval."""
+    late = []
+    for group in comparison.groups:
+        pairs = _paired(comparison, group)
+        if not pairs:
+            continue
+        end = min(run.evaluated["tokens"][-1] for pair in pairs for run in pair)
+        grid = np.unique(np.concatenate([pair[0].evaluated["tokens"] for pair in pairs]))
+        grid = _thin(grid[grid <= end], grid[grid <= end], 60)[0]
+        gaps = np.array([_at(b, grid) - _at(a, grid) for a, b in pairs])
+        style, letter = style_of(comparison, group), comparison.letter(group)
+        mean = gaps.mean(0)
+        label = f"{letter} - A ({len(pairs)} pairs)" if len(pairs) > 1 else f"{letter} - A (one pair)"
+        axes.plot(grid, mean, label=label, linewidth=1.6, **style)
+        half = np.zeros(len(grid))
+        if len(pairs) > 1:
+            t = float(special.stdtrit(len(pairs) - 1, 1 - ALPHA / 2))
+            half = t * gaps.std(0, ddof=1) / np.sqrt(len(pairs))
+            axes.fill_between(grid, mean - half, mean + half, color=style["color"], alpha=0.2, linewidth=0)
+        for x, y, h in zip(grid, mean, half, strict=True):
+            interval = f" [{y - h:+.4f}, {y + h:+.4f}]" if len(pairs) > 1 else ""
+            hover.append((x, y, f"{letter} - A at {human(x)} tokens: {y:+.4f}{interval} nats/token"))
+        late += [*(mean - half)[grid >= LATE * end], *(mean + half)[grid >= LATE * end]]
+    axes.axhline(0, color=_INK, linewidth=0.8, alpha=0.6)
+    if late:
+        low, high = min(*late, 0.0), max(*late, 0.0)
+        margin = 0.08 * (high - low) or 0.01
+        axes.set_ylim(low - margin, high + margin)
+    axes.set_xlabel(AXIS_LABELS["tokens"])
+    axes.set_ylabel("below 0 is better (nats/token)")
+    _count_axis(axes)
+
+
+def _at(run: RunNumbers, tokens: np.ndarray) -> np.ndarray:
+    return np.interp(tokens, run.evaluated["tokens"], run.evaluated["val_loss"])
+
+
+def _draw_loss(axes: Axes, comparison: Comparison, axis: str, hover: Hover, start_share: float) -> None:
     most = _points_per_run(comparison)
     for group in comparison.groups:
         style = style_of(comparison, group)
@@ -93,9 +162,12 @@ def _draw_loss(axes: Axes, comparison: Comparison, axis: str) -> None:
         curves = [curve for curve in curves if len(curve[0])]
         if not curves:
             continue
-        label = group.label if len(group.runs) == 1 else f"{group.label} ({len(group.runs)} seeds)"
+        letter = comparison.letter(group)
+        label = letter if len(group.runs) == 1 else f"{letter} ({len(group.runs)} seeds)"
         if len(curves) == 1:
-            axes.plot(*_thin(curves[0][0], curves[0][1], most), label=label, linewidth=1.6, **style)
+            x, y = _thin(curves[0][0], curves[0][1], most)
+            axes.plot(x, y, label=label, linewidth=1.6, **style)
+            _name(hover, letter, x, y, axis)
         else:
             end = min(x[-1] for x, _, _ in curves)
             start = max(x[0] for x, _, _ in curves)
@@ -104,6 +176,7 @@ def _draw_loss(axes: Axes, comparison: Comparison, axis: str) -> None:
             losses = np.array([np.interp(grid, x, loss) for x, loss, _ in curves])
             axes.fill_between(grid, losses.min(0), losses.max(0), color=style["color"], alpha=0.2, linewidth=0)
             axes.plot(grid, losses.mean(0), label=label, linewidth=1.6, **style)
+            _name(hover, f"{letter}, mean", grid, losses.mean(0), axis)
             for x, loss, _ in curves:
                 beyond = x >= end
                 if beyond.sum() > 1:  # a seed that went on after another had ended
@@ -113,42 +186,57 @@ def _draw_loss(axes: Axes, comparison: Comparison, axis: str) -> None:
                 axes.plot(x[-1:], loss[-1:], marker="x", markersize=7, color=style["color"], linestyle="none")
     if comparison.target_loss is not None:
         axes.axhline(comparison.target_loss, color=_INK, linewidth=0.8, alpha=0.6, linestyle=":")
-    _limit_loss(axes, comparison, axis)
+    _limit_loss(axes, comparison, axis, start_share or 0.08)
     axes.set_xlabel(AXIS_LABELS[axis])
     axes.set_ylabel("validation loss (nats/token)")
     _count_axis(axes)
+    if start_share:
+        axes.set_xlim(left=start_share * max(run.evaluated[axis][-1] for run in comparison.runs if len(run.evaluated[axis])))
 
 
-def _limit_loss(axes: Axes, comparison: Comparison, axis: str) -> None:
-    """Leaves the fall of the first few percent above the frame; spikes and divergences after it stay inside."""
+def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, axis: str) -> None:
+    for i in np.unique(np.linspace(0, len(x) - 1, 60).astype(int)):
+        hover.append((float(x[i]), float(y[i]), f"{who} at {quantity(float(x[i]), axis)}: {y[i]:.4f} nats/token"))
+
+
+def _limit_loss(axes: Axes, comparison: Comparison, axis: str, start_share: float) -> None:
+    """Leaves the losses before `start_share` of the cost above the frame; spikes and divergences after it stay inside."""
     curves = [(run.evaluated[axis], run.evaluated["val_loss"]) for run in comparison.runs]
     furthest = max(x[-1] for x, _ in curves if len(x))
-    late = [loss[x >= 0.08 * furthest] for x, loss in curves if len(x)]
+    late = [loss[x >= start_share * furthest] for x, loss in curves if len(x)]
     shown = np.concatenate(late)
     if len(shown) > 1 and shown.max() > shown.min():
         margin = 0.05 * (shown.max() - shown.min())
         axes.set_ylim(shown.min() - margin, shown.max() + margin)
 
 
-def _draw_series(axes: Axes, comparison: Comparison, name: str, label: str) -> None:
+def _draw_series(axes: Axes, comparison: Comparison, name: str, label: str, hover: Hover) -> None:
     most = _points_per_run(comparison)
     for group in comparison.groups:
         style = style_of(comparison, group)
         runs = [run for run in group.runs if name in run.series]
         # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
-        measured = name in ("loss_ratio", "adam_sqrt_v_max") or _seeds_differ(runs, name)
+        measured = name in ("loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max") or _seeds_differ(runs, name)
         for i, run in enumerate(runs if measured else runs[:1]):
             series = run.series[name]
             x, y = _thin(series.tokens, series.values, most)
             many = len(comparison.runs) > _FEW_RUNS
-            axes.plot(
-                x, y, label=group.label if i == 0 else None, linewidth=0.8 if many else 1.2, alpha=0.8, **style
-            )
+            letter = comparison.letter(group)
+            axes.plot(x, y, label=letter if i == 0 else None, linewidth=0.8 if many else 1.2, alpha=0.8, **style)
+            if not many:
+                for j in np.unique(np.linspace(0, len(x) - 1, 30).astype(int)):
+                    who = f"{letter}, seed {run.seed}" if measured and len(runs) > 1 else letter
+                    hover.append((float(x[j]), float(y[j]), f"{who} at {human(float(x[j]))} tokens: {y[j]:.4g}"))
     if name == "loss_ratio":
         for threshold in (1.2, 1.5):
             axes.axhline(threshold, color=_INK, linewidth=0.8, alpha=0.6, linestyle=":")
         low, high = axes.get_ylim()
         axes.set_ylim(low, max(high, 1.55))
+    elif name == "loss":
+        shown = [run.series[name].values[len(run.series[name].values) // 12 :] for run in comparison.runs if name in run.series]
+        every = np.concatenate(shown)
+        if len(every) > 1 and every.max() > every.min():
+            axes.set_ylim(every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every))
     elif name in ("seq_len", "batch_size", "lr"):
         axes.set_ylim(bottom=0)
     axes.set_xlabel(AXIS_LABELS["tokens"])
@@ -173,20 +261,22 @@ def _tick(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 1e15 else human(value)
 
 
-def _figure(plot: Plot, comparison: Comparison) -> Figure:
+def _figure(plot: Plot, comparison: Comparison) -> tuple[Figure, Hover]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 3.7), layout="constrained")
     axes = figure.add_subplot()
-    plot.draw(axes)
+    hover: Hover = []
+    plot.draw(axes, hover)
     axes.set_title(plot.title, fontsize=11, loc="left")
     axes.grid(alpha=0.18, linewidth=0.6, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=9)
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1 or len(comparison.groups) > 1:
-        axes.legend(handles, labels, fontsize=8.5, frameon=False, loc="best")
-    return figure
+        # Beside the axes, so that it lies over no curve.
+        figure.legend(handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=min(4, len(handles)))
+    return figure, hover
 
 
 _STYLE = {
@@ -208,7 +298,7 @@ def inline_svg(plot: Plot, comparison: Comparison) -> str:
     out = io.StringIO()
     # The salt keeps the identifiers of one page's figures apart, and equal from one run to the next.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": plot.name}):
-        figure = _figure(plot, comparison)
+        figure, hover = _figure(plot, comparison)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
@@ -219,7 +309,22 @@ def inline_svg(plot: Plot, comparison: Comparison) -> str:
     rest = re.sub(r'\bid="', f'id="{plot.name}-', rest)
     rest = re.sub(r"url\(#", f"url(#{plot.name}-", rest)
     rest = re.sub(r'href="#', f'href="#{plot.name}-', rest)
-    return f'{head} role="img" aria-label="{plot.title}">{rest}'
+    points = _hover_points(figure, hover)
+    return f'{head} role="img" aria-label="{escape(plot.title)}">{rest.replace("</svg>", points + "</svg>")}'
+
+
+def _hover_points(figure: Figure, hover: Hover) -> str:
+    """Circles that nobody sees until the pointer rests on them, which then say what is there."""
+    axes = figure.axes[0]
+    scale, height = 72 / figure.dpi, 72 * figure.get_figheight()
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    circles = []
+    for x, y, text in hover:
+        if left <= x <= right and bottom <= y <= top:
+            px, py = axes.transData.transform((x, y)) * scale
+            circles.append(f'<circle cx="{px:.1f}" cy="{height - py:.1f}" r="5"><title>{escape(text)}</title></circle>')
+    return f'<g class="hover">{"".join(circles)}</g>'
 
 
 def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
@@ -235,7 +340,7 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     for plot in plots_of(comparison):
         style = {key: ("#000000" if value == _INK else value) for key, value in _STYLE.items()}
         with matplotlib.rc_context({**style, "svg.hashsalt": plot.name}):
-            figure = _figure(plot, comparison)
+            figure, _ = _figure(plot, comparison)
             for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 200})):
                 path = folder / f"{plot.name}.{ending}"
                 figure.savefig(path, **options)

@@ -33,6 +33,9 @@ COLUMNS = (
     "compile_seconds",
     "wall_seconds",
     "segment",
+    "loss",
+    "grad_norm",
+    "cpu_seconds",
 )
 POINTS = 400
 """Points that a curve of the report keeps; of more steps the extreme or the mean of each stretch is shown."""
@@ -57,6 +60,8 @@ class ZeroShot:
     metrics: dict[str, float]
     checkpoint: str
     """Name of the checkpoint that was evaluated."""
+    tokens: float | None = None
+    """Tokens that the run had spent when it wrote that checkpoint; None where its step is not in metrics.jsonl."""
     items: dict[str, dict[str, float]] = field(default_factory=dict)
     """Scores per item: {metric: {item: score}}."""
 
@@ -76,7 +81,9 @@ class RunNumbers:
     marks: tuple[str, ...]
     """What a reader of a table must know: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
     evaluated: dict[str, np.ndarray]
-    """`step`, `tokens`, `flops`, `seconds`, `val_loss` of the rows with a validation loss, in order."""
+    """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a validation loss, in order. Tokens
+    of steps that a rewind abandoned are spent: they are in `tokens`, as they are in FLOPs and seconds, but the schedule went
+    back with the run, so they are not in `schedule_tokens`."""
     step: int
     tokens: float
     flops: float
@@ -93,22 +100,44 @@ class RunNumbers:
     mfu: float | None
     other_seconds: dict[str, float]
     """Seconds spent in evaluation, checkpoints and compilation, where logged."""
+    speeds: tuple[float, ...]
+    """Rate of the calibration kernel before and after training, GFLOP/s, over all starts; empty where not recorded."""
+    cpu_seconds: float | None
+    """Processor seconds of training; None where not recorded."""
     wall_seconds: float | None
     """From the first to the last row, summed over segments: steps that a later segment replaced are not in it."""
     series: dict[str, Series]
     zero_shot: tuple[ZeroShot, ...]
 
+    @property
+    def failed(self) -> bool:
+        """The run is over and came to nothing: its loss or a gradient was not finite, or a divergence ended it."""
+        return self.status == "diverged"
+
+    @property
+    def pending(self) -> bool:
+        """The run may still finish: it is running, paused, crashed or not started."""
+        return self.status not in ("finished", "diverged")
+
+    @property
+    def has_diverged(self) -> bool:
+        """It failed, or it diverged and was rewound."""
+        return self.failed or self.nonfinite_stops > 0 or self.rewinds > 0
+
 
 def read_numbers(path: Path) -> RunNumbers:
-    """Reads a run.
+    """Reads a run; one that was not started, or has not logged a step, has empty columns.
 
     Raises:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    rows = read_rows(path, COLUMNS)
-    columns = rows.columns
+    rows = read_rows(path, COLUMNS) if (path / "metrics.jsonl").exists() else _no_rows()
+    columns = dict(rows.columns)
     status = status_of(run, rows)
+    marks = _marks(run, rows, status, int(_last(columns["step"])))
+    columns["schedule_tokens"] = columns["tokens"]
+    columns["tokens"] = columns["tokens"] + _abandoned(run, columns["step"])
     last = {name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")}
     ratio = columns["loss_ratio"][np.isfinite(columns["loss_ratio"])]
     return RunNumbers(
@@ -118,7 +147,7 @@ def read_numbers(path: Path) -> RunNumbers:
         recipe=flatten(run.recipe),
         origin=run.origin,
         status=status,
-        marks=_marks(run, rows, status, int(last["step"])),
+        marks=marks,
         evaluated=_evaluated(columns),
         step=int(last["step"]),
         tokens=last["tokens"],
@@ -137,10 +166,39 @@ def read_numbers(path: Path) -> RunNumbers:
             for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds")
             if np.isfinite(columns[name]).any()
         },
+        speeds=_speeds(run),
+        cpu_seconds=float(np.nansum(columns["cpu_seconds"])) if np.isfinite(columns["cpu_seconds"]).any() else None,
         wall_seconds=_wall(columns),
         series=_series(columns),
-        zero_shot=_zero_shot(path),
+        zero_shot=_zero_shot(path, columns),
     )
+
+
+def _no_rows() -> Rows:
+    return Rows(
+        {name: np.empty(0) for name in COLUMNS},
+        total=0,
+        superseded=0,
+        segments=0,
+        nonfinite_segments=0,
+        torn=False,
+        damaged=(),
+        unchecked=0,
+    )
+
+
+def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
+    """Tokens of steps that rewinds gave up before each step: trained on, thrown away, and no part of the rows' own count."""
+    tokens = np.zeros(len(step))
+    for event in run.events:
+        if event.get("event") == "rewind":
+            tokens += float(event.get("tokens_abandoned", 0)) * (step > float(event.get("to_step", math.inf)))
+    return tokens
+
+
+def _speeds(run: RunDirectory) -> tuple[float, ...]:
+    found = [event.get("calibrated_gflops") for event in run.events if event.get("event") in ("start", "resume", "end")]
+    return tuple(float(value) for value in found if isinstance(value, int | float) and value > 0)
 
 
 def status_of(run: RunDirectory, rows: Rows) -> str:
@@ -231,7 +289,8 @@ def _evaluated(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     there = np.isfinite(columns["val_loss"])
     found = {"step": columns["step"][there], "val_loss": columns["val_loss"][there]}
     # Step 0 has trained on nothing; a row that leaves its counts out says 0.
-    return found | {axis: np.nan_to_num(columns[name][there]) for axis, name in AXES.items()}
+    names = AXES | {"schedule_tokens": "schedule_tokens"}
+    return found | {axis: np.nan_to_num(columns[name][there]) for axis, name in names.items()}
 
 
 def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
@@ -252,10 +311,10 @@ def _wall(columns: dict[str, np.ndarray]) -> float | None:
 
 def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
     series = {}
-    for name in ("seq_len", "batch_size", "lr", "loss_ratio", "adam_sqrt_v_max"):
+    for name in ("seq_len", "batch_size", "lr", "loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max"):
         there = np.isfinite(columns[name])
         if there.any():
-            extreme = name in ("loss_ratio", "adam_sqrt_v_max")
+            extreme = name in ("grad_norm", "loss_ratio", "adam_sqrt_v_max")
             series[name] = _thin(np.nan_to_num(columns["tokens"][there]), columns[name][there], extreme)
     return series
 
@@ -270,7 +329,7 @@ def _thin(tokens: np.ndarray, values: np.ndarray, extreme: bool) -> Series:
     return Series(tokens[keep], values[keep])
 
 
-def _zero_shot(path: Path) -> tuple[ZeroShot, ...]:
+def _zero_shot(path: Path, columns: dict[str, np.ndarray]) -> tuple[ZeroShot, ...]:
     items: dict[tuple[object, ...], dict[str, dict[str, float]]] = {}
     try:
         for row in read_items(path):
@@ -290,7 +349,15 @@ def _zero_shot(path: Path) -> tuple[ZeroShot, ...]:
                 if metric.get("value") is not None
             },
             checkpoint=str(entry.get("checkpoint", "")),
+            tokens=_tokens_at(str(entry.get("checkpoint", "")), columns),
             items=items.get(key_of(entry), {}),
         )
         for entry in read_results(path)
     )
+
+
+def _tokens_at(checkpoint: str, columns: dict[str, np.ndarray]) -> float | None:
+    """Tokens spent at the step that a checkpoint is named after."""
+    digits = checkpoint.removeprefix("step-")
+    at = np.flatnonzero(columns["step"] == int(digits)) if digits.isdigit() else []
+    return float(columns["tokens"][at[0]]) if len(at) and np.isfinite(columns["tokens"][at[0]]) else None

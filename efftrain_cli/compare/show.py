@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.compare import formats
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.tables import equal_point_lines, headline, plan_table, tables_of
+from efftrain_cli.compare.tables import equal_point_lines, plan_table, tables_of
 from efftrain_cli.foundation.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,12 +21,19 @@ PLANNED = (0.005, 0.01, 0.02, 0.05, 0.1)
 
 
 def show_comparison(
-    comparison: Comparison, kind: str, output: Path | None, *, plot: bool = False, figures: Path | None = None
+    comparison: Comparison,
+    kind: str,
+    output: Path | None,
+    *,
+    plot: bool = False,
+    figures: Path | None = None,
+    details: bool = False,
 ) -> None:
     """Prints a comparison, or writes it to `output`.
 
     Args:
         kind: table, markdown, csv, json, latex or html.
+        details: tables of every measure, test and run too; formats for documents and programs always have them.
 
     Raises:
         UsageError: the output cannot be written.
@@ -46,14 +53,14 @@ def show_comparison(
         print(f"report: {path}", file=sys.stderr)
     elif kind == "table":
         if output is None:
-            _print_all(output_console(), comparison)
+            _print_all(output_console(), comparison, details)
         else:
             from io import StringIO
 
             from rich.console import Console
 
             out = StringIO()
-            _print_all(Console(file=out, width=_widest(comparison), highlight=False), comparison)
+            _print_all(Console(file=out, width=_widest(comparison), highlight=False), comparison, details)
             _write(output, out.getvalue())
     else:
         render = {
@@ -91,12 +98,17 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
     formats.print_tables(output_console(), [plan_table(comparison, sizes or PLANNED)])
 
 
-def _print_all(console: Console, comparison: Comparison) -> None:
-    for line in (*headline(comparison), *equal_point_lines(comparison)):
+def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
+    for line in formats.opening(comparison):
         console.print(line, markup=False, highlight=False)
     console.print()
-    formats.print_tables(console, tables_of(comparison))
+    formats.print_tables(console, tables_of(comparison, details))
+    if details:
+        for line in equal_point_lines(comparison):
+            console.print(line, markup=False, highlight=False)
     formats.print_labels(console, comparison.labels)
+    if not details and len(comparison.groups) > 1:
+        console.print("Every measure, test and run: --details; curves: --plot, --format html", style="dim", highlight=False)
 
 
 def _widest(comparison: Comparison) -> int:

@@ -90,7 +90,7 @@ def _measures(run: RunNumbers) -> Table:
     with_bits = bool((run.origin.get("data") or {}).get("valid_bytes_per_token"))
     values = measure_run(run, {}, None, Costs())
     rows = []
-    for measure in measures(Costs(), with_bits, {}, None):
+    for measure in measures(Costs(), with_bits, {}, None, several=False):
         value = values[measure.key]
         text = number_text(measure, value) if isinstance(value, float) else value
         section = "" if measure.section != "Validation loss" else "validation loss, "

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efftrain_cli.compare import statistics
+from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Cell, Comparison, Difference
+from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import Measure, human, quantity
-from efftrain_cli.compare.statistics import Estimate
+from efftrain_cli.compare.verdicts import p_text, short_verdict
 from efftrain_cli.compare.zero_shot import ZeroShotDifference, ZeroShotRow
 
 
@@ -23,31 +25,136 @@ class Table:
     note: str = ""
 
 
-def tables_of(comparison: Comparison) -> list[Table]:
-    """All tables of a comparison that have rows."""
+def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
+    """All tables of a comparison that have rows.
+
+    Args:
+        details: the runs, every recipe key that differs and every measure too; else the key, the answers and the scores.
+    """
     sections = dict.fromkeys(measure.section for measure in comparison.measures)
-    tables = [
-        _runs(comparison),
-        _recipe_differences(comparison),
-        *(_measures(comparison, section) for section in sections),
-        _differences(comparison),
-        _zero_shot(comparison),
-    ]
+    tables = [key_table(comparison), answers(comparison), _trials(comparison), _zero_shot(comparison)]
+    if details or len(comparison.groups) == 1:
+        tables += [
+            _recipe_differences(comparison),
+            *(_measures(comparison, section) for section in sections),
+            _tests(comparison),
+            _runs(comparison),
+        ]
     return [table for table in tables if table.rows]
 
 
 def headline(comparison: Comparison) -> list[str]:
-    """What is compared with what, in one or two lines."""
-    lines = []
-    if len(comparison.groups) > 1:
-        lines.append(f"Baseline: {comparison.baseline.label}")
-    if comparison.target_loss is not None:
-        lines.append(f"Target loss: {comparison.target_loss:.4f} nats/token ({comparison.target_origin})")
-    return lines
+    """What costs are measured by, where a target was given."""
+    if comparison.target_loss is None:
+        return []
+    return [f"Target loss: {comparison.target_loss:.4f} nats/token (given by --target-loss)"]
 
 
 def _heads(comparison: Comparison) -> tuple[str, ...]:
-    return tuple(f"{group.label} ({_seeds(len(group.runs))})" for group in comparison.groups)
+    return tuple(comparison.letter(group) for group in comparison.groups)
+
+
+def key_table(comparison: Comparison) -> Table:
+    """What the letters stand for: the settings that differ are shown where they are few."""
+    rows = []
+    for i, group in enumerate(comparison.groups):
+        told = [f"{key}={values[i]}" for key, values in comparison.recipe_differences if values[i] != "-"]
+        settings = " ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
+        rows.append((comparison.letter(group), group.recipe_name, _seeds(len(group.runs)), settings or "-"))
+    return Table("", ("", "recipe", "seeds", "settings that differ"), tuple(rows))
+
+
+def answers(comparison: Comparison) -> Table:
+    """One line per question: what each recipe came to, how they differ, and the verdict."""
+    others = [group for group in comparison.groups if group is not comparison.baseline]
+    if not others:
+        return Table("", (), ())
+    asked = list(dict.fromkeys(d.measure for d in comparison.differences if d.reason != "none"))
+    reasons = list(dict.fromkeys(_footnote(d) for d in comparison.differences if _footnote(d)))
+    rows = []
+    for measure in asked:
+        found = [(group, comparison.difference(measure.key, group.label)) for group in others]
+        if len(others) == 1:
+            (group, difference), = found
+            assert difference is not None
+            sides = [_short_cell(comparison, measure, side) for side in (comparison.baseline, group)]
+            rows.append((_question(measure, [difference], reasons), *sides, *_answer(difference)))
+            continue
+        question = _question(measure, [difference for _, difference in found if difference is not None], reasons)
+        if measure.tested != "match":
+            rows.append((question, "A", _short_cell(comparison, measure, comparison.baseline), "", "", ""))
+            question = ""
+        for group, difference in found:
+            assert difference is not None
+            side = _short_cell(comparison, measure, group)
+            rows.append((question, comparison.letter(group), side, *_answer(difference)))
+            question = ""
+    head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
+    if len(others) > 1:
+        head = ("", "", "mean", "against A [95 %]", "p", "verdict")
+    notes = [f"({i}) {reason}." for i, reason in enumerate(reasons, 1)]
+    return Table("", head, tuple(rows), " ".join([_answers_note(comparison), *notes]))
+
+
+def _answers_note(comparison: Comparison) -> str:
+    note = (
+        "Losses in nats/token, B - A; costs as ratios A / B, above 1 is better. The final loss decides"
+        + (", corrected for the number of recipes" if len(comparison.groups) > 2 else "")
+        + "; p of the other lines is corrected (Holm) for their number."
+    )
+    if any(d.measure.tested == "match" for d in comparison.differences):
+        note += " To match: what the better run of a pair needs for the worse one's final loss."
+    return note
+
+
+def _footnote(difference: Difference) -> str:
+    reason = difference.reason
+    return "" if reason in ("", "none", inference.ONE_SEED) else reason
+
+
+def _question(measure: Measure, differences: Sequence[Difference], reasons: Sequence[str]) -> str:
+    title = {"share_over_1_2": "% of steps jumping", "diverged": "runs that diverged"}.get(measure.key, measure.title)
+    marks = dict.fromkeys(f"({reasons.index(_footnote(d)) + 1})" for d in differences if _footnote(d))
+    return " ".join((title.replace("training seconds", "seconds"), *marks))
+
+
+def _short_cell(comparison: Comparison, measure: Measure, group: Group) -> str:
+    cell = comparison.cells.get((measure.key, group.label))
+    if cell is None:
+        return ""
+    if measure.tested == "failures":
+        return f"{sum(cell.numbers):.0f} of {len(cell.values)}"
+    if cell.mean is None:
+        return f"{len(cell.numbers)} of {len(cell.values)} runs" if len(cell.values) > 1 else str(cell.values[0])
+    return number_text(measure, cell.mean)
+
+
+def _answer(difference: Difference) -> tuple[str, str, str]:
+    test = difference.exact
+    if test is not None:
+        ahead = f"ahead in {100 * test.wins:.0f} % of pairs" if not math.isnan(test.wins) else "-"
+        if difference.measure.tested == "failures":
+            ahead = "-"
+        estimate = difference.estimate
+        if not math.isnan(estimate.mean):
+            ahead = f"{'more than' if estimate.bound > 0 else 'less than'} {estimate.mean:.2f}x, {ahead}"
+        return ahead, p_text(difference.p_holm), short_verdict(difference)
+    return estimate_text(difference.measure, difference.estimate), p_text(difference.p_holm), short_verdict(difference)
+
+
+def _trials(comparison: Comparison) -> Table:
+    rows = [
+        (
+            trial.label,
+            "-" if trial.mean_final_loss is None else f"{trial.mean_final_loss:.4f}",
+            _seeds(len(trial.seeds)),
+            str(trial.unfinished) if trial.unfinished else "-",
+            "compared" if trial.chosen else "",
+        )
+        for trial in comparison.trials
+    ]
+    head = ("setting", "mean final loss", "seeds", "unfinished", "")
+    return Table("Settings tried", head, tuple(rows))
 
 
 def _seeds(n: int) -> str:
@@ -65,15 +172,14 @@ def _runs(comparison: Comparison) -> Table:
 
 
 def _recipe_differences(comparison: Comparison) -> Table:
-    labels = tuple(group.label for group in comparison.groups)
     rows = tuple((key, *values) for key, values in comparison.recipe_differences)
-    return Table("Recipes differ in", ("key", *labels), rows)
+    return Table("Recipes differ in", ("key", *_heads(comparison)), rows)
 
 
 def _measures(comparison: Comparison, section: str) -> Table:
     rows = []
     for measure in comparison.measures:
-        if measure.section == section:
+        if measure.section == section and measure.tested != "match":
             title = f"{measure.title}, {measure.unit}" if measure.unit else measure.title
             cells = [comparison.cells[measure.key, group.label] for group in comparison.groups]
             rows.append((title, *(cell_text(measure, cell) for cell in cells)))
@@ -82,54 +188,48 @@ def _measures(comparison: Comparison, section: str) -> Table:
     return Table(section, ("", *_heads(comparison)), tuple(rows), note)
 
 
-def _differences(comparison: Comparison) -> Table:
+def _tests(comparison: Comparison) -> Table:
+    """Every test in full."""
     rows = [
         (
-            difference.measure.title if difference.measure.tested == "difference" else f"{difference.measure.title} to target",
-            difference.label,
-            estimate_text(difference.measure, difference.estimate),
-            p_text(difference.p_holm),
-            _n_text(difference),
-            difference.verdict,
+            f"{d.measure.title}, {comparison.letter(next(g for g in comparison.groups if g.label == d.label))}",
+            estimate_text(d.measure, d.estimate),
+            "-" if d.reason.startswith("not judged") else p_text(d.exact.p if d.exact else d.estimate.p),
+            p_text(d.p_holm),
+            d.exact.method if d.exact else d.estimate.method or "-",
+            _could_see(d),
+            d.verdict,
         )
-        for difference in comparison.differences
+        for d in comparison.differences
+        if d.reason != "none"
     ]
-    others = len(comparison.groups) - 1
+    head = ("question, recipe", "difference [95 %]", "p", "p corrected", "test", "could have seen", "verdict")
     note = (
-        "Losses: method - baseline, nats/token. Cost: baseline / method, so 2.00x is half of it. 95 % intervals, each for "
-        "itself. "
-        + (f"p: Holm over the {others} recipes compared with the baseline within a row's measure. " if others > 1 else "")
-        + "Several measures are shown: decide before looking which one counts."
+        "Could have seen: the smallest true difference that a study of this spread and size shows in 80 % of cases; nats/token "
+        "for losses, for costs the ratio."
     )
-    covered = {d.coverage for d in comparison.differences if d.coverage is not None}
-    if covered:
-        note += f" Bootstrap intervals: measured coverage {100 * min(covered):.1f} % on normal draws of this many seeds."
-    return Table(
-        f"Against {comparison.baseline.label}",
-        ("measure", "recipe", "difference [95 %]", "p", "pairs", "verdict"),
-        tuple(rows),
-        note,
-    )
+    return Table("Tests against A", head, tuple(rows), note)
 
 
-def _n_text(difference: Difference) -> str:
-    if difference.seeds:
-        return str(len(difference.seeds))
-    return "unpaired" if difference.estimate.method else "-"
+def _could_see(difference: Difference) -> str:
+    seen = difference.decision.could_see
+    if seen is None:
+        return "-"
+    return f"{1 + seen:.3g}x" if difference.estimate.log else f"{seen:.2g}"
 
 
 def _zero_shot(comparison: Comparison) -> Table:
     rows = []
     for row in comparison.zero_shot:
         cells = [_scores_text(row, group.label) for group in comparison.groups]
-        against = "; ".join(_zero_shot_text(difference, len(row.differences)) for difference in row.differences)
+        against = "; ".join(_zero_shot_text(comparison, difference, len(row.differences)) for difference in row.differences)
         limit = f", first {row.limit}" if row.limit else ""
         rows.append((f"{row.task} ({row.protocol}{limit}), {row.metric}", *cells, against or "-"))
     return Table(
         "Zero-shot",
-        ("task (protocol), metric", *_heads(comparison), f"against {comparison.baseline.label}"),
+        ("task (protocol), metric", *_heads(comparison), "against A"),
         tuple(rows),
-        "Differences are method - baseline; intervals over items hold for these checkpoints only.",
+        "Differences from A. p is corrected (Holm) over all tasks, metrics and recipes; items speak for these checkpoints only.",
     )
 
 
@@ -145,14 +245,16 @@ def _scores_text(row: ZeroShotRow, label: str) -> str:
     return f"{mean:.4g} ± {sd:.2g}"
 
 
-def _zero_shot_text(difference: ZeroShotDifference, others: int) -> str:
+def _zero_shot_text(comparison: Comparison, difference: ZeroShotDifference, others: int) -> str:
     estimate = difference.over_seeds if difference.over_seeds.low is not None else difference.over_items
     number = ""
     if estimate is not None and estimate.low is not None and estimate.high is not None:
         over = "seeds" if estimate is difference.over_seeds else "items"
         number = f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}] over {estimate.n} {over}; "
-    name = f"{difference.label}: " if others > 1 else ""
-    return f"{name}{number}{difference.verdict}"
+    if difference.p_holm is not None:
+        number += f"p {p_text(difference.p_holm)}; "
+    letter = next(comparison.letter(group) for group in comparison.groups if group.label == difference.label)
+    return f"{f'{letter}: ' if others > 1 else ''}{number}{difference.verdict}"
 
 
 def cell_text(measure: Measure, cell: Cell) -> str:
@@ -184,7 +286,7 @@ def _unit(measure: Measure, value: float) -> tuple[float, str]:
     if measure.key in ("flops_to_target", "trained_flops") and value:
         exponent = math.floor(math.log10(abs(value)))
         return 10.0**exponent, f"e{exponent}"
-    if measure.key in ("seconds_to_target", "train_seconds"):
+    if measure.key in ("seconds_to_target", "train_seconds", "train_cpu_seconds"):
         return next((divisor, suffix) for limit, divisor, suffix in _SECONDS if abs(value) >= limit)
     return 1.0, ""
 
@@ -192,7 +294,7 @@ def _unit(measure: Measure, value: float) -> tuple[float, str]:
 def _fixed(measure: Measure) -> int | None:
     """Decimals of measures that are read in fixed steps; None: four significant digits."""
     key = measure.key
-    if key.endswith("_loss") or key.startswith("loss_at") or key == "best_bits_per_byte":
+    if key.endswith("_loss") or key.startswith("loss_at") or key == "final_bits_per_byte":
         return 4
     if key in ("share_over_1_2", "share_over_1_5", "mfu"):
         return 2
@@ -233,7 +335,7 @@ def estimate_text(measure: Measure, estimate: Estimate) -> str:
     """A difference or ratio with its interval."""
     if math.isnan(estimate.mean):
         return "-"
-    ratio = measure.tested == "ratio"
+    ratio = estimate.log
     text = f"{estimate.mean:.2f}x" if ratio else f"{estimate.mean:+.4f}"
     if estimate.low is None or estimate.high is None:
         return text
@@ -242,45 +344,34 @@ def estimate_text(measure: Measure, estimate: Estimate) -> str:
     )
 
 
-def p_text(p: float | None) -> str:
-    """A p-value with two digits."""
-    if p is None:
-        return "-"
-    return f"{p:.2g}" if p >= 0.0001 else "<0.0001"
-
-
 def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
     """How many seeds per recipe would show true differences of these sizes, from the spread seen so far."""
     rows = []
     for difference in comparison.differences:
-        estimate = difference.estimate
-        ratio = difference.measure.tested == "ratio"
-        title = f"{difference.measure.title} to target" if ratio else difference.measure.title
-        if not estimate.sd or estimate.p is None:
-            rows.append((title, difference.label, "-", *("-" for _ in differences), estimate.reason or "no spread"))
+        if difference.measure.tested not in ("difference", "ratio", "match"):
             continue
-        paired = bool(difference.seeds)
-        low, high = statistics.sd_interval(estimate.sd, estimate.n)
+        estimate = difference.estimate
+        title = difference.measure.title
+        if not estimate.sd or estimate.p is None:
+            reason = estimate.reason or difference.reason or "no spread"
+            rows.append((title, difference.label, "-", *("-" for _ in differences), reason))
+            continue
+        paired = estimate.method.startswith("paired")
+        low, high = inference.sd_interval(estimate.sd, estimate.n)
         needed = []
         for size in differences:
-            n = statistics.seeds_needed(math.log1p(size) if ratio else size, estimate.sd, paired)
-            needed.append(f">{statistics.MOST_SEEDS}" if n is None else str(n))
-        rows.append(
-            (
-                title,
-                difference.label,
-                f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]",
-                *needed,
-                f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far",
-            )
-        )
+            n = inference.seeds_needed(math.log1p(size) if estimate.log else size, estimate.sd, paired)
+            needed.append(f">{inference.MOST_SEEDS}" if n is None else str(n))
+        behind = f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far"
+        rows.append((title, difference.label, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind))
     heads = tuple(f"{size:g}" for size in differences)
     return Table(
         f"Seeds per recipe that show a true difference from {comparison.baseline.label} (two-sided 5 %, power 80 %)",
         ("measure", "recipe", "sd of differences [95 %]", *heads, "behind it"),
         tuple(rows),
         "Sizes: nats/token for losses; for costs the share saved or lost, as a ratio less 1. The spread of a few seeds is "
-        "itself uncertain: plan with the upper end of its interval where a claim matters. One comparison, no Holm.",
+        "itself uncertain: plan with the upper end of its interval where a claim matters. Plan a new study with new seeds: "
+        "adding seeds to this one until it shows something makes false claims in up to a quarter of studies.",
     )
 
 

@@ -1,20 +1,25 @@
 """Zero-shot scores side by side, paired per item where the items' scores were kept.
 
-Only results of the same task, protocol and limit stand in one row. Two checkpoints answer the same items, so their
-accuracies are compared item by item: an item both get right or both get wrong says nothing about the difference.
+Only results of the same task, protocol and limit stand in one row, and only checkpoints of equal tokens are judged. Over
+seeds the scores are compared by t as losses are, corrected by Holm over everything that is tested; two single checkpoints are
+compared item by item: an item both get right or both get wrong says nothing about their difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from efftrain_cli.compare import statistics
+from efftrain_cli.compare import inference
 from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.inference import ALPHA, Estimate
+from efftrain_cli.compare.measures import human
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
-from efftrain_cli.compare.statistics import Estimate
+
+SAME_TOKENS = 0.001
+"""Checkpoints whose tokens differ by more than this share are not compared."""
+LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss")
+"""A metric with one of these in its name is better when lower; all others when higher."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,13 @@ class ZeroShotDifference:
 
     label: str
     over_items: Estimate | None
-    """Mean difference per item, averaged over the paired seeds; None where items were not kept."""
+    """Mean difference per item of two single checkpoints; None where there are several seeds or items were not kept."""
     mcnemar_p: float | None
     """Exact p-value of the paired right and wrong answers; only for one pair of checkpoints and scores of 0 and 1."""
     over_seeds: Estimate
-    """Mean difference of the scores over the paired seeds."""
+    """Difference of the mean scores over seeds."""
+    p_holm: float | None
+    """Of `over_seeds`, adjusted over all tasks, metrics and recipes."""
     verdict: str
 
 
@@ -44,8 +51,12 @@ class ZeroShotRow:
     differences: tuple[ZeroShotDifference, ...]
 
 
-def compare_zero_shot(groups: Sequence[Group], base: Group) -> list[ZeroShotRow]:
-    """A row for every task, protocol, limit and metric that any run has."""
+def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False) -> list[ZeroShotRow]:
+    """A row for every task, protocol, limit and metric that any run has.
+
+    Args:
+        allow: judge checkpoints of different tokens all the same.
+    """
     keys = dict.fromkeys(
         (*result.key, metric)
         for group in groups
@@ -58,6 +69,7 @@ def compare_zero_shot(groups: Sequence[Group], base: Group) -> list[ZeroShotRow]
         found = {
             group.label: [_result(run, (task, protocol, limit), metric) for run in group.runs] for group in groups
         }
+        others = [group for group in groups if group is not base]
         rows.append(
             ZeroShotRow(
                 task,
@@ -69,13 +81,28 @@ def compare_zero_shot(groups: Sequence[Group], base: Group) -> list[ZeroShotRow]
                     for label, results in found.items()
                 },
                 tuple(
-                    _difference(metric, base, found[base.label], group, found[group.label])
-                    for group in groups
-                    if group is not base
+                    _difference(metric, base, found[base.label], group, found[group.label], allow) for group in others
                 ),
             )
         )
-    return rows
+    return _corrected(rows)
+
+
+def _corrected(rows: Sequence[ZeroShotRow]) -> list[ZeroShotRow]:
+    """The rows with Holm's correction over all that was tested over seeds, and the verdicts that follow."""
+    tested = [(i, j) for i, row in enumerate(rows) for j, d in enumerate(row.differences) if d.over_seeds.p is not None]
+    adjusted = inference.holm([rows[i].differences[j].over_seeds.p or 0.0 for i, j in tested])
+    p = dict(zip(tested, adjusted, strict=True))
+    return [
+        replace(
+            row,
+            differences=tuple(
+                replace(d, p_holm=p[i, j], verdict=_verdict(row.metric, d.over_seeds, p[i, j])) if (i, j) in p else d
+                for j, d in enumerate(row.differences)
+            ),
+        )
+        for i, row in enumerate(rows)
+    ]
 
 
 def _result(run: RunNumbers, key: tuple[str, str, str], metric: str) -> ZeroShot | None:
@@ -92,23 +119,29 @@ def _difference(
     before: Sequence[ZeroShot | None],
     group: Group,
     after: Sequence[ZeroShot | None],
+    allow: bool,
 ) -> ZeroShotDifference:
-    a, b = dict(zip(base.seeds, before, strict=True)), dict(zip(group.seeds, after, strict=True))
-    pairs = [
-        (first, second)
-        for seed in sorted(a.keys() & b.keys())
-        if (first := a[seed]) is not None and (second := b[seed]) is not None
-    ]
-    over_seeds = statistics.paired_t([second.metrics[metric] - first.metrics[metric] for first, second in pairs])
-    per_pair = [_item_differences(first, second, metric) for first, second in pairs]
+    a = {seed: result for seed, result in zip(base.seeds, before, strict=True) if result is not None}
+    b = {seed: result for seed, result in zip(group.seeds, after, strict=True) if result is not None}
+    scores = [{seed: result.metrics[metric] for seed, result in side.items()} for side in (a, b)]
+    over_seeds = inference.difference_of_means(scores[0], scores[1])
+    tokens = [result.tokens for result in (*a.values(), *b.values()) if result.tokens is not None]
+    if tokens and max(tokens) > (1 + SAME_TOKENS) * min(tokens) and not allow:
+        spread = f"{human(min(tokens))} to {human(max(tokens))}"
+        reason = f"not judged: checkpoints after different tokens ({spread})"
+        return ZeroShotDifference(group.label, None, None, Estimate(over_seeds.mean, reason=reason), None, reason)
+    if not a or not b:
+        return ZeroShotDifference(group.label, None, None, over_seeds, None, "missing: no claim")
     over_items, p = None, None
-    if per_pair and all(per_pair):
-        items = set.intersection(*(set(differences) for differences in per_pair))
-        means = [float(np.mean([differences[item] for differences in per_pair])) for item in sorted(items)]
-        over_items = statistics.item_differences(means)
-        if len(per_pair) == 1 and set(means) <= {-1.0, 0.0, 1.0}:
-            p = statistics.mcnemar(means.count(-1.0), means.count(1.0))
-    return ZeroShotDifference(group.label, over_items, p, over_seeds, _verdict(over_seeds, over_items, p))
+    if len(a) == len(b) == 1 and a.keys() == b.keys():
+        ((_, first),), ((_, second),) = a.items(), b.items()
+        items = _item_differences(first, second, metric)
+        means = [items[item] for item in sorted(items)]
+        if means:
+            over_items = inference.over_items(means)
+            if set(means) <= {-1.0, 0.0, 1.0}:
+                p = inference.mcnemar(means.count(-1.0), means.count(1.0))
+    return ZeroShotDifference(group.label, over_items, p, over_seeds, None, _without_seeds(over_seeds, over_items, p))
 
 
 def _item_differences(first: ZeroShot, second: ZeroShot, metric: str) -> dict[str, float]:
@@ -116,17 +149,17 @@ def _item_differences(first: ZeroShot, second: ZeroShot, metric: str) -> dict[st
     return {item: b[item] - a[item] for item in a if item in b}
 
 
-def _verdict(over_seeds: Estimate, over_items: Estimate | None, mcnemar_p: float | None) -> str:
-    if over_seeds.n == 0:
-        return "no shared seed: no claim"
-    if over_seeds.n == 1:
-        p = mcnemar_p if mcnemar_p is not None else (over_items.p if over_items else None)
-        if p is None:
-            return over_seeds.reason
-        differ = "these two checkpoints differ" if p < statistics.ALPHA else "these two checkpoints do not differ clearly"
-        return f"one seed: no claim; on its items {differ} (p = {p:.2g})"
-    if over_seeds.p is None:
+def _without_seeds(over_seeds: Estimate, over_items: Estimate | None, mcnemar_p: float | None) -> str:
+    """The verdict where seeds carry no test."""
+    p = mcnemar_p if mcnemar_p is not None else (over_items.p if over_items else None)
+    if p is None:
         return over_seeds.reason
-    if over_seeds.p >= statistics.ALPHA:
-        return "no difference shown"
-    return "higher" if over_seeds.mean > 0 else "lower"
+    differ = "these two checkpoints differ" if p < ALPHA else "these two checkpoints do not differ clearly"
+    return f"one seed: no claim; on its items {differ} (p = {p:.2g})"
+
+
+def _verdict(metric: str, over_seeds: Estimate, p: float) -> str:
+    if p >= ALPHA:
+        return "undecided"
+    lower = any(word in metric for word in LOWER_IS_BETTER)
+    return "better" if (over_seeds.mean < 0) == lower else "worse"

@@ -153,6 +153,8 @@ def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> d
         "device": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _cpu_name(),
         "device_kind": setting.device.type,
         "threads": torch.get_num_threads(),
+        # How many runs a sweep trains side by side on this machine: they slow each other down.
+        "jobs": int(os.environ.get("EFFTRAIN_JOBS", "1")),
         "dtype": compute_dtype(recipe.train.dtype, setting.device),
         "data": {
             "train_hash": corpus.train.sha256,

@@ -48,6 +48,8 @@ class Stopwatch:
         self._device = device
         if idle and device.type == "cuda":
             torch.cuda.synchronize(device)
+        self.cpu_seconds = -time.process_time()
+        """Processor seconds of this process between construction and `stop`."""
         self._start: float | torch.cuda.Event = self._now()
         self._end: float | torch.cuda.Event = self._start
 
@@ -62,6 +64,7 @@ class Stopwatch:
     def stop(self) -> Stopwatch:
         """Marks the end; returns itself."""
         self._end = self._now()
+        self.cpu_seconds += time.process_time()
         return self
 
     def seconds(self) -> float:
@@ -255,6 +258,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "loss_ratio": None if best is None else finite_or_none(loss / best),
                 "nonfinite": nonfinite,
                 "seconds": seconds,
+                "cpu_seconds": record.training.cpu_seconds,
                 "compile_seconds": record.compile_seconds,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,

@@ -44,8 +44,18 @@ def run(*words: str) -> Result:
 def test_table_in_a_pipe_folds_nothing(two: Path) -> None:
     out = run("small", "small-slw").stdout
     assert "\x1b" not in out
-    row = next(line for line in out.splitlines() if line.startswith("tokens to target"))
-    assert re.fullmatch(r"tokens to target +small-slw +1\.30x \[1\.\d\d, 1\.\d\d\] +\S+ +3 +less needed *", row)
+    row = next(line for line in out.splitlines() if line.startswith("tokens to match"))
+    assert re.fullmatch(r"tokens to match +1\.30x \[1\.\d\d, 1\.\d\d\] +\S+ +better *", row)
+
+
+def test_the_verdict_comes_first_and_every_table_fits_80_columns(two: Path) -> None:
+    out = run("small", "small-slw").stdout
+    assert re.match(r"B small-slw is better than A small: final loss better by 0\.\d{4} nats/token, 95 % ", out)
+    notes = ("Losses in", "Every measure", "B small-slw is", "warning", "note")
+    assert max(len(line.rstrip()) for line in out.splitlines() if not line.startswith(notes)) <= 80
+    details = run("small", "small-slw", "--details").stdout
+    assert "could have seen" in details and "final perplexity" in details and "small-slw-seed2" in details
+    assert "could have seen" not in out
 
 
 def test_formats_agree(two: Path) -> None:
@@ -53,10 +63,11 @@ def test_formats_agree(two: Path) -> None:
     out = run("small", "small-slw", "--format", "csv", "-o", "c.csv")
     assert out.stdout == ""
     table = pd.read_csv("c.csv").set_index(["measure", "recipe"])
-    assert table.loc[("best_loss", "small-slw"), "mean"] == value["groups"][1]["mean"]["best_loss"]
-    difference = next(d for d in value["differences"] if d["measure"] == "tokens_to_target")
-    assert table.loc[("tokens_to_target", "small-slw"), "difference"] == difference["estimate"]
-    loss = f"{value['groups'][1]['mean']['best_loss']:.4f}"
+    assert table.loc[("final_loss", "small-slw"), "mean"] == value["groups"][1]["mean"]["final_loss"]
+    difference = next(d for d in value["differences"] if d["measure"] == "tokens_to_match")
+    assert table.loc[("tokens_to_match", "small-slw"), "difference"] == difference["estimate"]
+    assert (value["schema_version"], difference["outcome"], difference["not_judged"]) == (2, "better", None)
+    loss = f"{value['groups'][1]['mean']['final_loss']:.4f}"
     for kind in ("table", "markdown", "latex"):
         assert loss in run("small", "small-slw", "--format", kind).stdout
 
@@ -76,7 +87,12 @@ def test_report_is_one_small_file_without_network(two: Path) -> None:
     assert not re.search(r"<script|<link|<img|@import|url\((?!#)|(?:src|href)=\"(?!#)", page)
     assert set(re.findall(r"https?://[^\s\"<)]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
-    assert page.count("<svg") == 8 and "currentColor" in page and "#010203" not in page
+    assert page.count("<svg") == 12 and "currentColor" in page and "#010203" not in page
+    # Values on hover are titles of the drawing itself: the difference at the end, with its interval.
+    final = json.loads(run("small", "small-slw", "--format", "json").stdout)["differences"][0]
+    number = f"{final['estimate']:+.4f} [{final['low']:+.4f}, {final['high']:+.4f}] nats/token"
+    assert f"<title>B - A at 102.4K tokens: {number}</title>" in page
+    assert page.index("B small-slw is better than A small") < page.index("<svg")
     run("small", "small-slw", "--format", "html", "-o", "again.html")
     assert Path("again.html").read_text() == page
     for word in ("&lt;script&gt;", "small-slw-seed2", "seq_len_warmup.start = 8", "torch: 2.13.0+cpu", "nats/token", "validation loss"):
@@ -86,15 +102,24 @@ def test_report_is_one_small_file_without_network(two: Path) -> None:
 def test_figures_are_written(two: Path) -> None:
     run("small", "small-slw", "--figures", "f")
     names = {path.name for path in Path("f").iterdir()}
-    assert {"loss-tokens.svg", "loss-flops.png", "loss-seconds.svg", "seq-len.png", "lr.svg", "loss-ratio.png"} <= names
+    assert {"difference.svg", "loss-late.png", "loss.svg", "grad-norm.svg", "loss-tokens.svg", "loss-flops.png", "loss-seconds.svg", "seq-len.png", "lr.svg", "loss-ratio.png"} <= names
 
 
 def test_terminal_plot(two: Path) -> None:
     out = run("small", "small-slw", "--plot").stdout
-    assert out.count("validation loss (nats/token)") == 3
+    assert out.count("validation loss (nats/token)") == 3 and out.count("\nA small, B small-slw") == 3
     for axis in ("tokens trained", "FLOPs executed", "training time (s)"):
         assert axis in out
     assert "\x1b" not in out
+
+
+def test_no_curve_hides_another_in_the_terminal(two: Path) -> None:
+    """The same losses under two names: every cell is shared, none shows only the one that was drawn last."""
+    for seed in range(3):
+        write_run(two, "again", seed)
+    out = run("small", "again", "--plot").stdout
+    drawn = [line.partition("|")[2] for line in out.splitlines() if re.match(r" *[\d.]* \|", line)]
+    assert "*" in "".join(drawn) and not re.search("[AB]", "".join(drawn)) and "* several" in out
 
 
 def test_plan(two: Path) -> None:
@@ -107,7 +132,7 @@ def test_plan(two: Path) -> None:
 
 
 def test_price_and_power(two: Path) -> None:
-    out = run("small", "small-slw", "--price-per-hour", "3", "--power-watts", "300").stdout
+    out = run("small", "small-slw", "--target-loss", "3.3", "--price-per-hour", "3", "--power-watts", "300", "--details").stdout
     assert "price at 3 per hour" in out and "energy at 300 W, kWh" in out
 
 
@@ -131,7 +156,7 @@ def test_a_reader_that_leaves_is_no_failure(two: Path) -> None:
     script = f"{sys.executable} -m efftrain_cli compare small small-slw | head -1; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Baseline: small\n", "")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("B small-slw is better than A small")
 
 
 def test_newer_format_is_refused(two: Path) -> None:
@@ -148,7 +173,8 @@ def test_registering_the_command_imports_nothing_heavy() -> None:
     assert done.returncode == 0
 
 
-def test_narrow_terminal_folds_into_blocks(two: Path) -> None:
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) -> None:
     from io import StringIO
 
     from rich.console import Console
@@ -159,9 +185,10 @@ def test_narrow_terminal_folds_into_blocks(two: Path) -> None:
     from efftrain_cli.compare.tables import tables_of
 
     out = StringIO()
-    console = Console(file=out, width=40, force_terminal=True, no_color=True, highlight=False)
-    print_tables(console, tables_of(compare(read_all(select_runs(["small", "small-slw"])))))
+    console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
+    print_tables(console, tables_of(compare(read_all(select_runs(["small", "small-slw"]))), details=False))
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.getvalue().splitlines()]
-    assert max(map(len, lines)) <= 40
-    at = lines.index("best, nats/token")
-    assert lines[at + 1].startswith("  small (3 seeds) 3.2") and lines[at + 2].startswith("  small-slw (3 seeds) 3.1")
+    assert max(map(len, lines)) <= width
+    at = lines.index("final loss")
+    assert lines[at + 1].startswith("  A 3.2") and lines[at + 2].startswith("  B 3.1")
+    assert "B against A [95 %] -0.1" in " ".join(lines[at + 3 : at + 5]) and "verdict better" in " ".join(lines)

@@ -1,0 +1,333 @@
+"""How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes the table of docs/compare.md.
+
+    python benchmarks/simulate_compare.py [--repetitions 2000] [--only PART]
+
+Every study is of made runs: a validation loss that falls as a power of the tokens and with the learning rate's decay, a shift
+per seed that both recipes share, one of each run's own, and noise of every evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from efftrain_cli.compare import inference
+from efftrain_cli.compare.comparison import Comparison, compare
+from efftrain_cli.compare.measures import match_ratio, needed_for
+from efftrain_cli.compare.reading import RunNumbers, ZeroShot
+
+TOKENS = 1e6
+EVALUATIONS = 60
+SEED_SD, RUN_SD = 0.02, 0.012
+QUIET, NOISY = 0.003, 0.02
+Random = np.random.Generator
+
+
+def true_loss(share: np.ndarray | float) -> np.ndarray:
+    """Nats per token at a share of the budget."""
+    share = np.asarray(share, float)
+    return 2.6 + 0.5 * (share + 0.01) ** -0.3 + 0.25 * (1 - share)
+
+
+def run_of(recipe: str, seed: int, losses: np.ndarray, status: str = "finished", **changes: object) -> RunNumbers:
+    """A run as compare reads it, of these validation losses at equal distances."""
+    shares = np.linspace(0, 1, len(losses))
+    data = {"valid_hash": "v", "tokenizer_hash": "t", "valid_windows": 8, "seq_len": 8}
+    values: dict[str, object] = {
+        "name": f"{recipe}-seed{seed}",
+        "recipe_name": recipe,
+        "seed": seed,
+        "recipe": {"seed": seed, "train.tokens": TOKENS, "name": recipe},
+        "origin": {"data": data},
+        "status": status,
+        "marks": (),
+        "evaluated": {
+            "step": np.arange(len(losses)) * 10.0,
+            "val_loss": losses,
+            "tokens": TOKENS * shares,
+            "flops": 6e5 * TOKENS * shares,
+            "seconds": 100 * shares,
+            "schedule_tokens": TOKENS * shares,
+        },
+        "step": 10 * (len(losses) - 1),
+        "tokens": TOKENS,
+        "flops": 6e5 * TOKENS,
+        "seconds": 100.0,
+        "ratio_steps": 0,
+        "over_1_2": 0,
+        "over_1_5": 0,
+        "max_ratio": None,
+        "nonfinite_stops": 0,
+        "rewinds": 0,
+        "tokens_per_second": TOKENS / 100,
+        "mfu": None,
+        "other_seconds": {},
+        "speeds": (),
+        "cpu_seconds": None,
+        "wall_seconds": None,
+        "series": {},
+        "zero_shot": (),
+    }
+    return RunNumbers(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def arm(
+    random: Random, recipe: str, shifts: np.ndarray, noise: float, worse: float = 0.0, first: int = 0
+) -> list[RunNumbers]:
+    """One recipe over the seeds that `shifts` belong to; `worse` nats above the others."""
+    curve = true_loss(np.linspace(0, 1, EVALUATIONS + 1)) + worse
+    return [
+        run_of(recipe, seed, curve + shift + random.normal(0, RUN_SD) + random.normal(0, noise, len(curve)))
+        for seed, shift in enumerate(shifts, first)
+    ]
+
+
+def pair(random: Random, n: int, noises: tuple[float, float] = (QUIET, NOISY), worse: float = 0.0) -> list[list[RunNumbers]]:
+    """Two recipes over the same n seeds."""
+    shifts = random.normal(0, SEED_SD, n)
+    return [arm(random, "a", shifts, noises[0]), arm(random, "b", shifts, noises[1], worse)]
+
+
+def share(repetitions: int, found: Callable[[], bool]) -> float:
+    """How often something is found."""
+    return sum(found() for _ in range(repetitions)) / repetitions
+
+
+def significant(values: list[float] | np.ndarray) -> bool:
+    """By the paired t test."""
+    p = inference.paired_t(values).p
+    return p is not None and p < inference.ALPHA
+
+
+# --- the old rules, for comparison ------------------------------------------------------------------------------------
+
+
+def first_crossing(run: RunNumbers, target: float) -> float:
+    """Tokens at the first evaluation at or below the target, on the straight line from the one before."""
+    x, loss = run.evaluated["tokens"], run.evaluated["val_loss"]
+    i = int(np.flatnonzero(loss <= target)[0])
+    return float(np.interp(-target, -loss[i - 1 : i + 1], x[i - 1 : i + 1]))
+
+
+def old_cost(a: list[RunNumbers], b: list[RunNumbers]) -> bool:
+    """Log ratios of first crossings of the best loss that every baseline reached."""
+    target = max(run.evaluated["val_loss"].min() for run in a)
+    if any(run.evaluated["val_loss"].min() > target for run in b):
+        return False
+    return significant([math.log(first_crossing(x, target) / first_crossing(y, target)) for x, y in zip(a, b, strict=True)])
+
+
+# --- the parts of the table -------------------------------------------------------------------------------------------
+
+Row = tuple[str, str, str]
+
+
+def jitter(repetitions: int, random: Random, sizes: tuple[int, ...] = (3, 5, 10)) -> list[Row]:
+    """Two equal methods, evaluation noise 0.003 and 0.02: how often each measure declares one better."""
+    rows = []
+    level = float(true_loss(0.9))
+    for n in sizes:
+        studies = [pair(random, n) for _ in range(repetitions)]
+        rates = {
+            "final loss": [significant([y.evaluated["val_loss"][-1] - x.evaluated["val_loss"][-1] for x, y in zip(a, b, strict=True)]) for a, b in studies],
+            "cost to match": [significant([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]) for a, b in studies],
+            "cost to a fixed target": [_fixed(a, b, level) for a, b in studies],
+            "best loss (not tested)": [significant([y.evaluated["val_loss"].min() - x.evaluated["val_loss"].min() for x, y in zip(a, b, strict=True)]) for a, b in studies],
+            "first crossing (deleted)": [old_cost(a, b) for a, b in studies],
+        }
+        rows += [("equal methods, evaluation noise 0.003 and 0.02", f"{name}, n = {n}", _percent(np.mean(v))) for name, v in rates.items()]
+    return rows
+
+
+def _fixed(a: list[RunNumbers], b: list[RunNumbers], level: float) -> bool:
+    """As compare does with --target-loss: t where all reached it, else ranks with bounds."""
+    costs = [[needed_for(run, "tokens", level) for run in side] for side in (a, b)]
+    if None not in (*costs[0], *costs[1]):
+        return significant([math.log(x / y) for x, y in zip(*costs, strict=True)])  # type: ignore[operator]
+    values = [[TOKENS if cost is None else cost for cost in side] for side in costs]
+    beyond = [[cost is None for cost in side] for side in costs]
+    return inference.rank_sum(*values, *beyond).outcome != "undecided"
+
+
+def bias(repetitions: int, random: Random) -> list[Row]:
+    """The mean cost to reach a loss at 95 % of the budget against the true one."""
+    rows = []
+    target = float(true_loss(0.95))
+    for noise in (0.003, 0.01, 0.02):
+        for name, read in (("falling curve", lambda run: needed_for(run, "tokens", target)), ("first crossing (deleted)", lambda run: _or_none(run, target))):
+            found = []
+            for _ in range(repetitions):
+                losses = true_loss(np.linspace(0, 1, EVALUATIONS + 1)) + random.normal(0, noise, EVALUATIONS + 1)
+                # The crossing lies inside the run; what is not reached by its end is read at the end.
+                found.append(read(run_of("a", 0, losses)) or TOKENS)
+            rows.append(("bias of a single run's cost", f"{name}, evaluation noise {noise}", f"{100 * (np.mean(found) / (0.95 * TOKENS) - 1):+.2f} %"))
+    return rows
+
+
+def _or_none(run: RunNumbers, target: float) -> float | None:
+    return first_crossing(run, target) if (run.evaluated["val_loss"] <= target).any() else None
+
+
+def worse_method(repetitions: int, random: Random) -> list[Row]:
+    """A method 0.03 nats worse than the baseline, or better: the default scale finds either as often."""
+    rows = []
+    for worse in (0.03, -0.03):
+        outcomes = []
+        for _ in range(repetitions):
+            a, b = pair(random, 5, (QUIET, QUIET), worse)
+            estimate = inference.exponentiated(inference.paired_t([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]))
+            outcomes.append(inference.decide([estimate])[0].outcome)
+        words = "worse" if worse > 0 else "better"
+        rows.append((f"a method 0.03 nats {words}, n = 5", f'cost to match says "{words}"', _percent(outcomes.count(words) / repetitions)))
+    return rows
+
+
+def failures(repetitions: int, random: Random) -> list[Row]:
+    """Both fail equally often: t where all finished, the exact rank sum where a run failed; and one that always fails."""
+    rows = []
+    for n in (3, 5, 10):
+        for rate in (0.1, 0.3):
+            found = 0
+            for _ in range(repetitions):
+                a, b = pair(random, n)
+                runs = [_dead(run) if random.random() < rate else run for run in (*a, *b)]
+                found += _final(compare(runs)) in ("better", "worse")
+            rows.append((f"equal methods that fail in {rate:.0%} of runs", f"final loss, switching to ranks, n = {n}", _percent(found / repetitions)))
+    found = 0
+    few = max(20, repetitions // 20)
+    for _ in range(few):
+        a, b = pair(random, 5)
+        found += _final(compare([*map(_dead, a), *b], baseline="a")) == "better"
+    rows.append(("baseline diverged 5 of 5, method 0 of 5", 'final loss says "better"', _percent(found / few)))
+    return rows
+
+
+def _dead(run: RunNumbers) -> RunNumbers:
+    return run_of(run.recipe_name, run.seed, run.evaluated["val_loss"][: EVALUATIONS // 2], "diverged")
+
+
+def _final(comparison: Comparison) -> str:
+    return next(d.verdict for d in comparison.differences if d.measure.key == "final_loss")
+
+
+def partial_pairs(repetitions: int, random: Random) -> list[Row]:
+    """10 + 10 runs of equal methods that share 2, 6 or 10 seeds."""
+    rows = []
+    for shared in (0, 2, 6, 10):
+        found = 0
+        for _ in range(repetitions):
+            shifts = random.normal(0, SEED_SD, 20)
+            a = arm(random, "a", shifts[:10], QUIET)
+            b = arm(random, "b", shifts[10 - shared : 20 - shared], QUIET, first=10 - shared)
+            found += _final(compare([*a, *b])) in ("better", "worse")
+        rows.append(("equal methods, 10 + 10 runs", f"final loss, {shared} seeds shared", _percent(found / repetitions)))
+    return rows
+
+
+def many_lines(repetitions: int, random: Random) -> list[Row]:
+    """Equal methods: how often any line of the table declares a difference."""
+    found = [0, 0]
+    for _ in range(repetitions):
+        shifts = random.normal(0, SEED_SD, 5)
+        runs = [run for name in "abcd" for run in arm(random, name, shifts, QUIET)]
+        comparison = compare(runs)
+        verdicts = [(d.measure.key == "final_loss", d.verdict in ("better", "worse")) for d in comparison.differences]
+        found[0] += any(shown for primary, shown in verdicts if primary)
+        found[1] += any(shown for primary, shown in verdicts if not primary)
+    what = "three methods equal to the baseline, n = 5"
+    return [
+        (what, "any verdict by final loss", _percent(found[0] / repetitions)),
+        (what, "any verdict in any other line", _percent(found[1] / repetitions)),
+    ]
+
+
+def zero_shot(repetitions: int, random: Random) -> list[Row]:
+    """8 tasks, 3 recipes equal to the baseline, 5 seeds: how often any task shows a winner."""
+    found = raw = 0
+    losses = true_loss(np.linspace(0, 1, 3))
+    for _ in range(repetitions):
+        seeds = random.normal(0, 0.01, (8, 5))
+        runs = []
+        for name in "abcd":
+            for seed in range(5):
+                scores = 0.4 + seeds[:, seed] + random.normal(0, 0.01, 8)
+                results = tuple(ZeroShot((f"task{i}", "p", ""), {"acc": float(score)}, "step-1", 1.0) for i, score in enumerate(scores))
+                runs.append(run_of(name, seed, losses + 0.001 * random.standard_normal(), zero_shot=results))
+        differences = [d for row in compare(runs).zero_shot for d in row.differences]
+        found += any(d.verdict in ("better", "worse") for d in differences)
+        raw += any(d.over_seeds.p < inference.ALPHA for d in differences)
+    what = "8 zero-shot tasks, three recipes equal to the baseline"
+    return [(what, "any winner, corrected", _percent(found / repetitions)), (what, "any winner, uncorrected (deleted)", _percent(raw / repetitions))]
+
+
+def margins(repetitions: int, random: Random) -> list[Row]:
+    """Methods that differ by exactly the margin, and by nothing."""
+    rows = []
+    for n in (3, 5, 10):
+        at = [inference.paired_t(random.normal(0.02, 0.0155, n)) for _ in range(repetitions)]
+        none = [inference.paired_t(random.normal(0.0, 0.0155, n)) for _ in range(repetitions)]
+        for direction in ("equivalent", "noninferior"):
+            wrong = np.mean([inference.decide([e], margin=0.02, direction=direction)[0].outcome == direction for e in at])
+            right = np.mean([inference.decide([e], margin=0.02, direction=direction)[0].outcome == direction for e in none])
+            rows.append((f'"{direction}" within 0.02 at sd 0.0155', f"truly 0.02 worse, n = {n}", _percent(wrong)))
+            rows.append((f'"{direction}" within 0.02 at sd 0.0155', f"truly equal, n = {n}", _percent(right)))
+    return rows
+
+
+def tuning(repetitions: int, random: Random) -> list[Row]:
+    """Equal methods, learning rates of equal worth, each recipe at its best of 5 on the runs that are compared; then only one."""
+    rows = []
+    for counts in ((5, 5), (1, 5)):
+        found = 0
+        for _ in range(repetitions):
+            shifts = random.normal(0, SEED_SD, 5)
+            runs = []
+            for name, count in zip("ab", counts, strict=True):
+                for i in range(count):
+                    for run in arm(random, name, shifts, QUIET):
+                        recipe = run.recipe | {"optim.lr": float(i)}
+                        runs.append(replace(run, recipe=recipe, name=f"{name}{i}-{run.seed}"))
+            found += _final(compare(runs)) in ("better", "worse")
+        rows.append((f"equal methods, best of {counts[0]} and {counts[1]} settings", "final loss, n = 5", _percent(found / repetitions)))
+    return rows
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+PARTS = {
+    "jitter": jitter,
+    "bias": bias,
+    "worse": worse_method,
+    "failures": failures,
+    "pairs": partial_pairs,
+    "lines": many_lines,
+    "zeroshot": zero_shot,
+    "margins": margins,
+    "tuning": tuning,
+}
+
+
+def main() -> None:
+    """Prints the table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repetitions", type=int, default=2000)
+    parser.add_argument("--only", choices=PARTS, action="append")
+    arguments = parser.parse_args()
+    print("| what is true | what is judged | how often |\n|---|---|---|")
+    for place, (name, part) in enumerate(PARTS.items()):
+        if not arguments.only or name in arguments.only:
+            for row in part(arguments.repetitions, np.random.default_rng([20261121, place])):
+                print("| " + " | ".join(row) + " |", flush=True)
+    print(f"\n{arguments.repetitions} repetitions, {datetime.now(UTC):%Y-%m-%d}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What a comparison says in words: one sentence per recipe, and each answer as the few characters a table has room for."""
+
+from __future__ import annotations
+
+import math
+
+from efftrain_cli.compare.comparison import PRIMARY, Comparison, Difference
+from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.inference import Estimate, ExactTest
+
+
+def verdict_sentences(comparison: Comparison) -> list[str]:
+    """One sentence per recipe that is compared with the baseline, by its final loss."""
+    return [_sentence(comparison, group) for group in comparison.groups if group is not comparison.baseline]
+
+
+def _sentence(comparison: Comparison, group: Group) -> str:
+    base = comparison.baseline
+    a, b = (f"{comparison.letter(each)} {each.label}" for each in (base, group))
+    difference = comparison.difference(PRIMARY, group.label)
+    assert difference is not None
+    estimate, reason = difference.estimate, difference.reason
+    if reason:
+        shown = f" ({_gap(estimate)})" if not math.isnan(estimate.mean) else ""
+        return f"{b} against {a}: {_words(reason)}{shown}."
+    if difference.exact is not None:
+        return f"{b} {_claim(difference, a)}: {_ranks(difference.exact, comparison, group)}."
+    how = f"{_gap(estimate)}, {p_words(difference.p_holm)}, {runs_words(estimate)}"
+    if difference.verdict in ("better", "worse"):
+        return f"{b} is {difference.verdict} than {a}: {how}.{_cost(comparison, group)}"
+    if difference.verdict == "equivalent":
+        return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
+    seen = difference.decision.could_see
+    could = f" This study could have seen {seen:.2g} nats/token or more." if seen else ""
+    return f"{b} against {a} is undecided: {how}.{could}"
+
+
+def _words(reason: str) -> str:
+    return reason.replace("pending:", "the verdict waits:")
+
+
+def _claim(difference: Difference, baseline: str) -> str:
+    if difference.verdict in ("better", "worse"):
+        return f"is {difference.verdict} than {baseline}"
+    return f"against {baseline} is undecided"
+
+
+def _ranks(test: ExactTest, comparison: Comparison, group: Group) -> str:
+    counts = [
+        f"{sum(run.failed for run in each.runs)} of {len(each.runs)} runs of {comparison.letter(each)} failed"
+        for each in (comparison.baseline, group)
+    ]
+    return (
+        f"{', '.join(counts)}; ahead in {100 * test.wins:.0f} % of the pairs of runs ({test.method}, {p_words(test.p)}, "
+        f"at best {p_text(test.smallest_p)} with so many)"
+    )
+
+
+def _gap(estimate: Estimate) -> str:
+    """How much better or worse, and the interval in the direction of that word."""
+    sign = -1.0 if estimate.mean < 0 else 1.0
+    text = f"final loss {'better' if sign < 0 else 'worse'} by {abs(estimate.mean):.4f} nats/token"
+    if estimate.low is None or estimate.high is None:
+        return text
+    low, high = sorted((sign * estimate.low, sign * estimate.high))
+    return f"{text}, 95 % {low:.4f} to {high:.4f}"
+
+
+def _cost(comparison: Comparison, group: Group) -> str:
+    """The tokens that go with a verdict on the loss, where they were judged too."""
+    for key, words in (("tokens_to_target", "the target loss"), ("tokens_to_match", "the worse one's final loss")):
+        found = comparison.difference(key, group.label)
+        if found is not None and not found.reason and found.exact is None and found.verdict in ("better", "worse"):
+            ratio = found.estimate.mean
+            share = f"{ratio:.2f}x fewer" if ratio > 1 else f"{1 / ratio:.2f}x more"
+            return f" Tokens to {words}: {share}."
+    return ""
+
+
+def runs_words(estimate: Estimate) -> str:
+    """What stands behind an estimate: "5 pairs", or how it was tested where not all runs are paired."""
+    return f"{estimate.n} pairs" if estimate.method.startswith("paired") else estimate.method
+
+
+def p_words(p: float | None) -> str:
+    """ "p = 0.012", "p < 0.0001"."""
+    text = p_text(p)
+    return f"p {text[0]} {text[1:]}" if text.startswith("<") else f"p = {text}"
+
+
+def p_text(p: float | None) -> str:
+    """A p-value with two digits."""
+    if p is None:
+        return "-"
+    return f"{p:.2g}" if p >= 0.0001 else "<0.0001"
+
+
+def short_verdict(difference: Difference) -> str:
+    """The verdict in one or two words."""
+    reason = difference.reason
+    for start, word in (("pending", "pending"), ("not judged", "not judged"), ("settings", "not judged"), ("undecided", "undecided")):
+        if reason.startswith(start):
+            return word
+    return "no claim" if reason and reason != "none" else reason or difference.decision.outcome
