@@ -120,7 +120,8 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
         raise UsageError(f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer")
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     each = min(cores // jobs, int(wanted)) if wanted.isdecimal() and int(wanted) else cores // jobs
-    threads = {"OMP_NUM_THREADS": str(each)}
+    # A run says how many it ran beside: its seconds are comparable with those of as many only.
+    threads = {"OMP_NUM_THREADS": str(each), "EFFTRAIN_JOBS": str(jobs)}
     gpus = _gpus() if device in ("auto", "cuda") else 0
     return [(f"cuda:{place % gpus}" if gpus else device, threads) for place in range(jobs)]
 

@@ -66,8 +66,8 @@ def test_as_many_runs_at_once_as_jobs_and_no_more(folder: Path, monkeypatch: pyt
 def test_threads_are_divided_and_never_more_than_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_cores", lambda: 16)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3"})] * 4
-    assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2"}
+    assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3", "EFFTRAIN_JOBS": "4"})] * 4
+    assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2", "EFFTRAIN_JOBS": "8"}
     assert environments(1, "cpu") == [("cpu", {})]
     monkeypatch.setattr(runner, "_gpus", lambda: 2)
     assert [device for device, _ in environments(4, "auto")] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
