@@ -8,7 +8,7 @@ help:
 	@echo "make quickstart   install, then train a small GPT with and without sequence length warmup (minutes on a CPU)"
 	@echo "make test         install, then run the tests"
 	@echo "make test-slow    the slow tests"
-	@echo "make lint         ruff"
+	@echo "make lint         ruff and mypy"
 
 install: .venv/installed
 
@@ -32,3 +32,4 @@ test-slow: install
 
 lint: install
 	@$(BIN)/ruff check .
+	@$(BIN)/mypy

@@ -8,6 +8,8 @@ as well as this, so compiled code does not come here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,7 +50,7 @@ def _without_gradient(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: in
 
 class _SummedCrossEntropy(Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
         logits = x @ weight.t()
         tokens = max(1, _PIECE_BYTES.get(x.device.type, 1 << 28) // (4 * logits.shape[1]))
         # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
@@ -72,7 +74,7 @@ class _SummedCrossEntropy(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, grad_logits = ctx.saved_tensors
         scale = grad_loss.to(x.dtype) if x.dtype == torch.float64 else grad_loss
         # The factor goes to the small sides of the products; the gradient of the logits is left as it is.

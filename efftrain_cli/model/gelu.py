@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from itertools import repeat
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ def gelu(x: Tensor) -> Tensor:
 
 class _Gelu(Function):
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         slope = torch.empty_like(x)
         ctx.save_for_backward(slope)
@@ -41,7 +42,7 @@ class _Gelu(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (slope,) = ctx.saved_tensors
         return grad * slope
 

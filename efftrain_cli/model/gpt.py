@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -248,7 +249,8 @@ class GPT(nn.Module):
         block's activations are computed again in the backward pass instead of stored. `run_block` computes one block. What
         the blocks' terms add up to, block by block, is appended to `terms`.
         """
-        for i, block in enumerate(self.h):
+        for i, module in enumerate(self.h):
+            block = cast(Block, module)
             if gates is not None and not gates[i]:
                 continue
             scale = None if scales is None else scales[i]

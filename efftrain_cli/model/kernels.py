@@ -50,4 +50,4 @@ def choose_determinism(deterministic: bool) -> None:
         return
     torch.use_deterministic_algorithms(deterministic)
     # Our code reads no memory that it has not written; filling it first would cost a pass over every new tensor.
-    torch.utils.deterministic.fill_uninitialized_memory = not deterministic
+    torch.utils.deterministic.fill_uninitialized_memory = not deterministic  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -36,4 +37,4 @@ class WithoutCompiler:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch.optim.Optimizer."""
-        torch.optim.Optimizer.add_param_group.__wrapped__(self, param_group)
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)

@@ -58,9 +58,8 @@ class Recipe:
 
     def optim_at(self, stage: int) -> Optim:
         """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
-        if not self.stages or self.stages[stage].lr is None:
-            return self.optim
-        return replace(self.optim, lr=self.stages[stage].lr)
+        lr = self.stages[stage].lr if self.stages else None
+        return self.optim if lr is None else replace(self.optim, lr=lr)
 
     @cached_property
     def methods(self) -> dict[str, Method]:
@@ -89,7 +88,7 @@ class Recipe:
 
 @cache
 def _method_sections() -> tuple[str, ...]:
-    inner = {name: inner_class(info.annotation) for name, info in Recipe.__pydantic_fields__.items()}
+    inner = {name: inner_class(info.annotation) for name, info in Recipe.__pydantic_fields__.items()}  # type: ignore[attr-defined]
     return tuple(name for name, section in inner.items() if section is not None and issubclass(section, Method))
 
 
@@ -120,7 +119,7 @@ def check_draft(draft: Draft) -> Recipe:
     sections = check.result()
     known = {**_absent_sections(), **check.partial, **sections}
     partial = Partial(**known, methods=methods_among(known))
-    for key, rule in breaches_between(partial):
+    for key, rule in breaches_between(partial):  # type: ignore[arg-type]  # a recipe, as far as it is known
         section, _, name = key.partition(".")
         check.add(key, rule, getattr(known[section], name) if name else None)
     if check.problems:
@@ -130,7 +129,8 @@ def check_draft(draft: Draft) -> Recipe:
 
 def _absent_sections() -> dict[str, None]:
     """The sections that a recipe can do without, as a recipe without them has them."""
-    return {name: None for name, info in Recipe.__pydantic_fields__.items() if may_be_absent(info.annotation)}
+    fields = Recipe.__pydantic_fields__.items()  # type: ignore[attr-defined]
+    return {name: None for name, info in fields if may_be_absent(info.annotation)}
 
 
 def recipe_values(section: Any) -> dict[str, Any]:

@@ -117,9 +117,9 @@ class Optim:
         if self.schedule == "constant":
             return self.lr
         if self.decay_steps is not None:
-            done, start, end = step, self.warmup_steps, self.decay_steps
+            done, start, end = step, float(self.warmup_steps), self.decay_steps
         else:
-            done, start, end = tokens, warmup_tokens, decay_tokens
+            done, start, end = tokens, float(warmup_tokens), decay_tokens
         if done >= end:
             return self.min_lr
         if self.decay_share is not None:
