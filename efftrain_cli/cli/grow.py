@@ -98,6 +98,16 @@ def grow(
     target_size: Annotated[
         str | None, typer.Option(help="Size to plan for, parameters without embeddings: 85M.", rich_help_panel=PLAN)
     ] = None,
+    fit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Fit the scaling law to this run from scratch, or FILE.csv:12x768:524288 (layers x width, tokens a step). Repeatable; "
+            "two sizes or more. Without it, Kaplan et al.'s constants.",
+            rich_help_panel=PLAN,
+            autocompletion=run_names,
+            show_default=False,
+        ),
+    ] = None,
     stages: Annotated[int, typer.Option(min=1, max=8, help="Stages to plan.", rich_help_panel=PLAN)] = 2,
     batch: Annotated[Batch, typer.Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = Batch.fixed,
     small: Annotated[
@@ -120,7 +130,7 @@ def grow(
 ) -> None:
     """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
     if plan:
-        _plan(run, operator or [], target_loss, target_size, stages, batch, small, target, shape, vocab_size, threshold, window, plot)
+        _plan(run, operator or [], target_loss, target_size, fit or [], stages, batch, small, target, shape, vocab_size, threshold, window, plot)
         return
     if run is None:
         raise UsageError("name the run to grow (`efftrain runs list` shows all), or give --plan")
@@ -164,6 +174,7 @@ def _plan(
     operators: list[str],
     target_loss: float | None,
     target_size: str | None,
+    fit: list[str],
     stages: int,
     batch: Batch,
     small: str | None,
@@ -186,15 +197,19 @@ def _plan(
         if target is not None:
             raise UsageError("--target needs the curve of the small model too: --small")
         from efftrain_cli.foundation.section import parse_count
-        from efftrain_cli.grow.report import schedule_lines
+        from efftrain_cli.grow.report import law_of, schedule_lines
         from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule
 
         try:
             size = None if target_size is None else float(parse_count(target_size))
         except ValueError as error:
             raise UsageError(f"--target-size: {error}") from None
-        planned = plan_schedule(KAPLAN, stages, target_loss=target_loss, target_size=size, batch=batch.value)
-        for line in schedule_lines(KAPLAN, planned, batch.value):
+        if fit and batch is Batch.varying:
+            raise UsageError("--batch varying needs the critical batch, which runs of one batch size do not show: leave out --fit or it")
+        fitted = law_of(fit) if fit else None
+        law = KAPLAN if fitted is None else fitted.law
+        planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch.value)
+        for line in schedule_lines(law, planned, batch.value, fitted):
             print(line)
         return
     if not parsed:

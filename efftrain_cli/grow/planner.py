@@ -3,14 +3,14 @@
 Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the validation loss and grows
 when it rises above a threshold. Released code takes the slope between neighbouring evaluations; here it is a regression
 over a window of them, because one noisy evaluation must not decide. With both curves at hand no threshold is needed: grow
-where the marginal costs dC/dL of the two sizes are equal.
+where most FLOPs are saved, which is where the marginal costs dC/dL of the two sizes are equal.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -114,9 +114,21 @@ def fitted_switch(curve: Curve, threshold: float, window: int = 31) -> float | N
     return _first_above(steps, slopes, threshold)
 
 
+def released_filter(curve: Curve) -> Curve:
+    """The curve without evaluations more than 1 % above the last one kept, which the released notebook drops first."""
+    kept: list[int] = []
+    for index, loss in enumerate(curve.losses):
+        if not kept or loss <= 1.01 * curve.losses[kept[-1]]:
+            kept.append(index)
+    return replace(curve, steps=curve.steps[kept], losses=curve.losses[kept])
+
+
 def released_switch(curve: Curve, threshold: float) -> float | None:
-    """The released notebook's rule: losses averaged over 5 evaluations, slope between neighbours, the first step after the
-    steepest one at which it exceeds the threshold. One noisy evaluation is enough to set it off."""
+    """The released notebook's rule, after its filter: losses averaged over 5 evaluations, slope between neighbours, the first
+    step after the steepest one at which it exceeds the threshold. A little noise is enough to set it off."""
+    curve = released_filter(curve)
+    if len(curve.steps) <= FEWEST_POINTS:
+        return None
     means = np.convolve(curve.losses, np.full(5, 0.2), "valid")
     steps = curve.steps[2 : len(curve.steps) - 2]
     slopes = np.diff(np.log(means)) / np.diff(np.log(steps))
@@ -132,6 +144,7 @@ def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> flo
 
 def released_target_step(small: Curve, target: Curve, step: float) -> float:
     """The target's evaluation whose loss is nearest to the small model's at `step`, as the released notebook pairs them."""
+    small, target = released_filter(small), released_filter(target)
     loss = small.losses[np.argmin(np.abs(small.steps - step))]
     return float(target.steps[np.argmin(np.abs(target.losses - loss))])
 
@@ -148,23 +161,19 @@ def target_step(small: Curve, target: Curve, step: float, window: int = 31) -> f
 
 
 def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float | None:
-    """The first step of the small run at which the target, at the same loss, lowers the loss at no more FLOPs (logits left
-    out): the true optimum at a constant batch. None where the curves do not show it."""
+    """The step of the small run at which growing saves most: where the FLOPs that the target needs for the same loss exceed the
+    small run's by most (logits left out, constant batch). Both sizes then lower the loss at the same marginal cost dC/dL. None
+    where the saving still rises at the end of what both curves cover: it cannot be seen on them."""
     steps, slopes, losses = fitted(small, window_for(small, window))
-    t_steps, t_slopes, t_losses = fitted(target, window_for(target, window))
+    t_steps, _, t_losses = fitted(target, window_for(target, window))
     falling = np.minimum.accumulate(t_losses)
-    # dL/dC = slope * L / C
-    small_gain = -slopes * losses / (steps * small.flops_per_step_without_logits)
-    start = int(np.argmin(slopes))
-    for i in range(start, len(steps)):
-        if not falling[-1] <= losses[i] <= falling[0]:
-            continue
-        at = float(np.interp(-losses[i], -falling, np.arange(len(falling))))
-        slope = float(np.interp(at, np.arange(len(falling)), t_slopes))
-        step = float(np.interp(at, np.arange(len(falling)), t_steps))
-        if small_gain[i] <= -slope * losses[i] / (step * target.flops_per_step_without_logits):
-            return float(steps[i])
-    return None
+    covered = np.flatnonzero((losses >= falling[-1]) & (losses <= falling[0]) & (np.arange(len(steps)) >= np.argmin(slopes)))
+    if not len(covered):
+        return None
+    needed = np.exp(np.interp(-losses[covered], -falling, np.log(t_steps)))
+    saved = needed * target.flops_per_step_without_logits - steps[covered] * small.flops_per_step_without_logits
+    best = int(np.argmax(saved))
+    return None if best == len(covered) - 1 else float(steps[covered[best]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,10 +273,4 @@ def _redrawn(curve: Curve, window: int, block: int, generator: np.random.Generat
     drawn = np.pad(drawn, (0, len(residuals) - len(drawn)), mode="wrap")
     values = curve.losses.copy()
     values[half : len(values) - half] = losses * np.exp(drawn)
-    return Curve(
-        name=curve.name,
-        steps=curve.steps,
-        losses=values,
-        flops_per_step=curve.flops_per_step,
-        flops_per_step_without_logits=curve.flops_per_step_without_logits,
-    )
+    return replace(curve, losses=values)

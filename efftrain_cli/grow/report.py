@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,21 +29,33 @@ from efftrain_cli.grow.planner import (
     saving_interval,
     window_for,
 )
-from efftrain_cli.grow.scaling_law import PlannedStage, ScalingLaw, relative_cost
+from efftrain_cli.grow.scaling_law import FittedLaw, PlannedStage, ScalingLaw, fit_law, relative_cost
 from efftrain_cli.methods.staged_growth import Operator
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import existing_run, run_names
+from efftrain_cli.run.names import find_run
 from efftrain_cli.run.rows import origin_data, read_counting
 
 
-def schedule_lines(law: ScalingLaw, planned: list[PlannedStage], batch: str) -> Iterator[str]:
+def schedule_lines(law: ScalingLaw, planned: list[PlannedStage], batch: str, fitted_to: FittedLaw | None = None) -> Iterator[str]:
     """A schedule planned from the scaling law."""
     yield (
-        f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n} + (2 x {law.s_c:.3g} / S)^{law.alpha_s} nats per token: Kaplan et al. 2020's "
-        "constants, fitted to their models and data, not to yours."
+        f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"
+        + (": Kaplan et al. 2020's constants, fitted to their models and data, not to yours." if fitted_to is None else "")
     )
+    if fitted_to is not None:
+        sizes, last = fitted_to.sizes, planned[-1]
+        yield (
+            f"Fitted to models of {human_count(sizes[0])} to {human_count(sizes[-1])} parameters and up to "
+            f"{fitted_to.last_step:,.0f} steps; it misses their losses by {fitted_to.rms:.1%} (rms)."
+        )
+        if any(stage.size > 1.01 * sizes[-1] or stage.size < 0.99 * sizes[0] for stage in planned):
+            yield (
+                f"Beyond these sizes it is an extrapolation: take the schedule to {human_count(last.size)} parameters as a guess. The "
+                "exponents change with the runs that are fitted."
+            )
     yield "N: parameters without embeddings. FLOPs: 6 N per token, without attention and logits."
     yield ""
     yield f"{'stage':>5}  {'parameters':>10}  {'until loss':>10}  {'steps':>9}  {'batch, tokens':>13}  {'tokens':>8}  {'FLOPs':>8}"
@@ -77,7 +90,7 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
     if path.suffix == ".csv" or (path.is_file() and source not in run_names()):
         with_logits, without = flops or (1.0, 1.0)
         return read_curve(path, with_logits, without)
-    run = existing_run(source)
+    run = existing_run(find_run(source))
     recipe = load_recipe(str(run / "recipe.toml"))
     if found := list(recipe.methods):
         raise UsageError(
@@ -89,6 +102,32 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
     tokens = recipe.train.batch_size * model.seq_len
     points = {float(row["step"]): float(row["val_loss"]) for row in read_counting(run) if row.get("val_loss") is not None}
     return make_curve(source, points, per_token.with_logits * tokens, per_token.without_logits * tokens)
+
+
+def law_of(sources: Sequence[str]) -> FittedLaw:
+    """The scaling law fitted to runs from scratch, or CSV files written FILE:LAYERSxWIDTH:TOKENS (tokens a step).
+
+    Raises:
+        UsageError: a source cannot be read, their batches differ, or they have one size only.
+    """
+    curves, batches = [], set()
+    for source in sources:
+        path, _, rest = source.partition(":")
+        if rest or path.endswith(".csv"):
+            found = re.fullmatch(r"(\d+)x(\d+):(\d+)", rest)
+            if found is None:
+                raise UsageError(f"--fit {source}: write FILE:LAYERSxWIDTH:TOKENS, as in base.csv:12x768:524288 (tokens a step)")
+            layers, width, tokens = map(int, found.groups())
+            curve = read_curve(Path(path), 1.0, 1.0)
+        else:
+            recipe = load_recipe(str(existing_run(find_run(source)) / "recipe.toml"))
+            layers, width, tokens = recipe.model.n_layer, recipe.model.n_embd, recipe.train.batch_size * recipe.model.seq_len
+            curve = curve_of(source, None)
+        curves.append((12.0 * layers * width**2, curve))
+        batches.add(tokens)
+    if len(batches) > 1:
+        raise UsageError(f"--fit: the runs have batches of {', '.join(f'{b:,}' for b in sorted(batches))} tokens; a fit needs one batch size")
+    return fit_law(curves, batches.pop())
 
 
 def csv_flops(
