@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -162,9 +163,13 @@ def grow(
     if weights_only:
         print("lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps")
     if not grown.budget_left:
-        print(f"\nThe budget is used up (train.tokens = {grown.recipe.train.tokens:_}); continue with a larger one, N:")
-        print(f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N --override-resume")
+        print(f"\nnothing is left of its budget, train.tokens = {grown.recipe.train.tokens:,}, which counts the tokens before the growth")
+        print(f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N   (N tokens in all)")
         return
+    from efftrain_cli.recipe.rules import warnings_of
+
+    for warning in warnings_of(grown.recipe):
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"\nnext        {grown.budget_left:,} tokens are left")
     print(f"  efftrain pretrain --resume {grown.run.name}")
 

@@ -11,7 +11,9 @@ A skipped block is not computed, so a step costs fewer FLOPs; at evaluation all 
     h        = x + G_l attn(LN(x)) / p_l
     y        = h + G_l ffn(LN(h)) / p_l
 
-Dividing by p_l keeps the expected branch output equal to the dense one, so nothing is rescaled at evaluation. The equations are
+Dividing by p_l keeps the expected output of a branch, given its input, equal to the dense one, so nothing is rescaled at
+evaluation. The expectation of y is exact for attention only: ffn reads LN(h), which the same gate has changed, and blocks are not
+linear, so further up the dense model is an approximation of the mean. The equations are
 those that later papers and re-implementations give; the released BERT example (DeepSpeedExamples, bing_bert) samples
 with the p of the block before and divides by the p of the block itself, which inflates every branch: `keep = "code"`
 does that, for comparison only.

@@ -1,19 +1,20 @@
 """Staged training by growth operators (Shen, Walsh, Keutzer, Dodge, Peters, Beltagy, ICML 2022, arXiv 2203.06211).
 
 Train a small model, map its whole training state (weights, Adam moments, schedule) to a larger one, train on. Growth
-shall keep the loss, and let the loss fall on as fast as a model that had the larger size from the start. The schedule
-jumps to the step at which such a model would have reached this loss.
+should keep the loss, and the loss should go on falling as fast as that of a model that had the larger size from the start. The
+schedule jumps to the step at which such a model would have reached this loss.
 
 Width, factor k: every hidden vector x becomes [x; ...; x].
     vectors, embeddings      p' = [p; ...; p]
     matrices                 W' = blockdiag(W, ..., W) + A, the blocks of A summing to 0 along each row of blocks
     the last layer norm      g' = [g; ...; g] / k, because the output matrix is the embedding matrix
 A layer norm of a duplicated vector is the duplicated layer norm, heads double and keep their size, and every row of
-blocks of W' maps [u; ...; u] to W u: the logits stay. A = 0 is the paper's operator. With A = 0 the copies get equal
-gradients for ever and the wide model stays a narrow one; the paper's runs had dropout to part them, we have none, so
-the default draws A at random.
-Gradients after growth are g/k, of the last layer norm g, of all blocks alike: so the running averages become m/k and
-v/k^2 in *every* block (`moments = "ema"`). The released operator (`moments = "paper"`) leaves the zero blocks' at 0.
+blocks of W' maps [u; ...; u] to W u: the logits stay, up to rounding. A = 0 is the paper's operator. With A = 0 the copies get
+equal gradients at every step, so the wide model never becomes more than the narrow one. The paper's runs had dropout, which made the
+copies differ; we have none, so the default draws A at random.
+With A = 0 the gradient after growth is g/k in every block, the zero blocks included, and g in the last layer norm: the running
+averages become m/k and v/k^2 in *every* block (`moments = "ema"`). With A drawn at random this is an approximation: the copies'
+gradients then differ. The released operator (`moments = "paper"`) leaves the zero blocks' averages at 0.
 
 Depth, factor k: layers are inserted that compute the identity (`identity`: layer norms and biases 0, matrices eye;
 `zero_out_proj`: a copy of the layer before, whose two projections into the residual stream are 0), or layers are
@@ -29,6 +30,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -200,6 +202,33 @@ class StagedGrowth(Method):
             if stage.lr is not None and stage.lr < recipe.optim.min_lr:
                 rule = f"stage {index}: lr = {stage.lr:g} must not be less than optim.min_lr = {recipe.optim.min_lr:g}, where its decay ends"
                 yield "stages", rule
+
+    def warnings(self, recipe: Recipe) -> list[str]:
+        end = self._schedule_end(recipe)
+        optim = recipe.optim
+        if end is None or optim.schedule == "constant" or optim.decay_steps is not None:
+            return []
+        decay = optim.decay_tokens or recipe.train.tokens
+        if decay <= 1.01 * end:
+            return []
+        return [
+            f"the schedule jumps back at each growth, so at train.tokens = {recipe.train.tokens:,} it stands at about {end:,} tokens, "
+            f"before the end of its decay at {decay:,}: the learning rate ends above min_lr; set optim.decay_tokens = {end:_}"
+        ]
+
+    def _schedule_end(self, recipe: Recipe) -> int | None:
+        """Tokens at which the schedule stands at the end of the budget, where that is known before training."""
+        schedule, trained = 0.0, 0.0
+        for stage, following in pairwise(recipe.stages):
+            if stage.switch is None or stage.switch.rule not in ("steps", "tokens"):
+                return None
+            step_tokens = recipe.train.batch_size * recipe.model.seq_len if stage.switch.rule == "steps" else 1
+            if step_tokens > 1 and recipe.varies & {"length", "batch"}:
+                return None
+            end = min(stage.switch.value * step_tokens, recipe.train.tokens)
+            ratio = following.schedule_ratio or default_schedule_ratio(map(parse_operator, following.operators))
+            schedule, trained = (schedule + end - trained) * ratio, end
+        return round(schedule + recipe.train.tokens - trained)
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         lines = []

@@ -84,6 +84,11 @@ def warnings_of(recipe: Recipe) -> list[str]:
             f"optim.warmup_steps = {optim.warmup_steps}, but the budget ends after {steps} steps: "
             "the learning rate never reaches its peak"
         )
+    elif steps is not None and optim.warmup_steps > steps / 2:
+        found.append(
+            f"optim.warmup_steps = {optim.warmup_steps:,} is {optim.warmup_steps / steps:.0%} of the run's {steps:,} steps: the learning "
+            "rate climbs for most of the run; 1 to 10 % is usual"
+        )
     if optim.schedule == "constant" and not (optim.decay_tokens is None and optim.decay_steps is None):
         found.append('optim.schedule = "constant" does not decay: decay_tokens and decay_steps have no effect')
     elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
