@@ -211,7 +211,7 @@ def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) ->
         return
     rate = plan_step(recipe, progress).lr
     change = f"jumps from {last:.3g} to {rate:.3g}" if abs(rate - last) > 0.1 * last else f"goes on at {rate:.3g}"
-    print(f"lr         {change} with step {progress.step + 1}, by the changed recipe")
+    print(f"lr         {change} with step {progress.step + 1:,}")
 
 
 def _plan(setting: Setting, progress: Progress, steps: int | None) -> PlanSummary:

@@ -600,3 +600,14 @@ def test_no_two_aliases_mean_a_key_that_does_not_exist() -> None:
     assert [target for target in ALIASES.values() if target not in known] == []
     # a valid key is never an alias of another one in its own section
     assert not [a for a, target in itertools.product(ALIASES, known) if target == f"{ALIASES[a].rpartition('.')[0]}.{a}"]
+
+
+def test_a_warmup_of_most_of_the_run_is_warned_of(folder: Path) -> None:
+    """TINY has 100,000 tokens in steps of 256: 391 steps."""
+
+    def warned(steps: int) -> str:
+        return " ".join(warnings_of(load_recipe("tiny", [f"optim.warmup_steps={steps}"])))
+
+    assert "is 77% of the run's 391 steps" in warned(300)
+    assert "never reaches its peak" in warned(391)
+    assert warned(195) == ""
