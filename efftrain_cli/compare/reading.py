@@ -139,6 +139,7 @@ def read_numbers(path: Path) -> RunNumbers:
     columns["schedule_tokens"] = columns["tokens"]
     columns["tokens"] = columns["tokens"] + _abandoned(run, columns["step"])
     last = {name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")}
+    last_save = _last_save(run, int(last["step"]))
     ratio = columns["loss_ratio"][np.isfinite(columns["loss_ratio"])]
     return RunNumbers(
         name=run.name,
@@ -162,13 +163,13 @@ def read_numbers(path: Path) -> RunNumbers:
         tokens_per_second=last["tokens"] / last["train_seconds"] if last["train_seconds"] > 0 else None,
         mfu=_mean_mfu(columns),
         other_seconds={
-            name: float(np.nansum(columns[name]))
+            name: float(np.nansum(columns[name])) + (last_save if name == "checkpoint_seconds" else 0.0)
             for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds")
             if np.isfinite(columns[name]).any()
         },
         speeds=_speeds(run),
         cpu_seconds=float(np.nansum(columns["cpu_seconds"])) if np.isfinite(columns["cpu_seconds"]).any() else None,
-        wall_seconds=_wall(columns),
+        wall_seconds=None if (wall := _wall(columns)) is None else wall + last_save,
         series=_series(columns),
         zero_shot=_zero_shot(path, columns),
     )
@@ -298,6 +299,12 @@ def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
     there = np.isfinite(columns["mfu"]) & np.isfinite(columns["seconds"])
     seconds = columns["seconds"][there]
     return float((columns["mfu"][there] * seconds).sum() / seconds.sum()) if seconds.sum() > 0 else None
+
+
+def _last_save(run: RunDirectory, step: int) -> float:
+    """Seconds of the save after the last step, which no row holds: a row counts what was saved before it."""
+    seconds = [event.get("seconds") for event in run.events if event.get("event") == "checkpoint" and event.get("step") == step]
+    return next((float(value) for value in reversed(seconds) if isinstance(value, int | float)), 0.0)
 
 
 def _wall(columns: dict[str, np.ndarray]) -> float | None:

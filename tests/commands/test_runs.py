@@ -138,3 +138,14 @@ def test_list_is_sorted_as_asked(root: Path) -> None:
     assert order("--sort", "name") == "abc"
     assert order("--sort", "loss") == "bac", "the faster run has the lower loss; one without a loss comes last"
     assert order("--sort", "tokens") == "bac"
+
+
+def test_the_last_save_is_counted(root: Path) -> None:
+    """No row comes after the save at the end; its seconds are in the event."""
+    rows = [row | {"checkpoint_seconds": 1.0 if row["step"] == 51 else 0.0} for row in rows_of(100, 0)]
+    events = [{"event": "start", "time": "T"}]
+    events += [{"event": "checkpoint", "time": "T", "step": step, "seconds": s} for step, s in ((50, 1.0), (100, 2.5))]
+    write_run(root, "small", 0, rows=rows, events=events)
+    seconds = json.loads(run("show", "small", "--format", "json").stdout)["seconds"]
+    assert seconds["checkpoint_seconds"] == 3.5
+    assert seconds["wall_seconds"] == 100 * 0.06 + 2.5
