@@ -161,6 +161,8 @@ class Eval:
     """Steps between two evaluations; step 0 and the last step are evaluated too."""
     windows: int = Field(default=64, ge=1)
     """Validation windows, of seq_len tokens each."""
+    sample: str | None = None
+    """Show what the model writes after this text at each evaluation; it changes nothing of the training."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

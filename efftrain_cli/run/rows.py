@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 """Format of a run directory."""
-NOT_COMPUTED = ("checkpoint.", "wandb.")
+NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
 """Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one recipe."""
 STATUSES = ("running", "finished", "stopped", "diverged", "crashed", "not started")
 """What a run can be. "crashed": it is not finished, nobody owns it, and its last event is no orderly end."""

@@ -6,9 +6,11 @@ import dataclasses
 import sys
 import time
 
+from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DiskError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_reason
+from efftrain_cli.model.generate import Sampling, generate_text
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.stability import Spike, Watch, message
 from efftrain_cli.training.checkpoints import save
@@ -17,8 +19,11 @@ from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Setting
 from efftrain_cli.training.stages import GrowthRecord, growth_message, symmetry_warning, train_stages
 from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trained import load_run_tokenizer
 from efftrain_cli.training.trainer import StepRecord, read_records
 
+SAMPLE_TOKENS = 48
+"""Tokens of a text that is shown while training."""
 MOST_SAVING = 0.05
 """Share of the time that saving may block training before the user is told."""
 
@@ -42,6 +47,7 @@ class Logbook:
         self._named_seconds = 0.0
         self._warned = False
         self._watch = Watch()
+        self._tokenizer: Tokenizer | None = None
         self.val_loss: float | None = None
         """Newest validation loss, nats per token."""
 
@@ -103,6 +109,19 @@ class Logbook:
             if record.val_loss is not None and row["val_loss"] is None:
                 raise_unsound(self._run, self._state, self._setting, f"step {row['step']}: the validation loss is not finite")
         self._good = self._state.progress
+        prompt = self._setting.recipe.eval.sample
+        if prompt is not None and rows and rows[-1]["val_loss"] is not None:
+            self._show_sample(self._state.progress.step, prompt)
+
+    def _show_sample(self, step: int, prompt: str) -> None:
+        """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is untouched."""
+        if self._tokenizer is None:
+            self._tokenizer = load_run_tokenizer(self._run.path)
+        sampling = Sampling(seed=self._setting.recipe.seed)
+        text = "".join(generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS))
+        self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + text)
+        self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
         """Adds to a row what the session knows: seconds that were no training, and the rest of a row whose evaluation had

@@ -90,3 +90,19 @@ def test_no_step_at_all_is_said(lab: Laboratory) -> None:
     assert done.code == 0
     assert "untrained: --steps 0" in done.out.read_text()
     assert "tokens/s" not in done.out.read_text()
+
+
+def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) -> None:
+    recipe = lab.recipe()
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "silent", "--no-probe").code == 0
+    done = lab.call("pretrain", "--recipe", recipe, "--name", "shown", "--no-probe", "--set", 'eval.sample="the ea"')
+    assert done.code == 0, done.err.read_text()
+    samples = lab.events("shown", "sample")
+    assert [event["step"] for event in samples] == [0, 5, 10, 15, 20]
+    assert len({event["text"] for event in samples}) == 5, "the model has learned in between"
+    assert all(f"--- after step {step}: the ea" in done.out.read_text() for step in (0, 5, 20))
+    lab.assert_equal_runs("shown", "silent", 20)
+    # What is shown may change when a run is continued: nothing that is computed depends on it.
+    more = lab.call("pretrain", "--resume", "shown", "--set", "eval.sample=x", "--set", "train.tokens=2688", "--no-probe")
+    assert more.code == 0, more.err.read_text()
+    assert lab.events("shown", "sample")[-1]["prompt"] == "x"
