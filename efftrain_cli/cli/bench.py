@@ -44,12 +44,24 @@ def bench(
 
     loaded = load_recipe(recipe, set_ or [])
     from dataclasses import asdict
+    from datetime import UTC, datetime
 
     from efftrain_cli.bench import bench as measure
     from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops
+    from efftrain_cli.run.rates import Rate, remember_bench
     from efftrain_cli.training.session import choose_device
 
     result = measure(loaded, choose_device(device), steps, profile=profile)
+    remember_bench(
+        Rate(
+            flops_per_second=result.flops_per_second,
+            n_layer=loaded.model.n_layer,
+            n_embd=loaded.model.n_embd,
+            device=result.device,
+            source=f"bench of {recipe}",
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+    )
     if format_ is BenchFormat.json:
         print(json.dumps({"recipe": recipe, **asdict(result), "overhead": result.overhead}, indent=1))
         return

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from itertools import islice
 
+from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops, human_seconds
+from efftrain_cli.plan.cost import plan_cost
 from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.run.rates import measured_rate
 
 
-def print_plan(recipe: Recipe, until: int | None, form: str) -> None:
-    """Prints every step as CSV, or the turning points as a table or as JSON lines; what is assumed goes to stderr."""
+def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
+    """Prints every step as CSV, or the turning points as a table, with what it costs, or as JSON lines; what is assumed goes to
+    stderr."""
     for line in assumptions(recipe):
         print(f"assumed: {line}", file=sys.stderr)
     if form == "csv":
@@ -44,3 +49,35 @@ def print_plan(recipe: Recipe, until: int | None, form: str) -> None:
             reason,
         )
     Console(highlight=False).print(table)
+    print()
+    for line in cost_lines(recipe, until, device):
+        print(line)
+
+
+def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
+    """FLOPs, time, memory and disk of a plan, as far as they are known before the data is prepared."""
+    cost = plan_cost(recipe, until)
+    if cost is None:
+        yield f"cost       known once the data is prepared: the vocabulary of {recipe.data.tokenizer} decides"
+        return
+    model, checkpoint = recipe.model, recipe.checkpoint
+    yield (
+        f"compute    {human_flops(cost.summary.flops)}s in {counted(cost.summary.steps, 'step')}: "
+        f"{human_count(cost.parameters)} parameters with a vocabulary of {cost.vocab_size:,}"
+    )
+    rate = measured_rate(device, model.n_layer, model.n_embd)
+    if rate is None:
+        yield "time       not known: nothing was measured here yet; `efftrain bench` with the same recipe measures it"
+    else:
+        same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
+        rough = "" if same else f", a model of {rate.n_layer} x {rate.n_embd}: take it as a rough guess"
+        yield (
+            f"time       about {human_seconds(cost.summary.flops / rate.flops_per_second)} of training, at the "
+            f"{human_flops(rate.flops_per_second)}/s of {rate.source} ({rate.device}, {rate.time[:10]}){rough}"
+        )
+    sequences, seq_len = cost.summary.largest_micro_batch
+    yield (
+        f"memory     about {human_bytes(cost.memory_bytes)} in {cost.dtype}: weights, gradients, moments, and activations of a micro-batch of "
+        f"{sequences:,} x {seq_len:,} tokens"
+    )
+    yield f"disk       {counted(checkpoint.keep, 'checkpoint')} of {human_bytes(cost.checkpoint_bytes)}"

@@ -132,7 +132,7 @@ def pretrain(
     if plan:
         from efftrain_cli.cli.plan_output import print_plan
 
-        print_plan(loaded, steps, (format_ or PlanFormat.table).value)
+        print_plan(loaded, steps, (format_ or PlanFormat.table).value, device)
         return
     from efftrain_cli.pretrain import start
 

@@ -21,15 +21,15 @@ def human_count(number: float, digits: int = 3) -> str:
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if abs(number) >= max(limit, 1e4):
             return f"{number / limit:.{digits}g}{suffix}"
-    return f"{number:,.4g}"
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 def human_flops(number: float) -> str:
     """3.8e12 -> "3.8 TFLOP", for "3.8 TFLOPs" and "3.8 TFLOP/s"."""
-    for limit, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+    for limit, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= limit:
             return f"{number / limit:.3g} {prefix}FLOP"
-    return f"{number:,.4g} FLOP"
+    return f"{number:.4g} FLOP"
 
 
 def counted(number: int, noun: str) -> str:
@@ -55,7 +55,9 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
     if seconds < 48 * 3600:
         return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
-    return f"{seconds / 86400:.1f} days"
+    if seconds < 3 * 365 * 86400:
+        return f"{seconds / 86400:,.1f} days"
+    return f"{seconds / (365.25 * 86400):,.0f} years"
 
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -10,38 +10,14 @@ import torch
 
 from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
-from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPTConfig
+from efftrain_cli.plan.cost import training_bytes
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 
 USABLE = 0.9
 """Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and fragments."""
-
-
-def training_bytes(
-    config: GPTConfig, sequences: int, seq_len: int, *, dtype: str, compiled: bool, recompute: bool, gradients: int = 1
-) -> int:
-    """Bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at its peak, by estimate.
-
-    Weights, gradients and AdamW's two moments in fp32 (Muon's state is smaller), with autocast's copy of the weights. Per token and
-    block, in elements of the compute type: the residual stream twice, both layer norms' outputs, q, k, v, attention's output and
-    the MLP's two of 4 n_embd, so 16 n_embd, and one fp32 log-sum-exp a head. The logits and their gradient once each.
-
-    Args:
-        dtype: "bf16" or "fp32".
-        recompute: of each block only its input is kept; one block's activations exist at a time.
-        gradients: copies of the gradient that exist at once, 2 where SimiGrad measures.
-    """
-    parameters = parameter_count(config.n_layer, config.n_embd, config.seq_len, config.padded_vocab_size)
-    element = 2 if dtype == "bf16" else 4
-    state = parameters * (4 * (3 + gradients) + (element if dtype == "bf16" else 0))
-    block = 16 * config.n_embd * element + 4 * config.n_head
-    if dtype == "bf16" and not compiled:
-        block += 4 * config.n_embd  # uncompiled layer norms keep their inputs in fp32
-    blocks = config.n_layer * config.n_embd * element + block if recompute else config.n_layer * block
-    return state + sequences * seq_len * (blocks + 2 * config.padded_vocab_size * element)
 
 
 def checkpoints_activations(recipe: Recipe, config: GPTConfig, device: torch.device, *, dtype: str, compiled: bool) -> bool:
@@ -55,6 +31,7 @@ def checkpoints_activations(recipe: Recipe, config: GPTConfig, device: torch.dev
     sequences = min(train.batch_size, max(1, train.micro_batch_tokens // config.seq_len))
     needed = training_bytes(
         config,
+        config.padded_vocab_size,
         sequences,
         config.seq_len,
         dtype=dtype,

@@ -11,9 +11,10 @@ import torch
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.plan.cost import training_bytes
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training.memory import checkpoints_activations, memory_errors, training_bytes
+from efftrain_cli.training.memory import checkpoints_activations, memory_errors
 
 GPT_2 = GPTConfig(n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304)
 CUDA = torch.device("cuda")
@@ -46,7 +47,7 @@ def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
     def activations(n_layer: int) -> tuple[int, int]:
         """(estimated, kept) bytes of a model so deep."""
         config = GPTConfig(n_layer=n_layer, n_head=2, n_embd=32, seq_len=120, vocab_size=500, padded_vocab_size=512)
-        estimate = training_bytes(config, 3, 120, dtype=dtype, compiled=True, recompute=False)
+        estimate = training_bytes(config, config.padded_vocab_size, 3, 120, dtype=dtype, compiled=True, recompute=False)
         state = (16 + 2 * (dtype == "bf16")) * parameter_count(n_layer, 32, 120, 512)
         logits_gradient = 3 * 120 * 512 * (2 if dtype == "bf16" else 4)
         return estimate - state - logits_gradient, kept_bytes(config, 3, dtype)
@@ -58,7 +59,7 @@ def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
 
 def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> None:
     def gigabytes(sequences: int, recompute: bool) -> float:
-        return training_bytes(GPT_2, sequences, 1024, dtype="bf16", compiled=True, recompute=recompute) / 1e9
+        return training_bytes(GPT_2, GPT_2.padded_vocab_size, sequences, 1024, dtype="bf16", compiled=True, recompute=recompute) / 1e9
 
     # 1.558e9 parameters at 18 bytes, 48 blocks x 1600 x 32 bytes x 16,384 tokens, 2 x 2 bytes x 50,304 x 16,384 tokens
     assert gigabytes(16, False) == pytest.approx(28.0 + 40.3 + 3.3, rel=0.01)

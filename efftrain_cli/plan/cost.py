@@ -1,0 +1,111 @@
+"""What a recipe costs before anything is spent: FLOPs, memory and disk, by arithmetic. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.preview import PlanSummary, summarize_plan
+from efftrain_cli.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from efftrain_cli.model.gpt import GPTConfig
+    from efftrain_cli.recipe.sections import Model
+
+GPT2_VOCABULARY = 50257
+"""Tokens of GPT-2's tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCost:
+    """What a plan is expected to cost."""
+
+    summary: PlanSummary
+    vocab_size: int
+    parameters: int
+    """Of [model], embeddings included."""
+    memory_bytes: int
+    """Weights, gradients, moments and the activations of the largest micro-batch, by `training_bytes`."""
+    dtype: str
+    """What memory_bytes assumes: the recipe's, fp32 for "auto"."""
+    checkpoint_bytes: int
+    """One checkpoint of [model]: weights and AdamW's two moments, fp32."""
+
+
+def vocabulary_of(tokenizer: str) -> int | None:
+    """Tokens of a recipe's tokenizer, as far as its name or file says; "bpe:N" may come out smaller on a small text."""
+    if tokenizer == "gpt2":
+        return GPT2_VOCABULARY
+    if tokenizer.startswith("bpe:") and tokenizer[4:].isdigit():
+        return int(tokenizer[4:])
+    try:
+        found = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
+        return len({*found["model"]["vocab"], *(token["content"] for token in found.get("added_tokens", []))})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
+    """What training `recipe`, to step `until` or to its end, is expected to cost; None where its vocabulary is not known before
+    the data is prepared."""
+    vocab_size = vocabulary_of(recipe.data.tokenizer)
+    if vocab_size is None:
+        return None
+    model, rows = recipe.model, padded_vocab_size(recipe, vocab_size)
+    summary = summarize_plan(recipe, None, vocab_size, until)
+    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, rows)
+    dtype = "bf16" if recipe.train.dtype == "bf16" else "fp32"
+    memory = training_bytes(
+        model,
+        rows,
+        *summary.largest_micro_batch,
+        dtype=dtype,
+        compiled=False,
+        recompute=recipe.train.activation_checkpointing is True,
+        gradients=1 if recipe.simigrad is None else 2,
+    )
+    return PlanCost(
+        summary=summary,
+        vocab_size=vocab_size,
+        parameters=parameters,
+        memory_bytes=memory,
+        dtype=dtype,
+        checkpoint_bytes=12 * parameters,
+    )
+
+
+def training_bytes(
+    model: Model | GPTConfig,
+    vocab_rows: int,
+    sequences: int,
+    seq_len: int,
+    *,
+    dtype: str,
+    compiled: bool,
+    recompute: bool,
+    gradients: int = 1,
+) -> int:
+    """Bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at its peak, by estimate.
+
+    Weights, gradients and AdamW's two moments in fp32 (Muon's state is smaller), with autocast's copy of the weights. Per token and
+    block, in elements of the compute type: the residual stream twice, both layer norms' outputs, q, k, v, attention's output and
+    the MLP's two of 4 n_embd, so 16 n_embd, and one fp32 log-sum-exp a head. The logits and their gradient once each.
+
+    Args:
+        vocab_rows: rows of the embedding, padding included.
+        dtype: "bf16" or "fp32".
+        recompute: of each block only its input is kept; one block's activations exist at a time.
+        gradients: copies of the gradient that exist at once, 2 where SimiGrad measures.
+    """
+    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows)
+    element = 2 if dtype == "bf16" else 4
+    state = parameters * (4 * (3 + gradients) + (element if dtype == "bf16" else 0))
+    block = 16 * model.n_embd * element + 4 * model.n_head
+    if dtype == "bf16" and not compiled:
+        block += 4 * model.n_embd  # uncompiled layer norms keep their inputs in fp32
+    blocks = model.n_layer * model.n_embd * element + block if recompute else model.n_layer * block
+    return state + sequences * seq_len * (blocks + 2 * vocab_rows * element)

@@ -1,0 +1,103 @@
+"""How fast models were trained before: by `efftrain bench`, or by the rows of earlier runs. Reads and writes small files only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.data.cache import cache_root
+from efftrain_cli.run.directory import run_names, runs_root
+
+_NEWEST = 20
+"""Runs that are looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """One measured rate of training."""
+
+    flops_per_second: float
+    """Logits included, over whole steps."""
+    n_layer: int
+    n_embd: int
+    device: str
+    """As `bench` or the run's origin names it."""
+    source: str
+    """What measured it, for people: "bench of small", "run small-seed1234"."""
+    time: str
+    """ISO 8601, UTC."""
+
+
+def remember_bench(rate: Rate) -> None:
+    """Keeps a benchmark's rate for later estimates on this machine. A cache that cannot be written is no reason to fail."""
+    with contextlib.suppress(OSError):
+        cache_root().mkdir(parents=True, exist_ok=True)
+        with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"machine": os.uname().nodename, **asdict(rate)}) + "\n")
+
+
+def measured_rate(device: str, n_layer: int, n_embd: int) -> Rate | None:
+    """The rate to estimate a model's training time with: the newest benchmark on this machine, else the newest run; one of the same
+    shape before all others. `device` is as --device names it; "auto" takes any."""
+
+    def fits(rate: Rate) -> bool:
+        return device == "auto" or (device == "cpu") == _is_cpu(rate.device)
+
+    for found in (_benches(), _runs()):
+        rates = sorted(filter(fits, found), key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time))
+        if rates:
+            return rates[-1]
+    return None
+
+
+def _is_cpu(device: str) -> bool:
+    return not any(word in device for word in ("NVIDIA", "AMD Instinct", "cuda"))
+
+
+def _benches() -> Iterator[Rate]:
+    with contextlib.suppress(OSError):
+        for line in (cache_root() / "bench.jsonl").read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                values = json.loads(line)
+                if values.pop("machine") == os.uname().nodename:
+                    yield Rate(**values)
+
+
+def _runs() -> Iterator[Rate]:
+    paths = [runs_root() / name / "metrics.jsonl" for name in run_names()]
+    for path in sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)[-_NEWEST:]:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+            row = _last_row(path)
+            origin = json.loads((path.parent / "origin.json").read_text(encoding="utf-8"))
+            model = _model(path.parent)
+            yield Rate(
+                flops_per_second=float(row["total_flops"]) / float(row["train_seconds"]),
+                n_layer=int(model["n_layer"]),
+                n_embd=int(model["n_embd"]),
+                device=str(origin["device"]),
+                source=f"run {path.parent.name}",
+                time=datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds"),
+            )
+
+
+def _model(run: Path) -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))["model"]  # type: ignore[no-any-return]
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """The last whole line: reading all rows of twenty long runs would take longer than the plan."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - (1 << 16)))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)  # type: ignore[no-any-return]
+    raise ValueError(f"{path}: no row")

@@ -1,0 +1,114 @@
+"""`efftrain pretrain --plan`: what a run costs, before anything is spent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.run.rates import Rate, remember_bench
+from tests.conftest import REPOSITORY
+from tests.fake_runs import write_run
+
+RECIPE = """
+[model]
+n_layer = 2
+n_head = 2
+n_embd = 32
+seq_len = 32
+[data]
+tokenizer = "bpe:300"
+[optim]
+lr = 3e-3
+[train]
+tokens = 10_240
+batch_size = 8
+dtype = "fp32"
+[checkpoint]
+keep = 3
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def plan(*words: str) -> dict[str, str]:
+    """The lines of what it costs, by their first word."""
+    done = CliRunner().invoke(app, ["pretrain", "--recipe", "tiny.toml", "--plan", *words])
+    assert done.exit_code == 0, done.output
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:1].isalpha()]
+    return {name: rest for name, rest in lines}
+
+
+def rate(flops: float, source: str, layers: int = 2, device: str = "cpu", day: int = 1) -> Rate:
+    time = f"2026-01-{day:02}T00:00:00+00:00"
+    return Rate(flops_per_second=flops, n_layer=layers, n_embd=32, device=device, source=source, time=time)
+
+
+def test_flops_memory_and_disk_are_those_of_the_formulas(home: Path) -> None:
+    """320 rows of vocabulary: N = 2 (12 x 32^2 + 13 x 32) + 2 x 32 + 320 x 32 = 35,712, and 1,024 more of positions.
+    10,240 tokens of 6 N + 12 x 2 x 32 x 32 FLOPs are 2.446 GFLOPs; 12 bytes a parameter are 440.8 kB."""
+    shown = plan()
+    assert shown["compute"] == "2.45 GFLOPs in 40 steps: 36.7K parameters with a vocabulary of 300"
+    assert shown["disk"] == "3 checkpoints of 440.8 kB"
+    assert "in fp32" in shown["memory"] and "8 x 32 tokens" in shown["memory"]
+    assert shown["time"].startswith("not known")
+    assert plan("--steps", "20")["compute"].startswith("1.22 GFLOPs in 20 steps")
+    assert plan("--set", "data.tokenizer=elsewhere/")["cost"].startswith("known once the data is prepared")
+
+
+def test_time_is_estimated_by_the_bench_of_this_machine(home: Path) -> None:
+    remember_bench(rate(2.446e7, "bench of same", day=1))
+    remember_bench(rate(1e9, "bench of other", layers=9, day=2))
+    assert plan()["time"] == "about 1 min 40 s of training, at the 24.5 MFLOP/s of bench of same (cpu, 2026-01-01)"
+    remember_bench(rate(2.446e8, "bench of same, later", day=3))
+    assert "about 10 s of training" in plan()["time"], "the newest of the same shape"
+    remember_bench(rate(1e15, "bench of same", device="NVIDIA H100", day=4))
+    assert "later" in plan("--device", "cpu")["time"]
+    assert "NVIDIA H100" in plan("--device", "cuda")["time"]
+    # Another machine's are not ours: a home folder may be shared.
+    path = home / "cache" / "bench.jsonl"
+    path.write_text("no json\n" + path.read_text().replace(os.uname().nodename, "elsewhere"))
+    assert plan()["time"].startswith("not known")
+
+
+def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
+    """fake_runs: 100 steps of 1,024 x 6e5 FLOPs in 5 s are 12.288 GFLOP/s, of a model of 2 x 64."""
+    write_run(home / "runs", "small", 0)
+    shown = plan()["time"]
+    assert "about 199 ms of training, at the 12.3 GFLOP/s of run small-seed0 (Some CPU" in shown
+    assert "a model of 2 x 64: take it as a rough guess" in shown
+    (home / "runs" / "small-seed0" / "origin.json").write_text("[")
+    assert plan()["time"].startswith("not known"), "one damaged run hides nothing else"
+
+
+def test_a_plan_needs_no_pytorch(home: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
+    words = ["pretrain", "--recipe", "tiny.toml", "--plan"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2.45 GFLOPs" in done.stdout
+
+
+def test_json_stays_one_object_a_line(home: Path) -> None:
+    done = CliRunner().invoke(app, ["pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json"])
+    assert [json.loads(line)["step"] for line in done.stdout.splitlines()][-1] == 40

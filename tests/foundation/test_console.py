@@ -1,0 +1,40 @@
+"""Numbers as people read them: one way of writing each, everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from efftrain_cli.foundation.console import counted, human_count, human_flops, human_seconds
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        *[(0, "0"), (1, "1"), (0.5, "0.5"), (12.3456, "12.35"), (8192, "8,192"), (-8192, "-8,192"), (9999.6, "10,000")],
+        *[(10_240, "10.2K"), (1_234_567, "1.23M"), (157_286_400_000, "157B"), (1e13, "10T")],
+    ],
+)
+def test_counts(number: float, shown: str) -> None:
+    assert human_count(number) == shown
+
+
+def test_counts_with_more_digits() -> None:
+    assert human_count(102_400, 4) == "102.4K"
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(238_848, "239 kFLOP"), (1.01e10, "10.1 GFLOP"), (3.8e12, "3.8 TFLOP"), (1.33e20, "133 EFLOP"), (12, "12 FLOP")]
+)
+def test_flops(number: float, shown: str) -> None:
+    assert human_flops(number) == shown
+
+
+def test_one_is_singular() -> None:
+    assert [counted(n, "step") for n in (0, 1, 2, 47_500)] == ["0 steps", "1 step", "2 steps", "47,500 steps"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.2, "200 ms"), (59, "59 s"), (61, "1 min 01 s"), (3725, "1 h 02 min"), (3e6, "34.7 days"), (1e9, "32 years")]
+)
+def test_seconds(seconds: float, shown: str) -> None:
+    assert human_seconds(seconds) == shown
