@@ -247,6 +247,6 @@ def write(path: Path, text: str) -> Path:
 def test_verify_resume(lab: Laboratory) -> None:
     process = lab.call("verify-resume", "--recipe", lab.recipe(extra=SLW), "--steps", "2", timeout=200)
     assert process.code == 0, process.err.read_text()
-    assert "0.0 (112 tensors, 5 rows)" in process.out.read_text()
+    assert "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit" in process.out.read_text()
     assert "two micro-batches a step" in process.out.read_text()
     assert not list((lab.folder / "runs").iterdir())
