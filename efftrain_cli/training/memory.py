@@ -10,6 +10,7 @@ import torch
 
 from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.plan.cost import training_bytes
 from efftrain_cli.plan.plan import padded_vocab_size
