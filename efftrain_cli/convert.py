@@ -39,7 +39,7 @@ def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides:
     if run_path(name).exists():
         raise taken(name)
     if not directory.is_dir():
-        raise UsageError(f"{directory} is no directory; name one that transformers' save_pretrained wrote")
+        raise UsageError(f"{directory} is not a directory; name one that transformers' save_pretrained wrote")
     fixed = [override for override in overrides if override.startswith(("model.", "data.tokenizer", "stages"))]
     if fixed:
         raise UsageError(f"--set {fixed[0]}: model and tokenizer come from {directory}; leave it out")
@@ -60,7 +60,7 @@ def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides:
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.
         shape["vocab_multiple"] = rows
         print(
-            f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are no token of the tokenizer; they are "
+            f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens of the tokenizer; they are "
             "kept as padding and take no probability",
             file=sys.stderr,
         )

@@ -43,7 +43,7 @@ from efftrain_cli.training.checkpoints import (
     load_checkpoint,
     newest_checkpoint,
     read_recipe,
-    settle_data,
+    record_first_data,
 )
 from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.gradient import compute_dtype
@@ -137,7 +137,7 @@ def resume(
             print(_nothing_left(run, state.progress, recipe, steps))
             return run.path
         _show_rate(run, state.progress, written, recipe)
-        settle_data(run, origin_of(setting, name, sys.argv)["data"])
+        record_first_data(run, origin_of(setting, name, sys.argv)["data"])
         if overrides:
             write_whole(recipe_path, dump_recipe(recipe))
         check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))

@@ -121,7 +121,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
             if not matches:
                 raise UsageError(f"no run in {runs_root()} matches {name!r}")
         else:
-            # A folder that is no run yet, because its start was killed, may be removed by its name.
+            # A folder that is not yet a run, because its start was killed, may be removed by its name.
             matches = [run_path(name) if run_path(name).is_dir() else existing_run(name)]
         paths.update(dict.fromkeys(matches))
     running = [path.name for path in paths if is_locked(path / "lock")]

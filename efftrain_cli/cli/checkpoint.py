@@ -16,7 +16,7 @@ app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 
 @group.command("list", examples=("efftrain checkpoint list small-seed1234",))
 def list_(run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)]) -> None:
-    """What a run has saved: step, size, time. Reads no tensor."""
+    """List what a run has saved: step, size, time."""
     from efftrain_cli.checkpoint import describe_checkpoints
     from efftrain_cli.run.names import find_run
 

@@ -40,7 +40,7 @@ def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
     ),
 )
 def eval_zeroshot(
-    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    run: Annotated[str, typer.Argument(help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names)],
     tasks: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,7 +51,7 @@ def eval_zeroshot(
         ),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of .jsonl files to use instead of the Hugging Face Hub.")

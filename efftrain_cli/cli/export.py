@@ -25,7 +25,7 @@ class ExportFormat(StrEnum):
     ),
 )
 def export(
-    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    run: Annotated[str, typer.Argument(help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names)],
     format_: Annotated[
         ExportFormat, typer.Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
     ] = ExportFormat.hf,
@@ -33,7 +33,7 @@ def export(
         Path | None, typer.Option(help="Directory to write; it must not hold files yet.", show_default="RUN-hf")
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
     ] = None,
 ) -> None:
     """Write a trained model, with its tokenizer, in a form that other programs load."""

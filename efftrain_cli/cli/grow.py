@@ -25,7 +25,7 @@ class Moments(StrEnum):
 
 
 class Symmetry(StrEnum):
-    """What parts the copies of a widened model."""
+    """What makes the copies of a widened model differ."""
 
     offdiag = "offdiag"
     noise = "noise"
@@ -58,7 +58,7 @@ class Batch(StrEnum):
 )
 def grow(
     run: Annotated[
-        str | None, typer.Argument(help="Run to grow; it is only read.", autocompletion=run_names, show_default=False)
+        str | None, typer.Argument(help="Run to grow; it is not changed.", autocompletion=run_names, show_default=False)
     ] = None,
     operator: Annotated[
         list[str] | None,
@@ -73,26 +73,26 @@ def grow(
     ] = None,
     schedule_ratio: Annotated[
         float | None,
-        typer.Option(help="Where the schedule jumps to, of its step and tokens.", show_default="the authors' constants"),
+        typer.Option(help="Growth multiplies the schedule's step and tokens by this.", show_default="the authors' constants"),
     ] = None,
     moments: Annotated[Moments | None, typer.Option(help="The optimizer's moments.", show_default="ema")] = None,
     symmetry: Annotated[
-        Symmetry | None, typer.Option(help="What parts the copies of a widened model.", show_default="offdiag")
+        Symmetry | None, typer.Option(help="What makes the copies of a widened model differ.", show_default="offdiag")
     ] = None,
     depth: Annotated[
         Depth | None, typer.Option(help="What inserted layers compute.", show_default="zero_out_proj")
     ] = None,
     weights_only: Annotated[
-        bool, typer.Option("--weights-only", help="Grow without the optimizer's state, where it is lost.")
+        bool, typer.Option("--weights-only", help="Grow the weights alone, where the optimizer's state is lost.")
     ] = False,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key of the new recipe: --set train.tokens=2M. Repeatable.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    plan: Annotated[bool, typer.Option("--plan", help="Grow nothing; say when to.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Grow nothing; plan when to grow.")] = False,
     target_loss: Annotated[
         float | None, typer.Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN)
     ] = None,
@@ -117,14 +117,14 @@ def grow(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="The same of the target's size, from scratch.", rich_help_panel=PLAN, autocompletion=run_names),
+        typer.Option(help="Run, or CSV, of the target's size from scratch.", rich_help_panel=PLAN, autocompletion=run_names),
     ] = None,
     shape: Annotated[
         str | None, typer.Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN)
     ] = None,
     vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)] = 50257,
     threshold: Annotated[
-        float | None, typer.Option(help="Slope to grow at.", show_default="the paper's", rich_help_panel=PLAN)
+        float | None, typer.Option(help="Slope d log L / d log C at which to grow.", show_default="the paper's", rich_help_panel=PLAN)
     ] = None,
     window: Annotated[int, typer.Option(min=3, help="Evaluations one slope is fitted to.", rich_help_panel=PLAN)] = 31,
     plot: Annotated[Path | None, typer.Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)] = None,

@@ -22,7 +22,7 @@ def import_(
     directory: Annotated[Path, typer.Argument(help="GPT-2 in transformers' form: config.json, model.safetensors, tokenizer.")],
     name: Annotated[str | None, typer.Option(help="Run name.", show_default="the directory's")] = None,
     recipe: Annotated[
-        str, typer.Option(help="How it would be trained on; the model's shape is the directory's.", autocompletion=recipe_names)
+        str, typer.Option(help="Recipe to continue training with; the model's shape comes from the directory.", autocompletion=recipe_names)
     ] = "small",
     set_: Annotated[
         list[str] | None,

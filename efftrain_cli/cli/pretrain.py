@@ -52,7 +52,7 @@ def pretrain(
     name: Annotated[str | None, typer.Option(help="Run name; default RECIPE-seedSEED.")] = None,
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    steps: Annotated[int | None, typer.Option(min=0, help="Stop after this step; --resume continues.")] = None,
+    steps: Annotated[int | None, typer.Option(min=0, help="Train up to this step; --resume continues from there.")] = None,
     resume: Annotated[
         str | None, typer.Option(help="Continue this run where it stopped.", autocompletion=run_names)
     ] = None,
@@ -66,7 +66,7 @@ def pretrain(
             help="stop (exit 4), or rewind: back to the last stable checkpoint, skipping the batches since, three times at most."
         ),
     ] = OnDivergence.stop,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and train nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and what it costs; train nothing.")] = False,
     format_: Annotated[
         PlanFormat | None,
         typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.", show_default="table"),

@@ -119,7 +119,7 @@ def rm(
         print(f"{path}  {human_bytes(size_of(path))}")
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError("nothing was removed: give --yes where nobody can be asked")
+            raise UsageError("nothing was removed: without a terminal to ask on, give --yes")
         typer.confirm(f"Remove {'this run' if len(paths) == 1 else f'these {len(paths)} runs'} for good?", abort=True)
     for path in paths:
         remove(path)

@@ -19,23 +19,23 @@ from efftrain_cli.foundation.errors import UsageError
     ),
 )
 def sample(
-    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    run: Annotated[str, typer.Argument(help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names)],
     prompt: Annotated[str, typer.Option(help="Text to continue; empty is the beginning of a document.")] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most; end-of-text ends earlier.")] = 200,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write; an end-of-text token ends the text earlier.")] = 200,
     temperature: Annotated[
-        float, typer.Option(min=0, help="Below 1 is more careful, above 1 bolder, 0 always the likeliest token.")
+        float, typer.Option(min=0, help="0: always the most likely token; below 1: more conservative; above 1: more varied.")
     ] = 0.8,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Draw among the k likeliest tokens only.", show_default="all")
+        int | None, typer.Option(min=1, help="Sample from the k most likely tokens only.", show_default="all")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Draw among the likeliest tokens that together have this probability, as 0.9.", show_default="all"),
+        typer.Option(help="Sample from the most likely tokens whose probabilities add up to this, such as 0.9.", show_default="all"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="Texts to write, with seeds counting up from --seed.")] = 1,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:

@@ -23,7 +23,7 @@ def tune_warmup(
     recipe: Annotated[
         str,
         typer.Option(
-            help="Recipe name or path: its sequence length or batch size warmup is tuned; without one, a sequence length warmup.",
+            help="Recipe name or path. Tunes its sequence length or batch size warmup; where it has neither, a sequence length warmup.",
             autocompletion=recipe_names,
         ),
     ],
@@ -34,7 +34,7 @@ def tune_warmup(
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     multiples: Annotated[
-        int, typer.Option(help="Length of a probe of the duration, in learning-rate warmups.")
+        int, typer.Option(help="Length of each probe of the duration, in learning-rate warmups.")
     ] = 3,
     threshold: Annotated[
         float, typer.Option(help="Unstable: validation perplexity above this many times its best so far.")

@@ -20,7 +20,7 @@ from efftrain_cli.cli.complete import recipe_names
 def verify_resume(
     recipe: Annotated[
         str,
-        typer.Option(help="Recipe name or path; it is cut to two micro-batches a step.", autocompletion=recipe_names),
+        typer.Option(help="Recipe name or path; it is shortened to two micro-batches a step.", autocompletion=recipe_names),
     ],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a recipe key: --set train.deterministic=true. Repeatable.")

@@ -185,7 +185,7 @@ def _split(values: dict[str, list[str]]) -> str:
 
 
 def _short(value: str) -> str:
-    """Hashes are told apart by their first digits."""
+    """The first digits of a hash are enough to distinguish it."""
     return value[:12] if len(value) >= 40 and " " not in value else value
 
 

@@ -143,7 +143,7 @@ def bpe_size(spec: str) -> int | None:
     """N of "bpe:N", or None where `spec` is not of that form.
 
     Raises:
-        DataError: N is no number from 257 on: a byte-level BPE has 256 bytes and the end of text.
+        DataError: N is not a number from 257 on: a byte-level BPE has 256 bytes and the end of text.
     """
     if not spec.startswith("bpe:"):
         return None

@@ -70,7 +70,7 @@ def printable(text: str) -> str:
 
 
 def make_console() -> Console:
-    """Standard output; lines are not folded where it is no terminal."""
+    """Standard output; lines are not folded where it is not a terminal."""
     from rich.console import Console
 
     class QuietConsole(Console):

@@ -78,5 +78,5 @@ def open_to_write(path: Path, flags: int) -> int:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CheckpointError(f"{path} is no ordinary file: move it away")
+        raise CheckpointError(f"{path} is not an ordinary file: move it away")
     return descriptor

@@ -151,7 +151,7 @@ def stop_on_signals() -> Iterator[None]:
 
 @contextmanager
 def rescued_by(rescue: Callable[[], None]) -> Iterator[None]:
-    """Names what another thread shall do, before it ends the process with exit code 75, where the main thread hangs in a
+    """Names what another thread is to do, before it ends the process with exit code 75, where the main thread hangs in a
     long call into C. `rescue` may assume that the main thread does nothing more."""
     if _listener is None:
         yield

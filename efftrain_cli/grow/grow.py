@@ -102,7 +102,7 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
             that it claims to keep. Nothing is written in any of these cases.
     """
     if not operators:
-        raise UsageError("say how the model shall grow: --operator width, --operator depth, or both; --operator width:3 for x 3")
+        raise UsageError("say how the model should grow: --operator width, --operator depth, or both; --operator width:3 for x 3")
     try:
         parsed = [parse_operator(text) for text in operators]
     except ValueError as error:

@@ -43,7 +43,7 @@ def read_curve(path: Path, flops_per_step: float, flops_per_step_without_logits:
     """A curve from a CSV file with the columns step and val_loss.
 
     Raises:
-        UsageError: the file has not these columns, a value is no number, or there are fewer than 5 points.
+        UsageError: the file has not these columns, a value is not a number, or there are fewer than 5 points.
     """
     points = {}
     try:

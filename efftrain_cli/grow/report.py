@@ -147,7 +147,7 @@ def csv_flops(
         raise UsageError(f"--shape {shape}: write the target's layers x width, as in 12x768")
     layers, n_embd = int(layers_text), int(width_text)
     if layers % depth or n_embd % width:
-        raise UsageError(f"--shape {shape} cannot have grown by these operators: it is no multiple of them")
+        raise UsageError(f"--shape {shape} cannot have grown by these operators: it is not a multiple of them")
 
     def cost(layers: int, n_embd: int) -> tuple[float, float]:
         blocks = 12.0 * layers * n_embd**2

@@ -93,7 +93,7 @@ class SeqLenWarmup(Method):
         """Length in tokens of the sequences of 1-based optimizer `step`, where `full` (seqlen_e) is the model's seq_len.
 
         DeepSpeed's floating-point expression, so that lengths agree with it to the step; without its defects: no length
-        is below `multiple` (DeepSpeed can give 0), a full length that is no multiple is reached at step T (there: later),
+        is below `multiple` (DeepSpeed can give 0), a full length that is not a multiple is reached at step T (there: later),
         and phases may also come down (there: latched).
         """
         if self.steps is None:
@@ -123,7 +123,7 @@ class SeqLenWarmup(Method):
         return self.until[-1] if self.until else 0
 
     def phases(self, full: int) -> Iterator[tuple[int, int]]:
-        """(first step, length) of every stretch of steps with one length, in order; the last one lasts for ever."""
+        """(first step, length) of every stretch of steps with one length, in order; the last one has no end."""
         if self.steps is None:
             starts = [1, *(end + 1 for end in self.until)]
             yield from zip(starts, (min(length, full) for length in self.lengths), strict=True)

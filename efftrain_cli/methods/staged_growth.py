@@ -72,11 +72,11 @@ def parse_operator(text: str) -> Operator:
     """Reads "width", "depth" (both x 2), "width:3".
 
     Raises:
-        ValueError: another kind, or a factor that is no integer of at least 2.
+        ValueError: another kind, or a factor that is not an integer of at least 2.
     """
     kind, _, factor = text.partition(":")
     if kind not in ("width", "depth"):
-        raise ValueError(f"{text!r} is no growth operator; there are width and depth, with a factor as in 'width:3'")
+        raise ValueError(f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3'")
     if factor and re.fullmatch(r"[0-9]+", factor) is None:
         raise ValueError(
             f"{text!r}: the factor must be a whole number: the operators repeat whole copies; write '{kind}' or '{kind}:3'"
@@ -275,7 +275,7 @@ def shapes_of_stages(target: tuple[int, int, int], stages: Sequence[Stage]) -> l
 def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Iterator[str]:
     """Every rule that the stages of a recipe break; `target` is [model]'s (n_layer, n_head, n_embd)."""
     if len(stages) == 1:
-        yield "one stage is no staged training: add a second [[stages]] with operators, or take this one away"
+        yield "one stage is not staged training: add a second [[stages]] with operators, or take this one away"
     for index, stage in enumerate(stages):
         last = index == len(stages) - 1
         if index == 0 and stage.operators:

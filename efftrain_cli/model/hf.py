@@ -91,7 +91,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
         converted[name] = tensor.contiguous()
     problems += [f"{name} has no place in GPT-2" for name in sorted(given) if not name.endswith(NOT_WEIGHTS)]
     if problems:
-        raise CheckpointError("the weights are no GPT-2 of this configuration: " + "; ".join(problems))
+        raise CheckpointError("the weights are not those of a GPT-2 of this configuration: " + "; ".join(problems))
     return converted
 
 
@@ -217,7 +217,7 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
             f"{path} is missing; name a directory as transformers' save_pretrained writes it"
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from None
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
     config = from_hf_config(hf_config, vocab_multiple)
     model = GPT(config)
     model.load_state_dict(from_hf(read_hf_tensors(directory), config))
@@ -240,7 +240,7 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{index} is no index of weights: {error!r}") from None
+            raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
         if any(Path(name).name != name for name in names):
             raise CheckpointError(f"{index} names files outside its directory")
     tensors: dict[str, Tensor] = {}

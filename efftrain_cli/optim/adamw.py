@@ -1,4 +1,4 @@
-"""AdamW over named parameters, and the two measures of its second moment that foretell instability."""
+"""AdamW over named parameters, and the two measures of its second moment that predict instability."""
 
 from __future__ import annotations
 

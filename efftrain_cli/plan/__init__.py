@@ -1,1 +1,1 @@
-"""What a step shall be: values, decisions and previews. No torch."""
+"""What a step does: values, decisions and previews. No torch."""

@@ -1,4 +1,4 @@
-"""Where the methods meet: what each step shall be, and what a finished step makes of the run's progress.
+"""Where the methods meet: what each step does, and what a finished step makes of the run's progress.
 
 Both functions are pure. Everything that a method decides about a step is decided here and nowhere else, so a schedule
 can be printed before anything is spent (`efftrain pretrain --plan`), tested without a trainer, and resumed exactly.
@@ -154,13 +154,13 @@ def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Pro
 
 
 def reads_val_loss(recipe: Recipe, progress: Progress) -> bool:
-    """Whether `after_evaluation` has to be told the validation losses of this stage."""
+    """Whether `after_evaluation` needs the validation losses of this stage."""
     switch = recipe.stages[progress.stage].switch if recipe.stages else None
     return switch is not None and switch.reads_val_loss()
 
 
 def stage_ended(recipe: Recipe, progress: Progress) -> bool:
-    """Whether the model shall grow before the next step."""
+    """Whether the model grows before the next step."""
     if progress.stage + 1 >= len(recipe.stages):
         return False
     switch = recipe.stages[progress.stage].switch

@@ -146,7 +146,7 @@ class UnknownValue(Exception):
 
 
 class Partial:
-    """What is known of a section that has mistakes, so that the rules between sections are checked in the same go."""
+    """What is known of a section that has mistakes, so that the rules between sections are checked at the same time."""
 
     def __init__(self, **known: Any) -> None:
         self.__dict__.update(known)

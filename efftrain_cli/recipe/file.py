@@ -213,7 +213,7 @@ def _text(path: Path) -> str:
 
 
 def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
-    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked in the same go."""
+    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked at the same time."""
     lines = _text(path).split("\n")
     file = shown_path(path)
     section = ""
@@ -336,7 +336,7 @@ def _forget(draft: Draft, key: str) -> None:
 
 
 def parse_override(override: str) -> tuple[str, Any]:
-    """Splits `key=value`: the value is TOML, and what is no TOML is a string.
+    """Splits `key=value`: the value is TOML, and what is not TOML is a string.
 
     Raises:
         ValueError: there is no key, or no `=`.

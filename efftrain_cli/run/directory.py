@@ -49,7 +49,7 @@ def run_path(name: str, root: Path | None = None) -> Path:
     """The directory of run `name` in `root` (default: the folder of all runs), whether or not it exists.
 
     Raises:
-        UsageError: the name could leave the folder of runs, or is no portable file name.
+        UsageError: the name could leave the folder of runs, or is not a portable file name.
     """
     if _NAME.fullmatch(name) is None:
         raise UsageError(
@@ -227,7 +227,7 @@ class Run:
         self._events.write([{"event": kind, "time": now, **fields}])
 
     def events(self) -> list[dict[str, Any]]:
-        """What events.jsonl holds, oldest first; lines that are no JSON are passed over."""
+        """What events.jsonl holds, oldest first; lines that are not JSON are passed over."""
         return read_lines(self.path / "events.jsonl")  # not `read_events`: a difference that was accepted must match to the letter
 
     def rows(self, until: int | None = None) -> list[dict[str, Any]]:
@@ -265,7 +265,7 @@ class Run:
         self._last_fsync = time.monotonic()
 
     def close(self) -> None:
-        """Flushes and gives up ownership.
+        """Flushes and releases the run.
 
         Raises:
             DiskError: rows or events could not be written until now; the message says how many, and where they are.

@@ -94,7 +94,7 @@ def _check(line: bytes) -> bool | None:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The object that a line holds, without its check; None where it holds none. NaN is no JSON."""
+    """The object that a line holds, without its check; None where it holds none. NaN is not JSON."""
 
     def refuse(text: str) -> None:
         raise ValueError(f"{text} is not JSON")

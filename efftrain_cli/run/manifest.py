@@ -44,7 +44,7 @@ def verify_checkpoint(directory: Path) -> frozenset[str]:
     except FileNotFoundError:
         raise CheckpointError(f"{manifest} is missing: the checkpoint is not complete") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{manifest} is damaged: it is no manifest") from None
+        raise CheckpointError(f"{manifest} is damaged: it is not a manifest") from None
     except OSError as error:
         raise CheckpointError(f"{manifest} cannot be read: {error.strerror}") from None
     if not whole:

@@ -50,7 +50,7 @@ class Rows:
     torn: bool
     """The last line was torn, and dropped."""
     damaged: tuple[tuple[int, str], ...]
-    """(number, what is wrong) of the other lines that are no row, or not the row that was written. They were dropped."""
+    """(number, what is wrong) of the other lines that are not rows, or not the row that was written. They were dropped."""
     unchecked: int
     """Rows without a check value: an older version wrote them."""
 
@@ -79,7 +79,7 @@ def read_run(path: Path) -> RunDirectory:
     try:
         recipe = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path} is no run directory: it has no recipe.toml") from None
+        raise DataError(f"{path} is not a run directory: it has no recipe.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{file} is damaged: {error}. {_RESTORE}") from None
     except OSError as error:
@@ -238,7 +238,7 @@ def rows_of(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str, A
     rows, at = [], []
     for index, (number, text) in enumerate(zip(lines.numbers, lines.texts, strict=True)):
         row = parse(text)
-        wrong = "it is no JSON object" if row is None else _wrong_in(row, numbers)
+        wrong = "it is not a JSON object" if row is None else _wrong_in(row, numbers)
         if row is None or wrong:
             damaged[number] = wrong
         else:
@@ -257,13 +257,13 @@ def _refuse_ruins(lines: Lines, rows: Sequence[dict[str, Any]], damaged: Damage,
         DataError: it holds lines but no rows, or more damage than kills explain.
     """
     if lines.texts and not rows:
-        raise DataError(f"{path} is no file of steps: no line of it is a row with a `step`")
+        raise DataError(f"{path} is not a file of steps: none of its lines is a row with a `step`")
     # Each kill may tear one line, and the next start may glue its first row to it. More than that is damage.
     starts = 1 + sum(before["segment"] != after["segment"] for before, after in pairwise(rows))
     if len(damaged) > starts:
         number, wrong = damaged[0]
         raise DataError(
-            f"{path} is damaged: {len(damaged)} lines are no rows (line {number} is the first: {wrong}), but the run was started "
+            f"{path} is damaged: {len(damaged)} lines are not rows (line {number} is the first: {wrong}), but the run was started "
             f"{starts} times. Restore the file from a copy, or remove those lines: `efftrain runs verify {path.parent.name}` "
             "lists them"
         )
@@ -379,7 +379,7 @@ def read_origin(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
     except (ValueError, RecursionError) as error:
-        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
         raise DataError(f"{file} is damaged: {reason}. {_RESTORE}") from None
     if not isinstance(value, dict):
         raise DataError(f"{file} is damaged: it holds no JSON object. {_RESTORE}")

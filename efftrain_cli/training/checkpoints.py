@@ -137,7 +137,7 @@ def _check_finite(path: Path) -> None:
         try:
             wrong = nonfinite_tensors(load_file(path / name))
         except SafetensorError as error:
-            raise CheckpointError(f"{path / name} is no safetensors file, though it matches its sha256: {error}") from None
+            raise CheckpointError(f"{path / name} is not a safetensors file, although it matches its sha256: {error}") from None
         if wrong:
             raise CheckpointError(f"{path / name}: {some_tensors(wrong)} not finite")
 
@@ -157,7 +157,7 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
 
 
 def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bool) -> None:
-    """Compares the recipe that shall continue a run with the one that wrote `checkpoint`, or, where the run has none, with
+    """Compares the recipe that is to continue a run with the one that wrote `checkpoint`, or, where the run has none, with
     the one it was started with. Differences that `override` lets
     pass become an event, and pass from then on.
 
@@ -184,7 +184,7 @@ def read_recipe(folder: Path) -> Recipe:
     """The recipe in a run's or a checkpoint's folder.
 
     Raises:
-        CheckpointError: it is no recipe that this version reads.
+        CheckpointError: it is not a recipe that this version reads.
     """
     try:
         return load_recipe(str(folder / "recipe.toml"))
@@ -193,7 +193,7 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def check_data(run: Run, corpus: Corpus, override: bool) -> None:
-    """Compares the data that shall continue a run with those that it was started on, token for token.
+    """Compares the data that is to continue a run with those that it was started on, token for token.
 
     Raises:
         CheckpointError: the vocabulary is another.
@@ -211,7 +211,7 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
     accept_differences(run, differences, override, "the text has changed")
 
 
-def settle_data(run: Run, data: object) -> None:
+def record_first_data(run: Run, data: object) -> None:
     """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and stays
     on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes it."""
     path = run.path / "origin.json"

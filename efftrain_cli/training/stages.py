@@ -150,7 +150,7 @@ def growth_message(record: GrowthRecord) -> str:
     if not record.preserves_loss:
         line += "\n  (these variants do not keep the loss)"
     elif after is not None and abs(after - record.val_loss_before) > 1e-3:
-        # bf16 rounds the logits of the two models differently; more than this is no rounding
+        # bf16 rounds the logits of the two models differently; more than this is not rounding
         line += "\n  warning: the loss should have stayed the same"
     return line
 
@@ -182,6 +182,7 @@ def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
         return None
     return (
         f"step {progress.step}: {SYMMETRY_CHECK_STEPS} steps after growing in width the {factor} copies of the model are "
-        f"still equal (relative difference {asymmetry:.1e}). Without dropout nothing parts them: they get equal gradients "
-        'for ever, and the wide model learns what the narrow one could. Use staged_growth.symmetry = "offdiag"'
+        f"still equal (relative difference {asymmetry:.1e}). Without dropout nothing makes them differ: they get equal "
+        'gradients, and the wide model learns no more than the narrow one.'
+        ' Use staged_growth.symmetry = "offdiag"'
     )

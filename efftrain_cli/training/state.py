@@ -179,7 +179,7 @@ def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{directory / 'progress.json'} is no JSON object, though it matches its sha256")
+        raise CheckpointError(f"{directory / 'progress.json'} is not a JSON object, although it matches its sha256")
     return (
         progress_from_json(values),
         _load_file(directory / "model.safetensors"),
@@ -195,4 +195,4 @@ def _load_file(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is no safetensors file, though it matches its sha256: {error}") from None
+        raise CheckpointError(f"{path} is not a safetensors file, although it matches its sha256: {error}") from None

@@ -238,7 +238,7 @@ class Search:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The starts to choose from, rising; full length or full batch is no warmup and not among them."""
+        """The starts to choose from, rising; full length or full batch is not a warmup and not among them."""
         if self.recipe.batch_size_warmup is not None:
             ramp = self.recipe.batch_size_warmup
             return tuple(range(ramp.start, self.full, ramp.increment))

@@ -73,7 +73,7 @@ def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
     """Every item of a .jsonl file.
 
     Raises:
-        DataError: a line is no JSON object of this form; the message has file, line and what is wrong. No item at all.
+        DataError: a line is not a JSON object of this form; the message has file, line and what is wrong. No item at all.
     """
     items = []
     try:
