@@ -90,7 +90,7 @@ class HubReader:
         except Exception as error:  # datasets raises a dozen classes of five libraries
             if reason is not None:
                 raise DataError(
-                    f"data.{source.purpose} = {source.name!r} is no file or folder here, the Hugging Face Hub cannot be asked "
+                    f"data.{source.purpose} = {source.name!r} is neither a file nor a folder here, the Hugging Face Hub cannot be asked "
                     f"({reason}), and the cache of `datasets` has no copy of it. Connect, or name local files, or use "
                     f"data.{source.purpose}=stdlib"
                 ) from error
