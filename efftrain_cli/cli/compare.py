@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
+from efftrain_cli.foundation.errors import UsageError
 
 
 class CompareFormat(StrEnum):
@@ -22,6 +24,16 @@ class CompareFormat(StrEnum):
     json = "json"
     latex = "latex"
     html = "html"
+
+
+def check_target_loss(value: float | None) -> None:
+    """Refuses a target that no loss can have.
+
+    Raises:
+        UsageError: it is not a positive, finite number.
+    """
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"--target-loss {value:g}: a loss is a positive number of nats per token; give one such as 3.5")
 
 
 @app.command(
@@ -76,6 +88,9 @@ def compare(
     ] = None,
 ) -> None:
     """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how stable."""
+    check_target_loss(target_loss)
+    if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:
+        print(f"note: {', '.join(twice)} named more than once, and counted once", file=sys.stderr)
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_all
     from efftrain_cli.compare.groups import select_runs

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.compare import CompareFormat
+from efftrain_cli.cli.compare import CompareFormat, check_target_loss
 from efftrain_cli.cli.complete import override_keys, recipe_names
 
 
@@ -58,6 +58,7 @@ def sweep(
     With several values of optim.lr the losses over learning rates are shown too; with several of train.tokens the speed-up at
     matched loss, each point a run of its own budget.
     """
+    check_target_loss(target_loss)
     import sys
 
     from efftrain_cli.foundation.errors import UsageError

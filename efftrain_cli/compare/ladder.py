@@ -109,7 +109,7 @@ def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None
     if schedule == "constant":
         return 'optim.schedule = "constant" never decays'
     if decay_steps is None and decay_tokens is not None and decay_tokens != tokens:
-        return f"optim.decay_tokens = {decay_tokens:_} is another budget than train.tokens = {tokens:_}"
+        return f"optim.decay_tokens = {decay_tokens:,} is another budget than train.tokens = {tokens:,}"
     return None
 
 

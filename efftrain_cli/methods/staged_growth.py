@@ -234,7 +234,7 @@ class StagedGrowth(Method):
         lines = []
         for index, stage in enumerate(recipe.stages):
             if stage.switch is not None and stage.switch.reads_val_loss():
-                assumed = "the end of the budget" if stage.switch.latest is None else f"{stage.switch.latest:_} tokens, its latest"
+                assumed = "the end of the budget" if stage.switch.latest is None else f"{stage.switch.latest:,} tokens, its latest"
                 lines.append(f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}.")
         return lines
 

@@ -51,7 +51,7 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if optim.decay_tokens is not None and optim.decay_steps is not None:
         yield (
             "optim.decay_steps",
-            f"optim.decay_tokens = {optim.decay_tokens:_} schedules the same decay; keep one and set the other to false",
+            f"optim.decay_tokens = {optim.decay_tokens:,} schedules the same decay; keep one and set the other to false",
         )
     if optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
         yield "optim.decay_steps", f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins"
@@ -73,15 +73,15 @@ def warnings_of(recipe: Recipe) -> list[str]:
     model, optim, train, steps = recipe.model, recipe.optim, recipe.train, recipe.full_steps
     step_tokens = train.batch_size * model.seq_len
     if train.tokens < step_tokens:
-        found.append(f"train.tokens = {train.tokens:_} is less than one full step, {step_tokens:_} tokens")
+        found.append(f"train.tokens = {train.tokens:,} is less than one full step, {step_tokens:,} tokens")
     if train.micro_batch_tokens < model.seq_len:
         found.append(
-            f"train.micro_batch_tokens = {train.micro_batch_tokens:_} is less than one sequence of {model.seq_len} tokens: "
+            f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence of {model.seq_len:,} tokens: "
             "a forward pass holds one sequence all the same"
         )
     if steps is not None and optim.warmup_steps >= steps:
         found.append(
-            f"optim.warmup_steps = {optim.warmup_steps}, but the budget ends after {steps} steps: "
+            f"optim.warmup_steps = {optim.warmup_steps:,}, but the budget ends after {steps:,} steps: "
             "the learning rate never reaches its peak"
         )
     elif steps is not None and optim.warmup_steps > steps / 2:
@@ -93,12 +93,12 @@ def warnings_of(recipe: Recipe) -> list[str]:
         found.append('optim.schedule = "constant" does not decay: decay_tokens and decay_steps have no effect')
     elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
         found.append(
-            f"optim.decay_tokens = {optim.decay_tokens:_} lies beyond the budget, train.tokens = {train.tokens:_}: "
+            f"optim.decay_tokens = {optim.decay_tokens:,} lies beyond the budget, train.tokens = {train.tokens:,}: "
             "the learning rate never reaches min_lr"
         )
     elif steps is not None and optim.decay_steps is not None and optim.decay_steps > steps:
         found.append(
-            f"optim.decay_steps = {optim.decay_steps} lies beyond the budget's {steps} steps: "
+            f"optim.decay_steps = {optim.decay_steps:,} lies beyond the budget's {steps:,} steps: "
             "the learning rate never reaches min_lr"
         )
     early = recipe.varies & {"length", "batch"}

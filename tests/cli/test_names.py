@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.names import find_run
 from tests.conftest import REPOSITORY
@@ -130,3 +132,16 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> No
     for name, (code, said) in answers(root, WRONG_RECIPE).items():
         assert code == 2, f"{name}: {said}"
         assert name in ("import-folder", "tasks") or "did you mean 'small'" in str(said), f"{name}: {said}"
+
+
+def test_a_run_named_twice_is_counted_once_and_said(root: Path) -> None:
+    done = CliRunner().invoke(app, ["compare", "small-seed1", "small-seed1", "deep-seed3"])
+    assert done.exit_code == 0, done.output
+    assert "note: small-seed1 named more than once, and counted once" in done.stderr
+
+
+@pytest.mark.parametrize("target", ["-1", "0", "nan", "inf"])
+def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> None:
+    for words in (["compare", "small"], ["sweep", "--recipe", "small", "--plan"]):
+        error = CliRunner().invoke(app, [*words, "--target-loss", target]).exception
+        assert isinstance(error, UsageError) and "a loss is a positive number" in str(error)
