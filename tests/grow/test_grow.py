@@ -215,7 +215,7 @@ def test_another_text_is_not_taken_in_silence(home: Path) -> None:
     [
         (["small", "--operator", "width:1.5"], "whole number"),
         (["small", "--operator", "depth:0"], "no model smaller"),
-        (["small", "--operator", "height"], "no growth operator"),
+        (["small", "--operator", "height"], "not a growth operator"),
         (["small"], "--operator width"),
         (["none", "--operator", "width"], "there is no run 'none'"),
         ([], "name the run to grow"),
@@ -250,7 +250,7 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
     noisy = CliRunner().invoke(app, ["grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise"])
     assert noisy.exit_code == 0
     assert "do not keep the loss" in noisy.output
-    assert "budget is used up" in noisy.output
+    assert "nothing is left of its budget" in noisy.output
 
 
 def test_planning_from_the_law_and_from_runs(home: Path, tmp_path: Path) -> None:
