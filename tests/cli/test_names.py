@@ -92,9 +92,17 @@ WRONG_RECIPE = {
     "tasks": ["eval-zeroshot", "small-seed1", "--tasks", "lambda"],
 }
 
-ANSWERS = """
-import contextlib, io, json, sys
-sys.modules["torch"] = None  # importing it is an error
+NO_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError("PyTorch was imported")
+sys.meta_path.insert(0, NoTorch())
+"""
+
+ANSWERS = NO_TORCH + """
+import contextlib, io, json
 import efftrain_cli.cli.app as application
 from efftrain_cli.cli.commands import register
 register()

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.run.rates import Rate, remember_bench
+from tests.cli.test_names import NO_TORCH
 from tests.conftest import REPOSITORY
 from tests.fake_runs import write_run
 
@@ -95,7 +96,7 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
 
 
 def test_a_plan_needs_no_pytorch(home: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
+    code = NO_TORCH + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
     words = ["pretrain", "--recipe", "tiny.toml", "--plan"]
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
