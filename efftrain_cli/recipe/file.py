@@ -158,7 +158,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         if "base" not in layer:
             break
         base = layer.pop("base")
-        source = _place("base", shown_path(path), _line_numbers(_text(path)))
+        source = _place("base", shown_path(path), _places(_text(path), shown_path(path)))
         if not isinstance(base, str) or not base:
             rule = "must be the name or path of one recipe, in quotes"
             draft.problems.append(Problem("base", rule, toml_value(base), source))
@@ -177,7 +177,8 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         path = following
         draft.bases.append(path)
     for layer, path in reversed(layers):
-        _merge(draft, draft.values, layer, "", shown_path(path), _line_numbers(_text(path)))
+        file = shown_path(path)
+        _merge(draft, draft.values, layer, "", file, _places(_text(path), file))
     for override in overrides:
         _override(draft, override)
     return draft
@@ -191,7 +192,7 @@ def read_toml_file(path: Path) -> Draft:
     """
     draft = Draft(path.stem, path)
     layer = _read_layer(path, draft)
-    _merge(draft, draft.values, layer, "", shown_path(path), _line_numbers(_text(path)))
+    _merge(draft, draft.values, layer, "", shown_path(path), _places(_text(path), shown_path(path)))
     return draft
 
 
@@ -281,58 +282,57 @@ def _dotted(key: str) -> str:
 
 
 @cache  # a file is read again by every recipe that builds on it
-def _line_numbers(text: str) -> Mapping[str, int]:
-    """Dotted key -> 1-based line, for keys and headers that begin a line; the n-th [[table]] is `table.n`, from 0."""
-    found: dict[str, int] = {}
+def _places(text: str, file: str) -> Mapping[str, str]:
+    """Dotted key -> "file:line", for keys and headers that begin a line; the n-th [[table]] is `table.n`, from 0."""
+    found: dict[str, str] = {}
     counts: dict[str, int] = {}
     section, fence = "", None
     for number, line in enumerate(text.split("\n"), 1):
+        place = f"{file}:{number}"
         if fence is not None:
             fence = None if fence in line else fence
-            continue
-        if header := _HEADER.match(line):
+        elif header := _HEADER.match(line):
             section = _dotted(header["key"])
             if header["open"] == "[[":
-                found.setdefault(section, number)
+                found.setdefault(section, place)
                 counts[section] = counts.get(section, -1) + 1
                 section = f"{section}.{counts[section]}"
-            found[section] = number
+            found[section] = place
         elif key := _KEY.match(line):
-            found[f"{section}.{_dotted(key['key'])}".lstrip(".")] = number
+            found[f"{section}.{_dotted(key['key'])}".lstrip(".")] = place
             rest = line[key.end() :]
             fence = next((quotes for quotes in ('"""', "'''") if rest.count(quotes) == 1), None)
     return found
 
 
-def _merge(
-    draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str, file: str, lines: Mapping[str, int]
-) -> None:
-    """Lays `table` over `into`: tables are merged, everything else, arrays of tables included, is replaced."""
+def _merge(draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str, source: str, places: Mapping[str, str]) -> None:
+    """Lays `table` over `into`: tables are merged, everything else, arrays of tables included, is replaced.
+
+    Args:
+        source: where the whole of `table` was written.
+        places: dotted key -> where it was written, as far as that is known more exactly.
+    """
     for name, value in table.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
-            if key in lines or key not in draft.origins:
-                draft.origins[key] = _place(key, file, lines)
+            if key in places or not isinstance(into.get(name), dict):
+                draft.origins[key] = _place(key, source, places)
             if not isinstance(into.get(name), dict):
                 into[name] = {}
-            _merge(draft, into[name], value, f"{key}.", file, lines)
+            _merge(draft, into[name], value, f"{key}.", source, places)
         else:
-            _forget(draft, key)
+            for inner in [known for known in draft.origins if known.startswith(f"{key}.")]:
+                del draft.origins[inner]
             into[name] = value
-            draft.origins[key] = _place(key, file, lines)
-            draft.origins.update({k: f"{file}:{line}" for k, line in lines.items() if k.startswith(f"{key}.")})
+            draft.origins[key] = _place(key, source, places)
+            draft.origins.update({inner: place for inner, place in places.items() if inner.startswith(f"{key}.")})
 
 
-def _place(key: str, file: str, lines: Mapping[str, int]) -> str:
+def _place(key: str, source: str, places: Mapping[str, str]) -> str:
     """Where a key was written; one without a line of its own (an inline table's) stands where its table does."""
-    while key and key not in lines:
+    while key and key not in places:
         key = key.rpartition(".")[0]
-    return f"{file}:{lines[key]}" if key else file
-
-
-def _forget(draft: Draft, key: str) -> None:
-    for inner in [known for known in draft.origins if known.startswith(f"{key}.")]:
-        del draft.origins[inner]
+    return places.get(key, source)
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -364,35 +364,28 @@ def _override(draft: Draft, override: str) -> None:
         return
     *sections, name = key.split(".")
     into: Any = draft.values
-    path = ""
+    there = 0  # sections on the way that exist already
     for section in sections:
-        path = f"{path}.{section}".lstrip(".")
+        path = ".".join(sections[: there + 1])
         if isinstance(into, list):
             if not section.isdecimal() or int(section) >= len(into):
                 rule = f"there are {len(into)} of them, numbered from 0" if into else "there are none of them"
                 draft.problems.append(Problem(path, rule, None, source))
                 return
             into = into[int(section)]
-        elif isinstance(into, dict):
-            if not isinstance(into.get(section), dict | list):
-                into[section] = {}
-                _forget(draft, path)
-                draft.origins[path] = source
+        elif isinstance(into, dict) and isinstance(into.get(section), dict | list):
             into = into[section]
+        else:
+            break
+        there += 1
     if not isinstance(into, dict):
         rule = "is one list: set it whole, as in optim.betas=[0.9, 0.95]; of a list of sections, name one, as in stages.0.lr"
-        draft.problems.append(Problem(path, rule, None, source))
+        draft.problems.append(Problem(".".join(sections[:there]), rule, None, source))
         return
-    if isinstance(value, dict):
-        if not isinstance(into.get(name), dict):
-            into[name] = {}
-        into[name].update(value)
-        for inner in value:
-            draft.origins[f"{key}.{inner}"] = source
-    else:
-        _forget(draft, key)
-        into[name] = value
-    draft.origins[key] = source
+    table = {name: value}
+    for section in reversed(sections[there:]):
+        table = {section: table}
+    _merge(draft, into, table, "".join(f"{section}." for section in sections[:there]), source, {key: source})
     draft.unread.discard(key)
 
 
