@@ -344,7 +344,7 @@ def show_summary(console: Console, run: Run, state: TrainState, val_loss: float 
     if progress.step:
         rate = progress.tokens / progress.train_seconds if progress.train_seconds else 0.0
         done = (
-            f"{'done' if finished else 'paused'}       {counted(progress.step, 'step')}, {human_count(progress.tokens)} tokens, "
+            f"{'done' if finished else 'paused':<10} {counted(progress.step, 'step')}, {human_count(progress.tokens)} tokens, "
             f"{human_flops(progress.flops)}s, {human_seconds(progress.train_seconds)} of training "
             f"({human_count(rate)} tokens/s)"
         )

@@ -78,8 +78,10 @@ def new_recipe(
     if path.exists():
         raise UsageError(f"{shown_path(path)} exists already and is left as it is; give another name, or edit it")
     overrides = list(set_ or [])
-    if not any(override.startswith("data.train=") for override in overrides):
-        overrides.append('data.train="my.txt"')
+    # What a text of one's own needs unless something else is said: a small one has too little in a hundredth to validate on.
+    for usual in ('data.train="my.txt"', "data.valid_fraction=0.05"):
+        if not any(override.startswith(usual.split("=")[0] + "=") for override in overrides):
+            overrides.append(usual)
     text = starter(name, base, load_recipe(base, overrides))
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")

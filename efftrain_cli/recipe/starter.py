@@ -17,7 +17,8 @@ base = {base}
 [data]
 train = {train}
 # A file, folder or glob of .txt, .jsonl, .json.gz or .parquet, or a Hugging Face dataset "owner/name".
-# A hundredth of the documents is held out for validation; for text of your own: valid = "held-out.txt"
+valid_fraction = {valid_fraction}
+# This share of the text is held out for validation. For a validation text of your own: valid = "held-out.txt"
 tokenizer = {tokenizer}
 # "bpe:N" trains a tokenizer of N tokens on this text; "gpt2" is GPT-2's, of 50,257.
 repeat = {repeat}
@@ -56,6 +57,7 @@ def starter(name: str, base: str, recipe: Recipe) -> str:
     """The text of a recipe `name` on `base`, with the values of `recipe`, which is `base` and what the user overrides."""
     values = {
         "train": recipe.data.train,
+        "valid_fraction": recipe.data.valid_fraction,
         "tokenizer": recipe.data.tokenizer,
         "repeat": recipe.data.repeat,
         "n_layer": recipe.model.n_layer,

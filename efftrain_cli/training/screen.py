@@ -36,6 +36,7 @@ class TrainingScreen:
         self._started = self._printed = time.monotonic()
         self._val_loss: float | None = None
         self._row: Mapping[str, object] = {}
+        self._shown: Mapping[str, object] | None = None  # the row of the newest plain line
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._ended = threading.Event()
@@ -64,8 +65,8 @@ class TrainingScreen:
         self._ended.set()
         if self._bar is not None:
             self._bar.stop()
-        elif self._row.get("step"):
-            self._print_line(f"{self._text()}")
+        elif self._row.get("step") and self._row is not self._shown:
+            self._print_line(self._text())
 
     def show(self, row: Mapping[str, object]) -> None:
         """One finished step, as a row of metrics.jsonl."""
@@ -79,6 +80,7 @@ class TrainingScreen:
         now = time.monotonic()
         interval = self.FIRST_INTERVAL if now - self._started < 120 else self.INTERVAL
         if now - self._printed >= interval or row["step"] == 1:
+            self._shown = row
             self._print_line(self._text())
 
     def say(self, text: str) -> None:

@@ -162,7 +162,7 @@ def test_a_new_recipe_loads_and_overwrites_nothing(efftrain: Efftrain, tmp_path:
     path = tmp_path / "recipes" / "books.toml"
     assert "recipes/books.toml written" in done.stdout
     monkeypatch.chdir(tmp_path)
-    assert load_recipe("books") == load_recipe("small", ["data.train=books/", "train.tokens=5M"])
+    assert load_recipe("books") == load_recipe("small", ["data.train=books/", "data.valid_fraction=0.05", "train.tokens=5M"])
     text = path.read_text()
     assert 'base = "small"' in text and "tokens = 5_000_000" in text
     again = efftrain("recipes", "new", "books")

@@ -106,3 +106,10 @@ def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) 
     more = lab.call("pretrain", "--resume", "shown", "--set", "eval.sample=x", "--set", "train.tokens=2688", "--no-probe")
     assert more.code == 0, more.err.read_text()
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
+
+
+def test_one_step_is_one_line(lab: Laboratory) -> None:
+    done = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "1", "--no-probe")
+    said = done.out.read_text()
+    assert said.count("step 1/1") == 1
+    assert "paused     1 step, 128 tokens" in said
