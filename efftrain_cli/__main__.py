@@ -10,10 +10,11 @@ TRAINING = ("pretrain", "tune-warmup", "sweep", "study", "verify-resume")
 
 
 def main() -> None:
-    try:
-        if sys.argv[1:2] and sys.argv[1] in TRAINING:
-            from efftrain_cli.foundation.signals import stop_before_training
+    from efftrain_cli.foundation.signals import end_undisturbed, stop_before_training
 
+    trains = bool(sys.argv[1:2]) and sys.argv[1] in TRAINING
+    try:
+        if trains:
             stop_before_training()
         _choose_allocator()
         from efftrain_cli.cli.app import run_app
@@ -21,6 +22,9 @@ def main() -> None:
         run_app()
     except KeyboardInterrupt:  # before anything was begun, or in a command with nothing to save
         raise SystemExit(130) from None
+    finally:
+        if trains:
+            end_undisturbed()
 
 
 def _choose_allocator() -> None:

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import EfftrainError, UsageError
+from efftrain_cli.foundation.console import counted, printable
+from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.lines import split_lines
 from efftrain_cli.run.rows import rows_of
@@ -68,11 +68,11 @@ def summarize(name: str) -> RunSummary:
         run = read_run(path)
         recipe, seed, budget = recipe_name_of(run), run.recipe.get("seed"), run.recipe.get("train", {}).get("tokens")
         if not metrics.exists():
-            return RunSummary(name, "running" if run.locked else "not started", recipe, seed, 0.0, budget, None, age)
+            return RunSummary(printable(name), "running" if run.locked else "not started", recipe, seed, 0.0, budget, None, age)
         rows = read_rows(path, ("tokens", "val_loss", "nonfinite"))
         losses = rows.columns["val_loss"][np.isfinite(rows.columns["val_loss"])]
         return RunSummary(
-            name=name,
+            name=printable(name),
             status=status_of(run, rows),
             recipe=recipe,
             seed=seed,
@@ -83,7 +83,24 @@ def summarize(name: str) -> RunSummary:
         )
     except Exception as error:  # one run that nobody can read must not hide the others
         reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {type(error).__name__}: {error}"
-        return RunSummary(printable(name), "unreadable", "-", None, 0.0, None, None, age, reason)
+        return RunSummary(printable(name), "unreadable", "-", None, 0.0, None, None, age, printable(reason))
+
+
+def verify_run(path: Path) -> str:
+    """Compares every line of a run's rows and events with its check value; returns what was found sound, in words.
+
+    Raises:
+        DataError: a line is damaged; the message names each.
+    """
+    if problems := verify_rows(path):
+        raise DataError("\n".join(problems))
+    counts, unchecked = [], 0
+    for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
+        lines = split_lines((path / name).read_bytes() if (path / name).exists() else b"")
+        counts.append(counted(len(lines.texts), noun))
+        unchecked += lines.checked.count(False)
+    text = f"{path.name}: {' and '.join(counts)}, no damage"
+    return f"{text}; {counted(unchecked, 'line')} without a check value" if unchecked else text
 
 
 def verify_rows(path: Path) -> list[str]:

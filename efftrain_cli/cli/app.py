@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import EfftrainError, StoppedError
+from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error
 
 
@@ -95,6 +95,7 @@ def run_app() -> None:
 
     register(*sys.argv[1:2])
     try:
+        _check_place()
         app()
     except StoppedError as error:
         _say(str(error))
@@ -107,11 +108,18 @@ def run_app() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:
-        refused = disk_error(error)
+        refused = UsageError(f"{error.strerror}: set TMPDIR") if "usable temporary" in str(error) else disk_error(error)
         if refused is None:
             raise
         _say(f"error: {refused}")
         raise SystemExit(refused.exit_code) from None
+
+
+def _check_place() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory was deleted; change to one that exists and give the command again") from None
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""`efftrain runs list|show|rm`."""
+"""`efftrain runs list|show|verify|rm`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.foundation.errors import UsageError
 
-runs_app = Commands(no_args_is_help=True, help="List, show and remove runs.")
+runs_app = Commands(no_args_is_help=True, help="List, show, verify and remove runs.")
 app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 
 
@@ -103,6 +103,16 @@ def show(
         print(json.dumps(values_of_run(path), indent=1, allow_nan=False))
         return
     print_tables(output_console(), tables_of_run(path))
+
+
+@runs_app.command(examples=("efftrain runs verify small-seed1234",))
+def verify(name: Annotated[str, typer.Argument(help="The run.", autocompletion=run_names)]) -> None:
+    """Compare every row and event with its check value; exit code 3 where a line is damaged."""
+    from efftrain_cli.run.directory import existing_run
+    from efftrain_cli.run.names import find_run
+    from efftrain_cli.runs import verify_run
+
+    print(verify_run(existing_run(find_run(name))))
 
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))

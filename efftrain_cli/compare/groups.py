@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.names import runs_by_recipe
@@ -209,4 +210,4 @@ def shown(value: object) -> str:
         return f"{value:g}"
     if value == {}:
         return "on"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return printable(value) if isinstance(value, str) else json.dumps(value, default=str)

@@ -273,6 +273,7 @@ def _figure(plot: Plot, comparison: Comparison) -> tuple[Figure, Hover]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=9)
     handles, labels = axes.get_legend_handles_labels()
+    labels = [label.replace("$", r"\$") for label in labels]  # a foreign name is no formula
     if len(handles) > 1 or len(comparison.groups) > 1:
         # Beside the axes, so that it lies over no curve.
         figure.legend(handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=min(4, len(handles)))

@@ -251,7 +251,8 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
             marks.append(f"ran with {word} {' and '.join(values)}")
     for event in run.events:
         if event.get("event") == "override":
-            changes = [str(change[0]) for change in event.get("differences", []) if isinstance(change, list) and change]
+            changed = event.get("differences")
+            changes = [str(entry[0]) for entry in (changed if isinstance(changed, list) else ()) if isinstance(entry, list) and entry]
             marks.append(f"continued although what decides it had changed ({', '.join(changes) or 'unknown'})")
     steps = rows.columns["step"]
     if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:

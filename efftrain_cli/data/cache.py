@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from efftrain_cli.foundation.errors import DataError, DiskError
+from efftrain_cli.foundation.errors import DataError, DiskError, UsageError
 
 _SETTLED_SECONDS = 2.0
 """A file changed so recently may change again within the resolution of its time stamp, so its hash is not remembered."""
@@ -22,7 +22,10 @@ def cache_root() -> Path:
     named = os.environ.get("EFFTRAIN_CACHE")
     if named:
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "efftrain"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "efftrain"
+    except RuntimeError:  # neither HOME nor an entry of the user
+        raise UsageError("no home directory is known: set EFFTRAIN_CACHE to a folder for prepared text, or HOME") from None
 
 
 def make_folder(folder: Path) -> Path:

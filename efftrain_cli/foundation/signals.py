@@ -106,8 +106,8 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def stop_before_training() -> None:
-    """From the first moment of the process: SIGTERM and SIGHUP end it with 75, as long as nothing was trained that could be
-    lost. Ctrl-C stays Python's. `stop_on_signals` takes over."""
+    """From the first moment of the process: SIGTERM and SIGHUP end it with 75 where no training is under way, so that nothing can
+    be lost. Ctrl-C stays Python's. `stop_on_signals` takes over while there is something to save."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop_at_once)
@@ -115,12 +115,15 @@ def stop_before_training() -> None:
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"stopped by {signal.Signals(number).name}: nothing was trained yet; give the same command again\n".encode())
+        name = signal.Signals(number).name
+        os.write(2, f"stopped by {name} outside of training: nothing is lost; give the same command again\n".encode())
     os._exit(75)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    pass
+def end_undisturbed() -> None:
+    """The process is about to end with its exit code: Python's own end, which takes a moment, must not be killed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -141,9 +144,8 @@ def stop_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        # Whatever asks now is too late: all that there is to save is saved, and the process is about to end with its own code.
         for number, handler in before.items():
-            signal.signal(number, _ignore if handler is _stop_at_once else handler)
+            signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
         _listener = None
         os.close(write_end)

@@ -247,18 +247,14 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows_as_written(path: Path, poll_seconds: float) -> Iterator[dict[str, Any]]:
     """Rows in file order as they appear, until standard input closes and none is left. Half-written lines wait."""
-    position, rest, open_ = 0, b"", True
+    position, open_ = 0, True
     while True:
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            # A resume cuts a torn last line off; what was read of it is dropped with it.
-            size = file.seek(0, os.SEEK_END)
-            if size < position:
-                position, rest = position - len(rest), b""
+            # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place at once.
             file.seek(position)
-            data = file.read()
-            position += len(data)
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, _ = file.read().split(b"\n")
             for line in lines:
+                position += len(line) + 1
                 row = parse(line)
                 if row is not None and "step" in row:
                     yield row

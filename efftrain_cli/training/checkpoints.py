@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,24 +105,36 @@ def newest_checkpoint(run: Run) -> Path | None:
         if path not in paths and not _is_set_aside(path):
             run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
             print(f"warning: {path} is not named like a checkpoint (step-00000000); ignored", file=sys.stderr)
-    problems = []
+    found, passed_over = newest_sound(paths)
+    for path, error in passed_over:
+        run.damaged.add(path)
+        run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
+    if found is not None:
+        run.verified.add(found)
+    elif passed_over:
+        raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(str(error) for _, error in passed_over))
+    return found
+
+
+def newest_sound(paths: Sequence[Path]) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
+    """The newest of checkpoints (oldest first) that is whole and finite, and those newer ones that were passed over, each with
+    its reason and a warning.
+
+    Raises:
+        NewerFormatError: the newest that is whole was written by a newer efftrain.
+    """
+    passed_over = []
     for path in reversed(paths):
         try:
             verify_checkpoint(path)
             _check_finite(path)
+            return path, passed_over
         except NewerFormatError:
             raise
         except CheckpointError as error:
-            problems.append(str(error))
-            run.damaged.add(path)
-            run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
+            passed_over.append((path, error))
             print(f"warning: {error}; trying the one before", file=sys.stderr)
-            continue
-        run.verified.add(path)
-        return path
-    if problems:
-        raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(problems))
-    return None
+    return None, passed_over
 
 
 def _check_finite(path: Path) -> None:
@@ -227,7 +240,10 @@ def accept_differences(run: Run, differences: list[list[Any]], override: bool, w
         UsageError: there are others.
     """
     accepted = [
-        entry for event in run.events() if event.get("event") == "override" for entry in event.get("differences") or ()
+        entry
+        for event in run.events()
+        if event.get("event") == "override" and isinstance(event.get("differences"), list)
+        for entry in event["differences"]
     ]
     fresh = [entry for entry in differences if entry not in accepted]
     if not fresh:

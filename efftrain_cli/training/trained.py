@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
+from efftrain_cli.training.checkpoints import newest_sound
 from efftrain_cli.training.gradient import build_model
 from efftrain_cli.training.state import MANIFEST, progress_from_json, verify_checkpoint
 
@@ -81,15 +81,11 @@ def find_checkpoint(run: Path, wanted: str | None) -> Path:
                 return path
         steps = ", ".join(str(checkpoint_step(path)) for path in there)
         raise UsageError(f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {steps}")
-    problems = []
-    for path in reversed(there):
-        try:
-            verify_checkpoint(path)
-            return path
-        except CheckpointError as error:
-            problems.append(str(error))
-            print(f"warning: {error}; trying the one before", file=sys.stderr)
-    raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  " + "\n  ".join(problems))
+    found, passed_over = newest_sound(there)
+    if found is None:
+        reasons = "\n  ".join(str(error) for _, error in passed_over)
+        raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  {reasons}")
+    return found
 
 
 def load_run_tokenizer(run: Path) -> Tokenizer:

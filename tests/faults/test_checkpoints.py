@@ -15,13 +15,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from efftrain_cli.foundation.errors import CheckpointError, DiskError
+from efftrain_cli.foundation.errors import CheckpointError, DiskError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import MANIFEST, verify_checkpoint, write_manifest
-from efftrain_cli.training.checkpoints import check_disk, checkpoint_bytes, newest_checkpoint, save
+from efftrain_cli.training.checkpoints import (
+    accept_differences,
+    check_disk,
+    checkpoint_bytes,
+    newest_checkpoint,
+    save,
+)
 from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
 from tests.launch import Laboratory
@@ -238,6 +244,116 @@ def test_the_last_verified_checkpoint_is_never_removed(run: Run) -> None:
     verify_checkpoint(checkpoints_of(run.path)[0])
     run.purge_checkpoints(1)
     assert [step_of(path) for path in checkpoints_of(run.path)] == [7, 10]
+
+
+def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run: Run) -> None:
+    """keep = 2 with the newest damaged: two sound ones stay beside it."""
+    truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
+    assert step_of(newest_checkpoint(run)) == 5
+    state = state_of()
+    state.progress = state.progress._replace(step=7)
+    save(run, state, RECIPE)
+    assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 7, 10]
+
+
+def test_a_newest_checkpoint_that_nobody_has_verified_is_no_reason_to_remove_the_verified_one(run: Run) -> None:
+    """F13: with keep = 1 the newest stays, and so does the newest that is known to be sound."""
+    run.verified = {checkpoints_of(run.path)[0]}
+    run.purge_checkpoints(1)
+    assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
+
+
+class FakeDisk:
+    """Notes which paths were flushed, and what had been flushed when a checkpoint got its name or was removed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flushed: set[str] = set()
+        self.log: list[tuple[str, str, set[str]]] = []
+        fsync, rename, rmtree, replace_ = os.fsync, os.rename, shutil.rmtree, os.replace
+
+        def noted_fsync(descriptor: int) -> None:
+            fsync(descriptor)
+            self.flushed.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+        def noted(kind: str, function):
+            def call(path, *rest, **options):
+                self.log.append((kind, str(path), set(self.flushed)))
+                self.flushed.discard(str(Path(path).parent))  # a name that changes has to be flushed again
+                return function(path, *rest, **options)
+
+            return call
+
+        monkeypatch.setattr(os, "fsync", noted_fsync)
+        monkeypatch.setattr(os, "rename", noted("rename", rename))
+        monkeypatch.setattr(os, "replace", noted("rename", replace_))
+        monkeypatch.setattr(shutil, "rmtree", noted("remove", rmtree))
+
+    def when(self, kind: str, ending: str) -> set[str]:
+        """What was on the disk for certain when `kind` happened to the path with this ending."""
+        (found,) = [flushed for what, path, flushed in self.log if what == kind and path.endswith(ending)]
+        return found
+
+
+def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an older one
+    loses its name before its files."""
+    disk = FakeDisk(monkeypatch)
+    state = state_of()
+    state.progress = state.progress._replace(step=15)
+    save(run, state, RECIPE)
+    folder = run.path / "checkpoints"
+    new = folder / "step-00000015"
+    before_rename = disk.when("rename", "step-00000015.tmp")
+    temporary = f"{new}.tmp"
+    assert {f"{temporary}/{path.name}" for path in new.iterdir()} | {temporary} <= before_rename
+    # What is removed was renamed before, and the new checkpoint's name was on the disk by then.
+    assert str(folder) in disk.when("rename", "step-00000005")
+    assert [path for kind, path, _ in disk.log if kind == "remove"] == [f"{folder}/step-00000005.old.tmp"]
+    assert [step_of(path) for path in checkpoints_of(run.path)] == [10, 15]
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk(monkeypatch)
+    run.log([{"step": 15, "segment": 0}])
+    state = state_of()
+    state.progress = state.progress._replace(step=15)
+    save(run, state, RECIPE)
+    assert str(run.path / "metrics.jsonl") in disk.when("rename", "step-00000015.tmp")
+
+
+def test_an_accepted_difference_is_accepted_with_its_values(run: Run) -> None:
+    """The same key with another value has to be accepted again."""
+    accept_differences(run, [["optim.lr", 0.003, 0.001]], True, "the recipe has changed")
+    accept_differences(run, [["optim.lr", 0.003, 0.001]], False, "the recipe has changed")
+    with pytest.raises(UsageError, match=r"optim\.lr: 0\.003 -> 0\.002"):
+        accept_differences(run, [["optim.lr", 0.003, 0.002]], False, "the recipe has changed")
+    accept_differences(run, [["optim.lr", 0.003, 0.002]], True, "the recipe has changed")
+    assert [event["differences"] for event in run.events() if event["event"] == "override"] == [
+        [["optim.lr", 0.003, 0.001]],
+        [["optim.lr", 0.003, 0.002]],
+    ]
+
+
+def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run: Run) -> None:
+    """After a rewind, and a stop during the evaluation of the step that was trained anew."""
+    run.log([{"step": 4, "segment": 0, "loss": 4.0}, {"step": 5, "segment": 0, "loss": 5.0}, {"step": 6, "segment": 0, "loss": 6.0}])
+    run.log([{"step": 5, "segment": 1, "loss": 5.5}])
+    assert run.last_row(5) == {"step": 5, "segment": 1, "loss": 5.5}
+    assert run.last_row(6) is None
+
+
+def test_segments_follow_the_rows_where_the_events_are_lost(run: Run) -> None:
+    """F58."""
+    run.log([{"step": 1, "segment": 0}, {"step": 2, "segment": 3}])
+    (run.path / "events.jsonl").unlink()
+    assert run.next_segment() == 4
+    assert run.next_segment(after=7) == 8
+
+
+def test_the_first_segment_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    with Run.create("new", "", {}) as new:
+        assert new.next_segment() == 0
 
 
 def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:

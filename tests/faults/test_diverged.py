@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -100,3 +102,53 @@ def test_too_little_memory_is_found_before_the_first_step(lab: Laboratory) -> No
     # What the message asks for is enough.
     process = lab.call(*args, "s", "--steps", "1", "--set", "train.micro_batch_tokens=2048", inject=LITTLE_MEMORY)
     assert process.code == 0, process.err.read_text()
+
+
+def test_a_model_that_no_memory_holds(lab: Laboratory) -> None:
+    """F26: refused before it is built, with its size, the machine's, and what to lower; no run is left."""
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--set", "model.n_embd=131072", "--set", "model.n_layer=200"
+    )
+    errors = process.err.read_text()
+    assert process.code == 5, errors
+    assert "Traceback" not in errors
+    assert "a model of 41.2T parameters needs 659.7 TB for weights, gradients and moments, and this machine has" in errors
+    assert "Lower model.n_layer (now 200) or model.n_embd (now 131072)" in errors
+    assert not lab.run("r").exists()
+
+
+def test_memory_that_runs_out_while_the_model_is_built(lab: Laboratory) -> None:
+    """F26: the machine has it, but others hold it, or a limit is set."""
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48",
+        inject=LITTLE_MEMORY,
+    )  # fmt: skip
+    errors = process.err.read_text()
+    assert process.code == 5, errors
+    assert "Traceback" not in errors
+    assert "more than cpu has free. Lower model.n_layer (now 48)" in errors
+    assert not lab.run("r").exists()
+
+
+STAGES = """
+[[stages]]
+model = { n_layer = 1, n_embd = 32, n_head = 1 }
+switch = { rule = "steps", value = 7 }
+[[stages]]
+operators = ["depth", "width"]
+rewarmup_steps = 3
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_right_after_growth(lab: Laboratory) -> None:
+    """The state that is saved is the grown one."""
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(extra=STAGES), "--name", "r", "--no-probe",
+        inject=NAN_IN_LOSS.replace("VALUE", 'float("nan")'),
+    )  # fmt: skip
+    assert process.code == 4, process.err.read_text()
+    assert lab.checkpoints("r")[-1] == "step-00000007"
+    assert json.loads((lab.checkpoint("r", 7) / "progress.json").read_text())["stage"] == 1
+    assert lab.tensors("r", 7)["wte.weight"].shape[1] == 64
+    assert lab.call("pretrain", "--resume", "r").code == 0

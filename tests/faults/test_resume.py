@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
@@ -250,3 +251,69 @@ def test_verify_resume(lab: Laboratory) -> None:
     assert "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit" in process.out.read_text()
     assert "two micro-batches a step" in process.out.read_text()
     assert not list((lab.folder / "runs").iterdir())
+
+
+OTHER_PLACE = """
+import torch
+import efftrain_cli.training.session as session
+torch.set_num_threads(2)
+session.__version__ = "9.9.9"
+"""
+
+
+def test_another_place_is_recorded_and_said(lab: Laboratory) -> None:
+    """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the comparison say so."""
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "5").code == 0
+    resume = ("pretrain", "--resume", "r", "--no-probe", "--steps")
+    process = lab.call(*resume, "8")
+    assert "continued with" not in process.err.read_text()
+    process = lab.call(*resume, "12", inject=OTHER_PLACE)
+    assert process.code == 0
+    assert process.err.read_text().count("note: continued with") == 1
+    assert "efftrain 0.1.0 -> 9.9.9, threads 1 -> 2: the last bits of the results may differ" in process.err.read_text()
+    first, second = lab.events("r", "resume")
+    assert "changed" not in first
+    assert second["changed"] == ["efftrain 0.1.0 -> 9.9.9", "threads 1 -> 2"]
+    marks = read_numbers(lab.run("r")).marks
+    assert "ran with threads 1 and 2" in marks
+    assert "ran with efftrain 0.1.0 and 9.9.9" in marks
+
+
+BUFFERED = """
+from efftrain_cli.training.logger import Logbook
+make = Logbook.__init__
+
+def as_on_cuda(self, *args, **options):
+    make(self, *args, **options)
+    self._on_cpu = False
+    self._last_read = float("inf")  # no record is read because time has passed
+
+Logbook.__init__ = as_on_cuda
+"""
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_rows_that_were_not_read_yet_are_written_before_a_save(lab: Laboratory, end: str) -> None:
+    """On CUDA records are read once a second; a stop and a save that is due read what there is first."""
+    inject = BUFFERED + f"""
+import os, signal
+from efftrain_cli.data.windows import Windows
+batch = Windows.batch
+
+def ending(self, plan, *rest):
+    if plan.step == 9:
+        os.kill(os.getpid(), signal.{"SIGTERM" if end == "stop" else "SIGKILL"})
+    return batch(self, plan, *rest)
+
+Windows.batch = ending
+"""
+    recipe = lab.recipe()
+    text = Path(recipe).read_text().replace("[eval]\nevery = 5", "[eval]\nevery = 100").replace("[checkpoint]\nevery = 5", "[checkpoint]\nevery = 7")
+    Path(recipe).write_text(text)
+    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject)
+    assert process.code == (75 if end == "stop" else -9)
+    assert lab.checkpoints("r")[-1] == "step-00000007"
+    assert lab.last_step("r") == 7
+    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+    lab.assert_equal_runs("r", "whole", 20)

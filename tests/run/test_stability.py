@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.stability import (
     EarlyWarning,
     GradientJump,
@@ -19,6 +20,7 @@ from efftrain_cli.run.stability import (
     describe,
     loss_ratios,
     measure,
+    measure_run,
     message,
 )
 
@@ -158,3 +160,17 @@ def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name: str, at: int
         row["loss"] = 3 * float(str(row["loss"]))
     alarm = SpikeAlarm()
     assert [spike.step for row in rows if (spike := alarm.read(row))] == [at + 1]
+
+
+def test_a_ratio_of_exactly_one_and_a_half_is_not_severe() -> None:
+    found = measure(rows_of([4.0, 2.0, 3.0, 2.0]))
+    assert (found.max_loss_ratio, found.above_slight, found.above_severe) == (1.5, 1, 0)
+
+
+def test_steps_that_a_rewind_gave_up_are_not_measured(tmp_path: Path) -> None:
+    """Segment 0 went to step 60, segment 1 began at 41 and ended at 50."""
+    rows = [{"step": step, "segment": 0, "loss_ratio": 2.0 if step > 40 else 1.0} for step in range(1, 61)]
+    rows += [{"step": step, "segment": 1, "loss_ratio": 1.0} for step in range(41, 51)]
+    (tmp_path / "metrics.jsonl").write_text("".join(sealed(row) + "\n" for row in rows))
+    found = measure_run(tmp_path)
+    assert (found.steps, found.above_severe) == (50, 0)

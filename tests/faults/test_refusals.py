@@ -1,0 +1,345 @@
+"""Disks and streams that refuse: EIO, EROFS, ESTALE, a full standard output, a directory that goes away."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation import files
+from efftrain_cli.foundation.errors import DiskError
+from efftrain_cli.run.directory import Run
+from efftrain_cli.run.lines import JsonLines, read_lines
+from efftrain_cli.run.rows import read_counting
+from tests.launch import Laboratory, Process
+
+REFUSE_SAVES = """
+import errno, os
+import efftrain_cli.training.state as state
+write_pieces, refused = state.write_pieces, 0
+
+def refusing(path, pieces):
+    global refused
+    if "step-00000010" in str(path) and refused < TIMES:
+        refused += 1
+        raise OSError(errno.KIND, os.strerror(errno.KIND), str(path))
+    return write_pieces(path, pieces)
+
+state.write_pieces = refusing
+"""
+
+
+@pytest.mark.parametrize("kind", ["EIO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ESTALE", "EROFS", "EFBIG"))])
+def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
+    """F64: a warning that names the fault; training goes on and saves later."""
+    inject = REFUSE_SAVES.replace("KIND", kind).replace("TIMES", "1")
+    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    errors = process.err.read_text()
+    assert process.code == 0, errors
+    assert "Traceback" not in errors
+    assert "not saved, training goes on." in errors
+    assert os.strerror(getattr(errno, kind)) in errors
+    assert [event["step"] for event in lab.events("r", "save_failed")] == [10]
+    assert lab.checkpoints("r") == ["step-00000015", "step-00000020"]
+
+
+def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
+    """F64: exit 6 at the end, with its event; the checkpoint before is the one to go on from."""
+    inject = REFUSE_SAVES.replace("KIND", "EROFS").replace("TIMES", "99")
+    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "10", inject=inject)
+    errors = process.err.read_text()
+    assert process.code == 6, errors
+    assert "Traceback" not in errors
+    assert "Read-only file system (EROFS). Earlier checkpoints are untouched" in errors
+    assert lab.checkpoints("r") == ["step-00000005"]
+    assert lab.events("r", "end")[-1]["status"] == "disk"
+    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
+
+
+def started(lab: Laboratory, out: str, err: str, inject: str = "") -> Process:
+    args = ["pretrain", "--recipe", lab.recipe(), "--name", "r"]
+    answer = lab.zygote.ask(
+        do="start", args=args, out=out, err=err, cwd=str(lab.folder), env={"EFFTRAIN_RUNS": str(lab.folder / "runs")}, inject=inject
+    )
+    null = Path(os.devnull)
+    return Process(lab.zygote, answer["pid"], null if out == "/dev/full" else Path(out), null if err == "/dev/full" else Path(err))
+
+
+@pytest.mark.parametrize("stream", ["out", "err", "both"])
+def test_a_full_standard_output_does_not_end_training(lab: Laboratory, stream: str) -> None:
+    """F57: what cannot be said is left unsaid; the run ends as it would, exit 0 included."""
+    out, err = (str(lab.folder / name) for name in ("out", "err"))
+    process = started(lab, "/dev/full" if stream != "err" else out, "/dev/full" if stream != "out" else err)
+    assert process.wait(60) == 0, (lab.folder / "err").read_text() if stream == "out" else ""
+    assert lab.events("r", "end")[-1]["status"] == "finished"
+    assert lab.last_step("r") == 20
+    assert lab.checkpoints("r")[-1] == "step-00000020"
+
+
+def test_a_log_that_fills_up_while_training(lab: Laboratory) -> None:
+    """F17, F57: standard output is a file whose writes fail from step 8 on, with EIO."""
+    inject = """
+import errno, os
+import efftrain_cli.foundation.console as console
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.training.screen import TrainingScreen
+TrainingScreen.FIRST_INTERVAL = 0.0
+batch, write, broken = Windows.batch, console._Output.write, []
+
+def breaking(self, plan, *rest):
+    if plan.step == 9:
+        broken.append(os.open("/dev/full", os.O_WRONLY))
+        os.dup2(broken[0], 1)
+        os.dup2(broken[0], 2)
+    return batch(self, plan, *rest)
+
+Windows.batch = breaking
+"""
+    process = started(lab, str(lab.folder / "out"), str(lab.folder / "err"), inject)
+    assert process.wait(60) == 0, (lab.folder / "err").read_text()
+    assert "step 3/20" in (lab.folder / "out").read_text()
+    assert lab.events("r", "end")[-1]["status"] == "finished"
+
+
+# --- rows that the disk refuses until the end ------------------------------------------------------------------------
+
+class Disk:
+    """Stands for `os` in the writer of lines: takes `room` bytes, then refuses."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def __getattr__(self, name: str):
+        return getattr(os, name)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        written = os.write(descriptor, data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def row(step: int) -> dict[str, object]:
+    return {"step": step, "segment": 0, "loss": step / 7}
+
+
+def test_rows_that_cannot_be_written_are_kept_beside_and_put_back(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """F67: the disk fails in the middle of a line and stays broken; the next start loses nothing."""
+    file = JsonLines(rows)
+    file.write([row(0), row(1)])
+    monkeypatch.setattr("efftrain_cli.run.lines.os", Disk(25))
+    for step in range(2, 6):
+        file.write([row(step)])
+    assert capfd.readouterr().err.count("Input/output error") == 1
+    with pytest.raises(DiskError, match=r"the last 4 lines could not be written; they are in metrics\.jsonl\.unwritten") as raised:
+        file.close()
+    assert raised.value.exit_code == 6
+    monkeypatch.undo()
+    assert [entry["step"] for entry in read_lines(rows)] == [0, 1]
+    JsonLines(rows).close()
+    assert read_lines(rows) == [row(step) for step in range(6)]
+    assert not rows.with_name("metrics.jsonl.unwritten").exists()
+
+
+def test_rows_that_are_lost_are_counted(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F67: nothing can be written beside it either."""
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    file = JsonLines(rows)
+    monkeypatch.setattr("efftrain_cli.run.lines.os", Disk(0))
+    monkeypatch.setattr("efftrain_cli.run.lines.write_whole", refuse)
+    file.write([row(1), row(2)])
+    with pytest.raises(DiskError, match=r"the last 2 lines could not be written \(Read-only file system\) and are lost"):
+        file.close()
+
+
+def test_a_disk_that_comes_back_gets_all_rows(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F17: in order, whole lines, none twice, whatever part of a line was written."""
+    disk = Disk(0)
+    file = JsonLines(rows)
+    monkeypatch.setattr("efftrain_cli.run.lines.os", disk)
+    for step in range(30):
+        disk.room = step * 7 % 90
+        file.write([row(step)])
+    assert file.delayed > 0
+    disk.room = 1 << 20
+    file.sync()
+    assert file.delayed == 0
+    file.close()
+    assert read_lines(rows) == [row(step) for step in range(30)]
+
+
+def test_a_run_whose_rows_are_refused_until_the_end(lab: Laboratory) -> None:
+    """F67: training ends, exit 6 says how many rows are where; the resume puts them back and goes on."""
+    inject = """
+import errno, os
+import efftrain_cli.run.lines as lines
+
+class Broken:
+    def __getattr__(self, name):
+        return getattr(os, name)
+    def write(self, descriptor, data):
+        if b'"tokens_per_second"' in data and b'"step": 1' in data:
+            raise OSError(errno.EIO, "Input/output error")
+        return os.write(descriptor, data)
+
+lines.os = Broken()
+"""
+    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "10")
+    process = lab.call(*args, inject=inject)
+    errors = process.err.read_text()
+    assert process.code == 6, errors
+    assert "the last 10 lines could not be written; they are in metrics.jsonl.unwritten" in errors
+    assert "Traceback" not in errors
+    assert lab.last_step("r") == 0
+    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "whole", "--no-probe").code == 0
+    lab.assert_equal_runs("r", "whole", 20)
+
+
+# --- places that cannot be written -----------------------------------------------------------------------------------
+
+
+def test_a_place_where_no_run_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F64: exit 6, the folder and what to set."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(DiskError, match=r"no run can be made in .*runs.*EFFTRAIN_RUNS"):
+        Run.create("r", "", {})
+    (tmp_path / "runs").unlink()
+    mkdir = Path.mkdir
+
+    def refused(path: Path, *args, **options) -> None:
+        if path.name.endswith(".tmp"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        mkdir(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(DiskError, match="Permission denied"):
+        Run.create("r", "", {})
+
+
+def test_a_run_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F64: a read-only mount."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    Run.create("r", "", {}).close()
+
+    def refuse(path: Path, flags: int) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("efftrain_cli.run.lines.open_to_write", refuse)
+    with pytest.raises(DiskError, match=r"metrics\.jsonl: Read-only file system: the run cannot be continued"):
+        Run.open("r")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EFBIG])
+def test_what_a_disk_refuses_is_told_in_one_line(number: int) -> None:
+    error = files.disk_error(OSError(number, os.strerror(number), "some/file"))
+    assert error is not None and error.exit_code == 6
+    assert str(error).startswith(f"some/file: {os.strerror(number)}")
+    assert files.disk_error(OSError(errno.EINVAL, "Invalid argument")) is None, "a defect of ours keeps its traceback"
+
+
+# --- a run directory that goes away ----------------------------------------------------------------------------------
+
+GO_AWAY = """
+import os, shutil
+from efftrain_cli.data.windows import Windows
+batch = Windows.batch
+
+def moving(self, plan, *rest):
+    if plan.step == 8:
+        WHAT
+    return batch(self, plan, *rest)
+
+Windows.batch = moving
+"""
+
+
+def test_a_run_directory_that_is_renamed_while_it_trains(lab: Laboratory) -> None:
+    """F73: stopped and saved at the new place; nothing is made under the old name."""
+    inject = GO_AWAY.replace("WHAT", 'os.rename("runs/r", "runs/other")')
+    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    errors = process.err.read_text()
+    assert process.code == 75, errors
+    assert re.search(r"stopped by the renaming of .*runs/r to .*runs/other after step 10, which is saved", errors)
+    assert "--resume other" in errors
+    assert not lab.run("r").exists()
+    assert lab.checkpoints("other")[-1] == "step-00000010"
+    assert [json.loads(line)["step"] for line in (lab.run("other") / "metrics.jsonl").read_text().splitlines()] == list(range(11))
+    assert lab.call("pretrain", "--resume", "other", "--no-probe").code == 0
+    assert len(read_counting(lab.run("other"))) == 21
+
+
+def test_a_run_directory_that_is_deleted_while_it_trains(lab: Laboratory) -> None:
+    """F73: exit 6 at the next save, and nothing is made anew."""
+    inject = GO_AWAY.replace("WHAT", 'shutil.rmtree("runs/r")')
+    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    errors = process.err.read_text()
+    assert process.code == 6, errors
+    assert "was deleted or moved away while the run was training" in errors
+    assert "Traceback" not in errors
+    assert not lab.run("r").exists()
+
+
+# --- an odd environment ----------------------------------------------------------------------------------------------
+
+NO_HOME = """
+import os, pwd
+
+def unknown(uid):
+    raise KeyError(uid)
+
+os.environ.pop("HOME", None)
+os.environ.pop("XDG_CACHE_HOME", None)
+pwd.getpwuid = unknown
+"""
+
+
+def test_a_user_without_a_home(lab: Laboratory) -> None:
+    """F66: HOME unset and no such user, as in many containers: exit 2 with the variable to set; with it, it works."""
+    args = ("pretrain", "--recipe", lab.recipe(), "--no-probe", "--steps", "1", "--name")
+    process = lab.call(*args, "r", inject=NO_HOME + 'os.environ.pop("EFFTRAIN_CACHE", None)')
+    assert process.code == 2, process.err.read_text()
+    assert "no home directory is known: set EFFTRAIN_CACHE" in process.err.read_text()
+    assert lab.call(*args, "r", inject=NO_HOME).code == 0
+
+
+def test_a_working_directory_that_was_deleted(lab: Laboratory) -> None:
+    """F66."""
+    inject = "import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
+    process = lab.call("pretrain", "--recipe", "small", "--name", "r", inject=inject)
+    assert process.code == 2
+    assert "the working directory was deleted" in process.err.read_text()
+
+
+def test_no_folder_for_temporary_files(lab: Laboratory) -> None:
+    """F66: where one is needed."""
+    inject = """
+import tempfile
+
+def refuse():
+    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+tempfile.tempdir = None
+tempfile._get_default_tempdir = refuse
+"""
+    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "5")
+    assert lab.call(*args, inject=inject).code == 0
+    process = lab.call("grow", "r", "--operator", "width", inject=inject)
+    assert process.code == 2, process.err.read_text()
+    assert "No usable temporary directory found in ['/tmp']: set TMPDIR" in process.err.read_text()
