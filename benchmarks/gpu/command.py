@@ -23,6 +23,7 @@ from benchmarks.gpu import (
     correctness,
     device,
     devices,
+    gpu_tests,
     largest,
     lengths,
     levers,
@@ -45,6 +46,7 @@ PIECES: dict[str, tuple[Part, ...]] = {
     "largest": largest.PARTS,
     "levers": levers.PARTS,
     "methods": methods.PARTS,
+    "tests": gpu_tests.PARTS,
     "devices": devices.PARTS,
     "pair": pair.PARTS,
 }
