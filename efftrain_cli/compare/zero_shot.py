@@ -55,7 +55,7 @@ def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False)
     """A row for every task, protocol, limit and metric that any run has.
 
     Args:
-        allow: judge checkpoints of different tokens all the same.
+        allow: judge checkpoints of different tokens anyway.
     """
     keys = dict.fromkeys(
         (*result.key, metric)

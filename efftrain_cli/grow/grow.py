@@ -261,12 +261,12 @@ def _check_data(source: Path, setting: Setting, options: GrowOptions) -> None:
     if (origin["tokenizer_hash"], origin["vocab_size"]) != (setting.corpus.tokenizer_sha256, setting.corpus.vocab_size):
         raise CheckpointError(
             f"run {source.name!r} was trained with another tokenizer than data.train and data.tokenizer make now: its weights "
-            "mean other tokens. Bring the text back"
+            "belong to other tokens. Restore the text"
         )
     changed = origin["train_hash"] not in (None, setting.corpus.train.sha256)
     if changed and not any(override.startswith("data.") for override in options.overrides):
         raise UsageError(
-            f"run {source.name!r} was trained on another text than data.train names now. Bring the text back, or say that it "
+            f"run {source.name!r} was trained on another text than data.train names now. Restore the text, or say that it "
             "is meant by naming it: --set data.train=..."
         )
 

@@ -171,7 +171,7 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd)
         self.residual_dtype = torch.float32
         """Type of the residual stream where autocast is on: in bf16 half the bytes pass between matmuls. Layer norms compute
-        in fp32 on CUDA all the same, on a CPU in this type."""
+        in fp32 on CUDA anyway, on a CPU in this type."""
 
     @property
     def device(self) -> torch.device:

@@ -77,7 +77,7 @@ def warnings_of(recipe: Recipe) -> list[str]:
     if train.micro_batch_tokens < model.seq_len:
         found.append(
             f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence of {model.seq_len:,} tokens: "
-            "a forward pass holds one sequence all the same"
+            "a forward pass holds one sequence anyway"
         )
     if steps is not None and optim.warmup_steps >= steps:
         found.append(

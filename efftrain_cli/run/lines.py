@@ -2,7 +2,7 @@
 
 The check is the CRC-32 of the line without it, as eight hexadecimal digits under the key `check`, last in the line. It finds
 every single flipped bit, which JSON alone does not: a digit that changes is still a number. Lines of older versions have no
-check; they are read all the same and counted as unchecked.
+check; they are read anyway and counted as unchecked.
 """
 
 from __future__ import annotations

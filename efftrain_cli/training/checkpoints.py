@@ -188,7 +188,7 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
     if shapes and checkpoint is not None:
         raise CheckpointError(
             f"{checkpoint} was written with another model or optimizer: {_described(shapes)}. A checkpoint only continues "
-            "with the tensors it has; give the values back, or start a new run"
+            "with the tensors it has; restore the values, or start a new run"
         )
     accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
 
@@ -217,7 +217,7 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
         raise CheckpointError(
             f"run {run.name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, "
             f"{origin['tokenizer_hash'][:12]}...) than data.train and data.tokenizer make now ({corpus.vocab_size} tokens, "
-            f"{corpus.tokenizer_sha256[:12]}...): its weights mean other tokens. Bring the text back, or start a new run"
+            f"{corpus.tokenizer_sha256[:12]}...): its weights belong to other tokens. Restore the text, or start a new run"
         )
     now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
     differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] not in (None, now[key])]
@@ -251,7 +251,7 @@ def accept_differences(run: Run, differences: list[list[Any]], override: bool, w
     if not override:
         raise UsageError(
             f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}. The run would no longer be what its recipe "
-            "says; give --override-resume to continue all the same (the difference is recorded), or start a new run"
+            "says; give --override-resume to continue anyway (the difference is recorded), or start a new run"
         )
     run.event("override", {"differences": fresh})
     print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)

@@ -58,7 +58,7 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
     Raises:
         UsageError: the directory holds another search.
         StoppedError: a signal came; the same command goes on.
-        DivergedError: no setting is stable; receipts and plot are written all the same.
+        DivergedError: no setting is stable; receipts and plot are written anyway.
     """
     folder = run_path(name or f"{recipe_name}-tune")
     _claim(folder, search)

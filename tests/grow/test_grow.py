@@ -48,7 +48,7 @@ batch_size = 4
 dtype = "fp32"
 [eval]
 every = 5
-windows = 8
+windows = 20
 [checkpoint]
 every = 5
 """
@@ -246,11 +246,16 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
     )
     assert result.exit_code == 0, result.output
     assert "->" in result.output and "largest difference 0" in result.output
+    # Measured on all 20 windows, so the losses are those of the source's own last row.
+    found = re.search(r"loss +([\d.]+) -> ([\d.]+)", result.output)
+    last = read_counting(home / "runs" / "small")[-1]["val_loss"]
+    assert found is not None and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2
     assert "efftrain pretrain --resume deep" in result.output
     noisy = CliRunner().invoke(app, ["grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise"])
     assert noisy.exit_code == 0
     assert "do not keep the loss" in noisy.output
     assert "nothing is left of its budget" in noisy.output
+    assert "pretrain --resume noisy --set train.tokens=N" in noisy.output
 
 
 def test_planning_from_the_law_and_from_runs(home: Path, tmp_path: Path) -> None:
