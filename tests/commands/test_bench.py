@@ -48,13 +48,17 @@ def test_the_profiler_sees_the_same_two_steps(tmp_path: Path) -> None:
     assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
 
 
-def test_command_prints_json(efftrain: Callable) -> None:
+def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain: Callable, tmp_path: Path) -> None:
     shrunk = ["--set", "train.batch_size=2", "--set", "model.n_layer=1"]
-    done = efftrain("bench", "--recipe", "quickstart", *shrunk, "--steps", "2", "--format", "json")
+    cache = str(tmp_path / "cache")
+    done = efftrain("bench", "--recipe", "quickstart", *shrunk, "--steps", "2", "--format", "json", EFFTRAIN_CACHE=cache)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["tokens_per_second"] > 0 and figures["phases"]["forward"] > 0
     assert finite_or_none(figures["overhead"]) is not None
+    (remembered,) = map(json.loads, (tmp_path / "cache" / "bench.jsonl").read_text().splitlines())
+    assert remembered["flops_per_second"] == figures["flops_per_second"]
+    assert (remembered["n_layer"], remembered["source"]) == (1, "bench of quickstart")
 
 
 def test_peak_memory_is_the_process_s_own() -> None:
