@@ -179,15 +179,20 @@ def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
     before, optim = written.train.tokens, recipe.optim
     if recipe.train.tokens <= before:
         return recipe
-    if optim.schedule != "constant" and optim.decay_steps is None and optim.decay_tokens is None:
-        if optim.min_lr == 0:
+    if optim.schedule != "constant" and optim.decay_steps is None:
+        end = optim.decay_tokens or before
+        # After a growth the schedule stands at fewer tokens than were trained, and need not have ended.
+        if optim.min_lr == 0 and end < recipe.train.tokens and not recipe.stages:
             raise UsageError(
-                f"run {run.name!r}: its learning rate reaches optim.min_lr = 0 at {before:,} tokens, so training longer would "
+                f"run {run.name!r}: its learning rate reaches optim.min_lr = 0 at {end:,} tokens, so training longer would "
                 f"change nothing\n  set where it ends, --set optim.decay_tokens={recipe.train.tokens:_} --override-resume; the "
                 "rate then jumps up, and the jump is shown before it happens"
             )
-        recipe = replace(recipe, optim=replace(optim, decay_tokens=before))
-    longer = {"train.tokens": (before, recipe.train.tokens), "optim.decay_tokens": (None, before)}
+        recipe = replace(recipe, optim=replace(optim, decay_tokens=end))
+    longer: dict[str, tuple[object, object]] = {
+        "train.tokens": (before, recipe.train.tokens),
+        "optim.decay_tokens": (None, before),
+    }
     differences = [entry for entry in recipe_differences(written, recipe) if not entry[0].startswith(NOT_COMPUTED)]
     if all(longer.get(key) == (old, new) for key, old, new in differences):
         run.event("override", {"differences": [list(entry) for entry in differences]})

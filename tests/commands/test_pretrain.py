@@ -70,8 +70,10 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Lab
     assert trained.rows("r")[21]["lr"] == pytest.approx(0.00183, rel=5e-3)
 
 
-def test_training_longer_at_a_rate_of_zero_is_refused(lab: Laboratory) -> None:
-    assert lab.call("pretrain", "--recipe", lab.recipe(min_lr="0.0"), "--name", "r", "--no-probe").code == 0
+@pytest.mark.parametrize("end", ["5", "5\ndecay_tokens = 2560"], ids=["by default", "said"])
+def test_training_longer_at_a_rate_of_zero_is_refused(lab: Laboratory, end: str) -> None:
+    recipe = lab.recipe(min_lr="0.0", warmup_steps=end)
+    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe").code == 0
     done = lab.call("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--no-probe")
     assert done.code == 2
     assert "reaches optim.min_lr = 0 at 2,560 tokens" in done.err.read_text()
