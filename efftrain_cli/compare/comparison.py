@@ -185,7 +185,11 @@ def compare(
         for measure in rows:
             if measure.tested != "match":
                 cells[measure.key, group.label] = _cell([values[measure.key] for values in per_run])
-    unnamed = named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1
+    withheld = ""
+    if any(label.severity == "allowed" for label in labels):
+        withheld = "not judged: these losses are not comparable"
+    elif named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1:
+        withheld = "settings of one recipe: name one with --baseline to test the others against it"
     return Comparison(
         groups=tuple(groups),
         baseline=base,
@@ -200,7 +204,7 @@ def compare(
         points=points,
         measures=tuple(rows),
         cells=cells,
-        differences=tuple(_differences(groups, base, rows, cells, points, target_loss, margin, unnamed)),
+        differences=tuple(_differences(groups, base, rows, cells, points, target_loss, margin, withheld)),
         zero_shot=tuple(compare_zero_shot(groups, base, allow)),
         costs=costs,
     )
@@ -293,7 +297,7 @@ def _differences(
     points: dict[str, EqualPoint],
     target: float | None,
     margin: float | None,
-    unnamed: bool,
+    withheld: str,
 ) -> list[Difference]:
     """Every tested measure of every group against the baseline; the primary measure and all others are a family each."""
     others = [group for group in groups if group is not base]
@@ -303,8 +307,8 @@ def _differences(
             continue
         for group in others:
             estimate, exact, reason = _one(measure, base, group, cells, points, target)
-            if unnamed and reason != "none":
-                reason = "settings of one recipe: name one with --baseline to test the others against it"
+            if withheld and reason != "none":
+                reason = withheld
             found.append((measure, group, estimate, exact, reason))
     decisions: dict[int, Decision] = {}
     for family in (True, False):

@@ -38,10 +38,11 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
             console.print(f"[bold]{escape(table.title)}[/bold]", highlight=False)
         widths = [max(len(row[i]) for row in (table.header, *table.rows)) for i in range(len(table.header))]
         # The last column may wrap: it holds words.
-        needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths)
+        needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths) - 1
         if console.is_terminal and needed > console.width:
             for row in table.rows:
-                console.print(escape(row[0]), highlight=False)
+                if row[0]:  # the others go on with the question above them
+                    console.print(escape(row[0]), highlight=False)
                 for name, value in zip(table.header[1:], row[1:], strict=True):
                     if value in ("-", ""):
                         continue
@@ -110,6 +111,7 @@ _LATEX = {
     "±": r"$\pm$",
     "<": r"$<$",
     ">": r"$>$",
+    **{mark: f"$^{digit}$" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
 }
 
 

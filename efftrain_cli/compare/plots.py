@@ -129,7 +129,8 @@ def _draw_difference(axes: Axes, comparison: Comparison, hover: Hover) -> None:
         gaps = np.array([_at(b, grid) - _at(a, grid) for a, b in pairs])
         style, letter = style_of(comparison, group), comparison.letter(group)
         mean = gaps.mean(0)
-        label = f"{letter} - A ({len(pairs)} pairs)" if len(pairs) > 1 else f"{letter} - A (one pair)"
+        behind = f"{len(pairs)} pairs" if len(pairs) > 1 else "one pair"
+        label = f"{letter} - A ({behind}): {_legend(comparison, group)[len(letter) + 1 :]}"
         axes.plot(grid, mean, label=label, linewidth=1.6, **style)
         half = np.zeros(len(grid))
         if len(pairs) > 1:
@@ -150,6 +151,12 @@ def _draw_difference(axes: Axes, comparison: Comparison, hover: Hover) -> None:
     _count_axis(axes)
 
 
+def _legend(comparison: Comparison, group: Group) -> str:
+    """The letter, and as much of the recipe's name as a legend has room for."""
+    name = group.recipe_name
+    return f"{comparison.letter(group)} {name if len(name) <= 24 else name[:23] + '…'}"
+
+
 def _at(run: RunNumbers, tokens: np.ndarray) -> np.ndarray:
     return np.interp(tokens, run.evaluated["tokens"], run.evaluated["val_loss"])
 
@@ -163,7 +170,7 @@ def _draw_loss(axes: Axes, comparison: Comparison, axis: str, hover: Hover, star
         if not curves:
             continue
         letter = comparison.letter(group)
-        label = letter if len(group.runs) == 1 else f"{letter} ({len(group.runs)} seeds)"
+        label = _legend(comparison, group) + (f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else "")
         if len(curves) == 1:
             x, y = _thin(curves[0][0], curves[0][1], most)
             axes.plot(x, y, label=label, linewidth=1.6, **style)
@@ -222,7 +229,8 @@ def _draw_series(axes: Axes, comparison: Comparison, name: str, label: str, hove
             x, y = _thin(series.tokens, series.values, most)
             many = len(comparison.runs) > _FEW_RUNS
             letter = comparison.letter(group)
-            axes.plot(x, y, label=letter if i == 0 else None, linewidth=0.8 if many else 1.2, alpha=0.8, **style)
+            label_once = _legend(comparison, group) if i == 0 else None
+            axes.plot(x, y, label=label_once, linewidth=0.8 if many else 1.2, alpha=0.8, **style)
             if not many:
                 for j in np.unique(np.linspace(0, len(x) - 1, 30).astype(int)):
                     who = f"{letter}, seed {run.seed}" if measured and len(runs) > 1 else letter
@@ -275,8 +283,9 @@ def _figure(plot: Plot, comparison: Comparison) -> tuple[Figure, Hover]:
     handles, labels = axes.get_legend_handles_labels()
     labels = [label.replace("$", r"\$") for label in labels]  # a foreign name is no formula
     if len(handles) > 1 or len(comparison.groups) > 1:
-        # Beside the axes, so that it lies over no curve.
-        figure.legend(handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=min(4, len(handles)))
+        # Below the axes, so that it lies over no curve; in as many columns as have room.
+        columns = max(1, min(len(handles), 70 // (8 + max(map(len, labels)))))
+        figure.legend(handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=columns)
     return figure, hover
 
 

@@ -92,7 +92,7 @@ def answers(comparison: Comparison) -> Table:
     head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
     if len(others) > 1:
         head = ("", "", "mean", "against A [95 %]", "p", "verdict")
-    notes = [f"({i}) {reason}." for i, reason in enumerate(reasons, 1)]
+    notes = [f"{_mark(i)} {reason}." for i, reason in enumerate(reasons, 1)]
     return Table("", head, tuple(rows), " ".join([_answers_note(comparison), *notes]))
 
 
@@ -114,8 +114,13 @@ def _footnote(difference: Difference) -> str:
 
 def _question(measure: Measure, differences: Sequence[Difference], reasons: Sequence[str]) -> str:
     title = {"share_over_1_2": "% of steps jumping", "diverged": "runs that diverged"}.get(measure.key, measure.title)
-    marks = dict.fromkeys(f"({reasons.index(_footnote(d)) + 1})" for d in differences if _footnote(d))
-    return " ".join((title.replace("training seconds", "seconds"), *marks))
+    marks = dict.fromkeys(_mark(reasons.index(_footnote(d)) + 1) for d in differences if _footnote(d))
+    return " ".join((title.replace("training seconds", "seconds"), *(["".join(marks)] if marks else [])))
+
+
+def _mark(number: int) -> str:
+    """A footnote's number, as narrow as it can be."""
+    return str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _short_cell(comparison: Comparison, measure: Measure, group: Group) -> str:

@@ -192,3 +192,26 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) 
     at = lines.index("final loss")
     assert lines[at + 1].startswith("  A 3.2") and lines[at + 2].startswith("  B 3.1")
     assert "B against A [95 %] -0.1" in " ".join(lines[at + 3 : at + 5]) and "verdict better" in " ".join(lines)
+
+
+def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from efftrain_cli.compare.comparison import compare, read_all
+    from efftrain_cli.compare.formats import print_tables
+    from efftrain_cli.compare.groups import select_runs
+    from efftrain_cli.compare.tables import answers
+
+    for seed in range(3):
+        write_run(two, "bad", seed, steps=40, budget=102400, events=[{"event": "diverged", "step": 40}])
+    table = answers(compare(read_all(select_runs(["small", "small-slw", "bad"]))))
+    for width in (80, 60):
+        out = StringIO()
+        print_tables(Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False), [table])
+        lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()]
+        assert max(map(len, lines)) <= width
+        # As a table at 80 columns, one line per recipe and question; stacked at 60, with no line of nothing.
+        assert any(re.match(r" +C 0 of 3 runs +ahead in 0 % of pairs ", line) for line in lines) == (width == 80)
+        assert "" not in lines[: lines.index(next(line for line in lines if line.startswith("Losses")))]
