@@ -10,6 +10,7 @@ TRAINING = ("pretrain", "tune-warmup", "sweep", "study", "verify-resume")
 
 
 def main() -> None:
+    _open_streams()
     from efftrain_cli.foundation.signals import end_undisturbed, stop_before_training
 
     trains = bool(sys.argv[1:2]) and sys.argv[1] in TRAINING
@@ -25,6 +26,17 @@ def main() -> None:
     finally:
         if trains:
             end_undisturbed()
+
+
+def _open_streams() -> None:
+    """Where a standard stream was closed (`>&-`), the next file that is opened would take its number, and be printed into."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _choose_allocator() -> None:

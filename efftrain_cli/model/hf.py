@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT, GPTConfig
 
 CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -136,7 +138,7 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     sizes: dict[str, int] = {}
     for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
         value = hf_config.get(key)
-        if isinstance(value, int) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             sizes[key] = value
         else:
             problems.append(f"{key} = {json.dumps(value)} (must be a positive whole number)")
@@ -216,12 +218,31 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
         raise CheckpointError(
             f"{path} is missing; name a directory as transformers' save_pretrained writes it"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(hf_config, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
     config = from_hf_config(hf_config, vocab_multiple)
+    tensors = read_hf_tensors(directory)
+    _check_size(config, tensors, path)
+    if wrong := [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
+        raise CheckpointError(f"{directory}: {', '.join(wrong[:3])}: the weights hold NaN or infinity; nothing was imported")
     model = GPT(config)
-    model.load_state_dict(from_hf(read_hf_tensors(directory), config))
+    model.load_state_dict(from_hf(tensors, config))
     return model, hf_config
+
+
+def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuses a shape that the weights do not have before anything of that size is made."""
+    layers = {found[1] for name in tensors if (found := re.search(r"(?:^|\.)h\.(\d+)\.", name))}
+    if len(layers) != config.n_layer:
+        raise CheckpointError(f"{path} says n_layer = {config.n_layer}, the weights have {len(layers)} layers")
+    described = parameter_count(config.n_layer, config.n_embd, config.seq_len, config.vocab_size)
+    there = sum(tensor.numel() for tensor in tensors.values())
+    if described > 2 * there:
+        raise CheckpointError(f"{path} describes a model of {described:,} parameters, the weights are {there:,}")
 
 
 def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
@@ -239,9 +260,9 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
     if not (directory / names[0]).exists() and index.exists():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
-        if any(Path(name).name != name for name in names):
+        if any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise CheckpointError(f"{index} names files outside its directory")
     tensors: dict[str, Tensor] = {}
     for name in names:

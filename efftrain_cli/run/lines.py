@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -28,13 +29,20 @@ _TAIL = len(_MARK) + len('01234567"}')
 
 
 def sealed(value: Mapping[str, object]) -> str:
-    """One line for `value`, with its check and without a newline.
-
-    Raises:
-        ValueError: a number in it is not finite; JSON has none such.
-    """
-    text = json.dumps(value, allow_nan=False)
+    """One line for `value`, with its check and without a newline. JSON has no NaN and no infinity: null stands for them."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value))
     return f'{text[:-1]}{_MARK.decode()}{zlib.crc32(text.encode()):08x}"}}'
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.rows import read_counting
-from tests.launch import Laboratory, Process
+from tests.launch import REPOSITORY, Laboratory, Process
 
 REFUSE_SAVES = """
 import errno, os
@@ -343,3 +345,52 @@ tempfile._get_default_tempdir = refuse
     process = lab.call("grow", "r", "--operator", "width", inject=inject)
     assert process.code == 2, process.err.read_text()
     assert "No usable temporary directory found in ['/tmp']: set TMPDIR" in process.err.read_text()
+
+
+# --- extremes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_learning_rate_beyond_all_numbers(lab: Laboratory) -> None:
+    """F76: overflow in the first updates is a divergence, not a traceback of the log's writer."""
+    recipe = lab.recipe(lr="1e308", min_lr="1e307")
+    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe")
+    assert process.code == 4, process.err.read_text()
+    assert "Traceback" not in process.err.read_text()
+
+
+def test_a_prompt_that_is_no_text(lab: Laboratory) -> None:
+    """F76: bytes that are no UTF-8 reach Python as lone surrogates."""
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "1").code == 0
+    process = lab.call("sample", "r", "--prompt", "a\udcffb")
+    assert process.code == 2
+    assert "--prompt holds bytes that are no UTF-8 text" in process.err.read_text()
+
+
+@pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
+def test_closed_standard_streams(tmp_path: Path, closed: str) -> None:
+    """F76: `efftrain runs list >&-` says nothing, and no file of a run takes the stream's number."""
+    code = f"""
+import os, sys
+for number in {[int(n) for n in closed.split()]}:
+    os.close(number)
+sys.argv = ["efftrain", "runs", "list"]
+sys.stdout = sys.stdout if {"1" not in closed} else None
+sys.stderr = sys.stderr if {"2" not in closed} else None
+from efftrain_cli.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+free = os.open(os.devnull, os.O_RDONLY)
+os._exit(0 if free > 2 else 9)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_number_that_is_not_finite_is_null_in_a_line(rows: Path) -> None:
+    file = JsonLines(rows)
+    file.write([{"step": 1, "lr": float("inf"), "deep": [float("nan"), {"a": -float("inf")}], "loss": 1.5}])
+    file.close()
+    assert read_lines(rows) == [{"step": 1, "lr": None, "deep": [None, {"a": None}], "loss": 1.5}]

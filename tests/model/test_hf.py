@@ -199,3 +199,75 @@ def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json:
         write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")
     model, _ = read_hf(tmp_path / "export")
     assert torch.equal(model(tokens), ours(tokens))
+
+
+# --- hostile or broken directories -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A directory with weights and config.json, without a tokenizer."""
+    from safetensors.torch import save_file
+
+    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
+    save_file(to_hf(random_ours()), tmp_path / "model.safetensors")
+    read_hf(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n_layer": 10**9},
+        {"n_layer": 2},
+        {"n_layer": True},
+        {"n_embd": 32 * 10**6},
+        {"n_positions": 10**12},
+        {"vocab_size": 3 * 10**9},
+        {"n_embd": None},
+        {"n_head": [4]},
+        {"activation_function": ["gelu_new"]},
+        {"n_inner": "x"},
+    ],
+    ids=str,
+)
+def test_a_hostile_config_is_refused_before_anything_of_its_size_is_made(exported: Path, changed: dict[str, object]) -> None:
+    """F74: exit 3."""
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(CheckpointError):
+        read_hf(exported)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", "[" * 100_000, "", "\ufffe"])
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+def test_a_file_that_is_no_config_and_no_index(exported: Path, file: str, content: str) -> None:
+    """F74."""
+    if file != "config.json":
+        (exported / "model.safetensors").rename(exported / "part.safetensors")
+    (exported / file).write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"config\.json|index"):
+        read_hf(exported)
+
+
+@pytest.mark.parametrize("names", [["a", ["b"]], [3], [None], ["../model.safetensors"], [{}]], ids=str)
+def test_an_index_that_names_no_files(exported: Path, names: list[object]) -> None:
+    """F74."""
+    (exported / "model.safetensors").rename(exported / "part.safetensors")
+    index = {"weight_map": {str(number): name for number, name in enumerate(names)}}
+    (exported / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError):
+        read_hf(exported)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_imported(exported: Path, value: float) -> None:
+    """F75: the tensor is named."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(exported / "model.safetensors")
+    name = next(name for name in tensors if "h.1.mlp.c_fc.bias" in name)
+    tensors[name][3] = value
+    save_file(tensors, exported / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"h\.1\.mlp\.c_fc\.bias: the weights hold NaN or infinity"):
+        read_hf(exported)
