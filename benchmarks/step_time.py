@@ -25,7 +25,7 @@ class RandomTokens:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def batch(self, plan: StepPlan) -> Batch:
+    def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
         generator = torch.Generator().manual_seed(plan.step)
         ids = torch.randint(self.vocab_size, (plan.batch_size, plan.seq_len + 1), generator=generator)
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())

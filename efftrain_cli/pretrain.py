@@ -46,9 +46,11 @@ from efftrain_cli.training.checkpoints import (
     record_first_data,
 )
 from efftrain_cli.training.divergence import rewind
+from efftrain_cli.training.following import check_ranks, follow, lead
 from efftrain_cli.training.gradient import compute_dtype
 from efftrain_cli.training.logger import report_stop, train_and_log
 from efftrain_cli.training.memory import memory_errors
+from efftrain_cli.training.ranks import Ranks, joined
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
     Setting,
@@ -87,8 +89,12 @@ def start(
     name = name or f"{recipe_name}-seed{recipe.seed}"
     if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
         raise taken(name)
-    with steady_output(), stop_on_signals():
-        setting = _prepare(recipe, choose_device(device))
+    with joined() as ranks, steady_output(), stop_on_signals():
+        _check_rewinding(ranks, rewinding)
+        if ranks.rank:
+            follow(device, ranks)
+            return run_path(name)
+        setting = _prepare(recipe, choose_device(device, ranks), ranks)
         plan = _plan(setting, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
         state = fresh_state(setting)
         check_disk(run_path(name), state, recipe)
@@ -120,14 +126,34 @@ def resume(
     """
     recipe_path = existing_run(name) / "recipe.toml"
     recipe = load_recipe(str(recipe_path), overrides)
-    chosen = choose_device(device)
+    with joined() as ranks:
+        _check_rewinding(ranks, rewinding)
+        if ranks.rank:
+            follow(device, ranks)
+            return recipe_path.parent
+        return _resume(name, recipe, ranks, device, steps, with_probe, overrides, override, rewinding)
+
+
+def _resume(
+    name: str,
+    recipe: Recipe,
+    ranks: Ranks,
+    device: str,
+    steps: int | None,
+    with_probe: bool,
+    overrides: Sequence[str],
+    override: bool,
+    rewinding: bool,
+) -> Path:
+    recipe_path = run_path(name) / "recipe.toml"
+    chosen = choose_device(device, ranks)
     with steady_output(), stop_on_signals(), Run.open(name) as run:
         checkpoint = newest_checkpoint(run)
         written = read_recipe(checkpoint or run.path)
         if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
             recipe = _trained_longer(run, written, recipe)
         check_recipe(run, checkpoint, recipe, override)
-        setting = _prepare(recipe, chosen)
+        setting = _prepare(recipe, chosen, ranks)
         check_data(run, setting.corpus, override)
         state = fresh_state(setting)
         if checkpoint is not None:
@@ -167,6 +193,11 @@ def _environment(run: Run, setting: Setting) -> dict[str, object]:
     if changed:
         print(f"note: continued with {', '.join(changed)}: the last bits of the results may differ", file=sys.stderr)
     return {**now, "changed": changed} if changed else now
+
+
+def _check_rewinding(ranks: Ranks, rewinding: bool) -> None:
+    if rewinding and not ranks.alone:
+        raise UsageError("--on-divergence rewind works on one device\nleave it out, or train on one device")
 
 
 def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
@@ -226,11 +257,12 @@ def _plan(setting: Setting, progress: Progress, steps: int | None) -> PlanSummar
         RecipeError: it reads the corpus more than once and the recipe does not allow that.
     """
     summary = summarize_plan(setting.recipe, progress, setting.corpus.vocab_size, steps)
+    check_ranks(setting.recipe, summary, setting.ranks)
     setting.train_data.check_budget(summary.windows, setting.recipe.data)
     return summary
 
 
-def _prepare(recipe: Recipe, device: torch.device) -> Setting:
+def _prepare(recipe: Recipe, device: torch.device, ranks: Ranks) -> Setting:
     """The setting; a stop meanwhile leaves nothing behind, as preparing can be killed anywhere."""
 
     def stopped() -> str:
@@ -238,7 +270,7 @@ def _prepare(recipe: Recipe, device: torch.device) -> Setting:
 
     try:
         with rescued_by(lambda: print(stopped(), file=sys.stderr)), interruptible(rescuable=True):
-            return prepare_setting(recipe, device)
+            return replace(prepare_setting(recipe, device), ranks=ranks)
     except Stop:
         raise StoppedError(stopped()) from None
 
@@ -262,6 +294,7 @@ def _train(
             if with_probe:
                 _show_time(console, setting, state, summary)
             console.print()
+            lead(run.path, state, setting, until)
             with (
                 followed(run.path, recipe.wandb.mode, recipe.wandb.project),
                 TrainingScreen(console, summary.tokens, state.progress.tokens, steps) as screen,
@@ -317,6 +350,8 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
     outside = (rows + model.seq_len) * model.n_embd
     before = state.progress
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if setting.device.type == "cpu" else ""
+    ranks = setting.ranks
+    devices = str(setting.device) if ranks.alone else f"{ranks.world_size} x {setting.device.type}"
     lines = [
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
@@ -325,7 +360,7 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
         f"{counted(setting.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "
         f"{setting.train_data.epochs(plan.windows):.2f} epochs of the data",
-        f"compute    {human_flops(plan.flops - before.flops)}s on {setting.device} in "
+        f"compute    {human_flops(plan.flops - before.flops)}s on {devices} in "
         f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}"
         f"{', deterministic kernels' if recipe.train.deterministic else ''}",
         f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(largest_checkpoint_bytes(state, recipe))}",

@@ -21,7 +21,7 @@ from efftrain_cli.training.state import (
 from efftrain_cli.training.trainer import read_records, train
 
 VOCAB_SIZE = 64
-TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds"}
+TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds", "cpu_seconds"}
 
 
 class RandomTokens:
@@ -38,7 +38,7 @@ class RandomTokens:
             ids.append((5 * ids[-1] + 1) % VOCAB_SIZE if value % 4 else value)
         return torch.tensor(ids)
 
-    def batch(self, plan: StepPlan) -> Batch:
+    def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
         assert plan.sequences_per_window == 1
         positions = range(plan.window_start, plan.window_start + plan.batch_size)
         ids = torch.stack([self.window(position) for position in positions])[:, : plan.seq_len + 1]

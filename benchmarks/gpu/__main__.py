@@ -3,7 +3,6 @@
     python benchmarks/gpu device speed correctness
     python benchmarks/gpu lengths reference resume
     python benchmarks/gpu largest levers methods
-    python benchmarks/gpu tests                            pytest -m gpu
     python benchmarks/gpu devices                          where there are several GPUs
     python benchmarks/gpu table                            docs/performance.md's CUDA table from what was measured
 

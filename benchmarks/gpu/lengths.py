@@ -78,10 +78,15 @@ def own_order(bench: Bench) -> Iterator[Figure]:
 
 
 PARTS = (
-    Part("probe first", lambda bench: warmup(bench, probed=True, by_length=True), 70),
-    Part("cuDNN may be chosen at every length", own_order, 55),
-    Part("cuDNN at every length, plans reused", own_order, 60, {"TORCH_CUDNN_SDPA_AVOID_RECOMPILE": "1"}),
-    Part("reshape", lambda bench: warmup(bench, "reshape"), 50),
-    Part("without a probe", warmup, 50, extra=True),
-    Part("fixed segments", warmup, 60, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, extra=True),
+    Part("probe first", lambda bench: warmup(bench, probed=True, by_length=True), 90),
+    Part("cuDNN may be chosen at every length", own_order, 90),
+    Part(
+        "cuDNN at every length, plans reused",
+        own_order,
+        90,
+        {"TORCH_CUDNN_SDPA_AVOID_RECOMPILE": "1"},
+    ),
+    Part("reshape", lambda bench: warmup(bench, "reshape"), 90),
+    Part("without a probe", warmup, 90),
+    Part("fixed segments", warmup, 90, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}),
 )

@@ -48,11 +48,9 @@ class Part:
     name: str
     work: Callable[[Bench], Iterator[Figure]]
     seconds: float
-    """About how long it takes on one H100; not begun with less time left, stopped at three times as long. Compilation is most of it."""
+    """About how long it takes on one H100; not begun with less time left, stopped at three times as long."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Where not empty, the part runs in a process of its own with these variables: they are read once, when PyTorch is loaded."""
-    extra: bool = False
-    """Measured after all other parts of a call, as time allows."""
 
 
 def figure(name: str, value: object, unit: str = "", note: str = "") -> Figure:
@@ -225,24 +223,17 @@ def rate_figure(name: str, rate: Figure) -> Figure:
 
 
 def rate_part(
-    name: str,
-    recipe: Callable[[Bench], Recipe],
-    seconds: float = 35,
-    *,
-    steps: int = 10,
-    residual: torch.dtype | None = None,
-    extra: bool = False,
-    environment: Mapping[str, str] | None = None,
+    name: str, recipe: Callable[[Bench], Recipe], seconds: float = 60, residual: torch.dtype | None = None, **environment: str
 ) -> Part:
     """The part that trains a recipe and gives its rate; out of memory is an answer too."""
 
     def work(bench: Bench) -> Iterator[Figure]:
         try:
-            yield rate_figure(name, rates(bench, training(bench, recipe(bench), residual), steps=steps))
+            yield rate_figure(name, rates(bench, training(bench, recipe(bench), residual)))
         except torch.OutOfMemoryError:
             yield figure(name, None, "", "out of memory")
 
-    return Part(name, work, seconds, environment or {}, extra)
+    return Part(name, work, seconds, environment)
 
 
 def repeated_seconds(bench: Bench, work: Callable[[], object], times: int = 10) -> float:

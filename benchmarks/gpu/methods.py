@@ -83,4 +83,4 @@ def growth(bench: Bench) -> Iterator[Figure]:
     yield figure("growth's stall", grown + first, "s", f"{grown:.2f} s to grow, {compile_seconds() - compiling:.1f} s of compilation")
 
 
-PARTS = (Part("layer dropping", layer_dropping, 60), Part("SimiGrad", simigrad, 70), Part("growth", growth, 60))
+PARTS = (Part("layer dropping", layer_dropping, 110), Part("SimiGrad", simigrad, 110), Part("growth", growth, 90))

@@ -19,4 +19,4 @@ def plain_loop(bench: Bench) -> Iterator[Figure]:
     yield figure("ours beside it", result["ours_tokens_per_second"], "tokens/s")
 
 
-PARTS = (Part("plain loop", plain_loop, 90),)
+PARTS = (Part("plain loop", plain_loop, 110),)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error
 
 
@@ -97,11 +97,10 @@ def run_app() -> None:
     try:
         _check_place()
         app()
-    except StoppedError as error:
-        _say(str(error))
-        raise SystemExit(error.exit_code) from None
     except EfftrainError as error:
-        _say(f"error: {error}")
+        # Of several processes that stop for the same reason, the first one says so.
+        if os.environ.get("RANK", "0") == "0" or not isinstance(error, (StoppedError, UsageError, LostProcessError)):
+            _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the void.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -52,6 +53,9 @@ def pretrain(
     name: Annotated[str | None, typer.Option(help="Run name; default RECIPE-seedSEED.")] = None,
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Train on this many devices of this machine: CUDA devices, or CPU processes.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=0, help="Train up to this step; --resume continues from there.")] = None,
     resume: Annotated[
         str | None, typer.Option(help="Continue this run where it stopped.", autocompletion=run_names)
@@ -83,6 +87,8 @@ def pretrain(
     """
     if format_ is not None and not plan:
         raise UsageError(f"--format {format_.value} is the form of a printed plan: add --plan, or leave it out")
+    if devices is not None and device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
     if resume is not None:
         forbidden = [
             option
@@ -101,6 +107,8 @@ def pretrain(
 
         resume = find_run(resume)
         check_free(resume)  # before PyTorch is imported, which takes seconds
+        if devices is not None and devices > 1:
+            _launch(devices)
         from efftrain_cli.pretrain import resume as resume_run
 
         resume_run(
@@ -127,13 +135,16 @@ def pretrain(
     if wandb is not None:
         overrides.append(f"wandb.mode={wandb}")
     loaded = load_recipe(recipe, overrides)
-    for warning in warnings_of(loaded):
-        print(f"warning: {warning}", file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0" and "EFFTRAIN_PARENT" not in os.environ:  # one of several processes says it
+        for warning in warnings_of(loaded):
+            print(f"warning: {warning}", file=sys.stderr)
     if plan:
         from efftrain_cli.cli.plan_output import print_plan
 
         print_plan(loaded, steps, (format_ or PlanFormat.table).value, device)
         return
+    if devices is not None and devices > 1:
+        _launch(devices)
     from efftrain_cli.pretrain import start
 
     start(
@@ -145,3 +156,16 @@ def pretrain(
         with_probe=not no_probe,
         rewinding=on_divergence is OnDivergence.rewind,
     )
+
+
+def _launch(devices: int) -> None:
+    """Runs this command in as many processes, and ends with their exit code."""
+    from efftrain_cli.training.launch import launch
+
+    arguments, words = [], iter(sys.argv[1:])
+    for word in words:
+        if word == "--devices":
+            next(words)
+        elif not word.startswith("--devices="):
+            arguments.append(word)
+    raise typer.Exit(launch(devices, arguments))

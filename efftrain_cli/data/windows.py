@@ -119,7 +119,7 @@ class Windows:
         return self.shards.read(self.starts(start, count).tolist(), self.seq_len + 1)
 
     def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
-        """The sequences of a step, or one rank's contiguous share of them. The only place where sequences are cut.
+        """The sequences of a step, or those of one rank's micro-batches. The only place where sequences are cut.
 
         `plan.batch_size` sequences of `plan.seq_len` tokens come from the windows at `plan.window_start` on: the first
         `plan.sequences_per_window` sequences of each window, in order. The rest of a window, and what remains of the last one, is dropped.
@@ -132,7 +132,7 @@ class Windows:
         length, each = plan.seq_len, plan.sequences_per_window
         if length * each > self.seq_len:
             raise ValueError(f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}")
-        begin, end = plan.batch_size * rank // world_size, plan.batch_size * (rank + 1) // world_size
+        begin, end = (plan.first_sequence(plan.accumulation_steps * r // world_size) for r in (rank, rank + 1))
         first, last = begin // each, -(-end // each)
         starts = self.starts(plan.window_start + first, last - first)
         if each > 1:

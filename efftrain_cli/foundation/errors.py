@@ -88,6 +88,12 @@ class RunLockedError(EfftrainError):
     exit_code = 7
 
 
+class LostProcessError(EfftrainError):
+    """Another process of a run on several devices has ended, so this one cannot go on."""
+
+    exit_code = 1
+
+
 class StoppedError(EfftrainError):
     """Stopped by a signal after saving; the run can be resumed."""
 

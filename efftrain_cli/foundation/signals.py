@@ -201,6 +201,11 @@ def interruptible(rescuable: bool = False) -> Iterator[None]:
         raise Stop(listener.asked)
 
 
+def stop_asked() -> bool:
+    """Whether a signal, or another reason, has asked to stop."""
+    return _listener is not None and _listener.asked is not None
+
+
 def stop_reason() -> str:
     """The signal, or other reason, that asked to stop."""
     return (_listener.asked if _listener is not None else None) or "a signal"

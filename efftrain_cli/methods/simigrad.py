@@ -172,10 +172,6 @@ class SimiGrad(Method):
             return None
         return 2 * self.target / (1 - self.target) * noise
 
-    def accumulation_steps(self, needed: int) -> int:
-        """Micro-batches of a step that needs at least `needed`: an even number, so that both halves get as many."""
-        return needed + needed % 2
-
     def lr_factor(self, batch_size: int, initial: int) -> float:
         """Factor of the scheduled learning rate at `batch_size`, where the schedule was made for `initial` sequences."""
         if self.lr_scaling == "none":
@@ -305,10 +301,14 @@ def half_dots(a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequen
 
 
 def accumulate_by_halves(
-    accumulate: Callable[[Sequence[MicroBatch]], None], micro_batches: Sequence[MicroBatch], parameters: Sequence[Tensor]
+    accumulate: Callable[[Sequence[MicroBatch]], None],
+    micro_batches: Sequence[MicroBatch],
+    parameters: Sequence[Tensor],
+    plan: StepPlan,
 ) -> Dots:
     """Accumulates the gradient of all micro-batches into `.grad`, and returns the dot products of its two halves: even
-    micro-batches, then odd; so taken, they differ by one sequence at most.
+    micro-batches of the step, then odd; so taken, they differ by one sequence at most. `micro_batches` are this rank's, while
+    `accumulate` gives the sum over all ranks.
 
     Reads three numbers from the device: the only read inside training, once per `interval`.
     """
@@ -316,12 +316,11 @@ def accumulate_by_halves(
 
     from efftrain_cli.optim.gradients import take_gradients
 
-    even, odd = micro_batches[::2], micro_batches[1::2]
-    accumulate(even)
+    accumulate([part for part in micro_batches if part.number % 2 == 0])
     first_half = take_gradients(parameters)
-    accumulate(odd)
+    accumulate([part for part in micro_batches if part.number % 2 == 1])
     second_half = take_gradients(parameters)
-    sequences_a, sequences_b = (sum(len(part.tokens) for part in half) for half in (even, odd))
+    sequences_a, sequences_b = (sum(map(plan.sequences_of, range(i, plan.accumulation_steps, 2))) for i in (0, 1))
     dots = half_dots(first_half, second_half, sequences_a, sequences_b)
     torch._foreach_add_(second_half, first_half)
     for parameter, gradient in zip(parameters, second_half, strict=True):

@@ -6,6 +6,7 @@ can be printed before anything is spent (`efftrain pretrain --plan`), tested wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 
@@ -32,8 +33,8 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
-    """Decides the step after `progress`."""
+def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
+    """Decides the step after `progress`. On several `ranks` only the number of micro-batches may differ."""
     step = progress.step + 1
     full = recipe.model.seq_len
     train = recipe.train
@@ -75,7 +76,7 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
         lr,
         batch_size,
         seq_len,
-        accumulation_steps(recipe, batch_size, seq_len),
+        accumulation_steps(recipe, batch_size, seq_len, ranks),
         progress.windows,
         sequences_per_window,
         keep,
@@ -85,12 +86,15 @@ def plan_step(recipe: Recipe, progress: Progress) -> StepPlan:
     )
 
 
-def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int) -> int:
+def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int = 1) -> int:
     """Micro-batches of a step of `batch_size` sequences of `seq_len` tokens: as few as hold no more whole sequences each than fit
-    into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence."""
+    into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence. Every lane, or every
+    rank where the recipe has no lanes, gets equally many; SimiGrad's two halves do too."""
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
-    needed = -(-batch_size // fits)
-    return needed if recipe.simigrad is None else recipe.simigrad.accumulation_steps(needed)
+    multiple = ranks if recipe.parallel is None or recipe.parallel.lanes is None else recipe.parallel.lanes
+    if recipe.simigrad is not None:
+        multiple = math.lcm(multiple, 2)
+    return -(-batch_size // fits // multiple) * multiple
 
 
 def full_plan(recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1) -> StepPlan:

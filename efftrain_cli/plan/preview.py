@@ -27,6 +27,8 @@ class PlanSummary:
     """(sequences, seq_len) of the micro-batch with the most tokens: what memory must hold."""
     seq_lens: int
     """Different sequence lengths."""
+    smallest_batch: int = 0
+    """Fewest sequences of a step."""
 
 
 def summarize_plan(
@@ -34,11 +36,12 @@ def summarize_plan(
 ) -> PlanSummary:
     """Totals of the plan from `progress` to the end of the budget, or to step `until`."""
     after = progress or Progress()
-    evaluations, largest, lengths = 0, (0, 0), set()
+    evaluations, largest, lengths, smallest_batch = 0, (0, 0), set(), recipe.train.batch_size
     largest_batch = max((m.batch_bounds(recipe.train.batch_size)[1] for m in recipe.methods.values()), default=0)
     for plan, end in steps_until(recipe, progress, vocab_size, until):
         after = end
         evaluations += plan.evaluate
+        smallest_batch = min(smallest_batch, plan.batch_size)
         lengths.add(plan.seq_len)
         sequences = -(-plan.batch_size // plan.accumulation_steps)
         if "steps" in recipe.varies:
@@ -55,6 +58,7 @@ def summarize_plan(
         evaluations=evaluations,
         largest_micro_batch=largest,
         seq_lens=len(lengths),
+        smallest_batch=smallest_batch,
     )
 
 

@@ -84,6 +84,15 @@ class StepPlan(NamedTuple):
     measure_similarity: bool = False
     """Compare the gradients of the two halves of the batch."""
 
+    def first_sequence(self, micro_batch: int) -> int:
+        """Number of the sequence with which a micro-batch (from 0, in the whole step) begins; the larger ones come first."""
+        size, larger = divmod(self.batch_size, self.accumulation_steps)
+        return micro_batch * size + min(micro_batch, larger)
+
+    def sequences_of(self, micro_batch: int) -> int:
+        """Sequences in a micro-batch."""
+        return self.first_sequence(micro_batch + 1) - self.first_sequence(micro_batch)
+
     @property
     def tokens(self) -> int:
         """Targets of the step, over all micro-batches and ranks."""

@@ -26,7 +26,7 @@ from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_st
 from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, report
 from efftrain_cli.recipe.file import Draft, flatten, read_recipe_file, toml_lines
 from efftrain_cli.recipe.rules import breaches_between
-from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Train, Wandb
+from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Parallel, Train, Wandb
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -40,6 +40,7 @@ class Recipe:
     eval: Eval = Field(default_factory=Eval)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     wandb: Wandb = Field(default_factory=Wandb)
+    parallel: Parallel | None = None
     seed: int = Field(default=1234, ge=0)
     """Seed of initialization, data order and every other random draw."""
     seq_len_warmup: SeqLenWarmup | None = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(dotted key, rule) of every combination that cannot work. `recipe` may be what is known of one with mistakes: a rule is
     skipped where a value that it needs is itself wrong."""
-    for rules in (_model_rules, _data_rules, _optim_rules):
+    for rules in (_model_rules, _data_rules, _optim_rules, _parallel_rules):
         with suppress(UnknownValue):
             yield from rules(recipe)
     for method in recipe.methods.values():
@@ -65,6 +65,15 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "optim.muon_lr", f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false'
     if optim.min_lr > optim.lr:
         yield "optim.min_lr", f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from"
+
+
+def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    if lanes is None:
+        return
+    smallest = min((m.batch_bounds(recipe.train.batch_size)[0] for m in recipe.methods.values()), default=recipe.train.batch_size)
+    if smallest < lanes:
+        yield "parallel.lanes", f"must not exceed the {smallest} sequences of the smallest step: every lane needs one"
 
 
 def warnings_of(recipe: Recipe) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION, Count, Every, Text
@@ -151,6 +151,21 @@ class Train:
     activation_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute each block in the backward pass instead of storing its activations; "auto": on CUDA, where a full micro-batch
     would not fit otherwise, by estimate."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Parallel:
+    """Training on several devices, each of which holds the whole model."""
+
+    lanes: int | None = Field(default=None, ge=2)
+    """Parts of a step whose gradients are added up in a fixed tree, so that results are the same, bit for bit, on every number
+    of devices that divides it: a power of two. Without it, results on another number of devices differ by rounding."""
+
+    @model_validator(mode="after")
+    def _lanes_make_a_tree(self) -> Parallel:
+        if self.lanes is not None and self.lanes & (self.lanes - 1):
+            raise ValueError(f"lanes = {self.lanes} must be a power of two: its gradients are added up in pairs")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -13,7 +13,7 @@ from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels, choose_determinism, choose_matmul_precision
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.gradients import fill_gradients
+from efftrain_cli.optim.gradients import fill_gradients, take_gradients
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import padded_vocab_size
@@ -29,6 +29,7 @@ from efftrain_cli.training.compiling import (
     full_micro_batch,
 )
 from efftrain_cli.training.memory import checkpoints_activations
+from efftrain_cli.training.ranks import ALONE, Ranks
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
@@ -117,12 +118,16 @@ def build_objective(recipe: Recipe, model: GPT, device: torch.device) -> Objecti
 
 
 def build_forward_backward(
-    recipe: Recipe, model: GPT, device: torch.device, method_tensors: dict[str, Tensor] | None = None
+    recipe: Recipe,
+    model: GPT,
+    device: torch.device,
+    method_tensors: dict[str, Tensor] | None = None,
+    ranks: Ranks = ALONE,
 ) -> ForwardBackward:
-    """The step's gradient by accumulation over micro-batches.
+    """The step's gradient by accumulation over micro-batches, added up over the ranks.
 
     Each micro-batch's summed losses are divided by the tokens of the whole step, so loss and gradient do not depend on
-    how the step is cut.
+    how the step is cut, nor on how many ranks share it. Before the first sum the ranks agree to go on.
 
     Args:
         method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps; it
@@ -133,6 +138,7 @@ def build_forward_backward(
     objective = build_objective(recipe, model, device)
     full_shape = full_micro_batch(recipe)
     layer_drop = recipe.progressive_layer_drop
+    lanes = None if recipe.parallel is None else recipe.parallel.lanes
     parameters = list(model.parameters())
 
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
@@ -140,40 +146,60 @@ def build_forward_backward(
         if plan.branch_scales is not None:
             on_host = torch.tensor(plan.branch_scales, pin_memory=device.type == "cuda")
             scales = on_host.to(device, non_blocking=True)
+        gates: list[tuple[bool, ...] | None] = [None] * plan.accumulation_steps
+        if layer_drop is not None:
+            paired = recipe.simigrad is not None
+            gates = [
+                layer_drop.gates(plan.keep, seed=recipe.seed, step=plan.step, micro_step=number, paired=paired)
+                for number in range(plan.accumulation_steps)
+            ]
         losses: dict[str, Tensor] = {}
-        blocks_times_tokens = 0
+        agreed = False
 
-        def accumulate(micro_batches: Sequence[MicroBatch]) -> None:
-            """Adds the gradient of these micro-batches to `.grad`, and their losses to `losses`."""
-            nonlocal blocks_times_tokens
+        def accumulate_here(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
+            """Adds the gradient of these micro-batches to `.grad`; returns the sums of their losses."""
+            sums: dict[str, Tensor] = {}
             for number, tokens, targets in micro_batches:
-                gates = None
-                if layer_drop is not None:
-                    gates = layer_drop.gates(
-                        plan.keep,
-                        seed=recipe.seed,
-                        step=plan.step,
-                        micro_step=number,
-                        paired=recipe.simigrad is not None,
-                    )
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
                     shares = {
-                        name: loss / plan.tokens for name, loss in objective(tokens, targets, gates, scales).items()
+                        name: loss / plan.tokens
+                        for name, loss in objective(tokens, targets, gates[number], scales).items()
                     }
                     sum(shares.values()).backward()
                 for name, share in shares.items():
-                    losses[name] = losses[name] + share.detach() if name in losses else share.detach()
-                blocks_times_tokens += targets.numel() * (len(plan.keep) if gates is None else sum(gates))
+                    sums[name] = sums[name] + share.detach() if name in sums else share.detach()
+            return sums
 
-        micro_batches = cut(batch, plan.accumulation_steps)
+        def accumulate(micro_batches: Sequence[MicroBatch]) -> None:
+            """Leaves the gradient of these micro-batches and of the other ranks' in `.grad`, and adds the losses to `losses`."""
+            nonlocal agreed
+            if lanes is not None:
+                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, lanes)
+            else:
+                sums = accumulate_here(micro_batches)
+            if not agreed:
+                ranks.go_on(plan.step)
+                agreed = True
+            if layer_drop is not None or not ranks.alone:
+                fill_gradients(parameters)
+            if not ranks.alone:
+                # A rank without one of the terms must still take part in its sum.
+                sums = {name: sums.get(name, torch.zeros((), device=device)) for name in sums or ("ce",)}
+                everything = [*(p.grad for p in parameters if p.grad is not None), *sums.values()]
+                (ranks.add_up if lanes is None else ranks.add_up_by_pairs)(everything)
+            for name, share in sums.items():
+                losses[name] = losses[name] + share if name in losses else share
+
+        micro_batches = cut(batch, plan, ranks)
         dots = None
         if plan.measure_similarity:
-            dots = accumulate_by_halves(accumulate, micro_batches, parameters)
+            dots = accumulate_by_halves(accumulate, micro_batches, parameters, plan)
         else:
             accumulate(micro_batches)
-        if layer_drop is not None:
-            fill_gradients(parameters)
-        blocks = blocks_times_tokens / plan.tokens
+        blocks_times_sequences = sum(
+            plan.sequences_of(number) * (len(plan.keep) if gate is None else sum(gate)) for number, gate in enumerate(gates)
+        )
+        blocks = blocks_times_sequences / plan.batch_size
         per_token = model.flops_per_token(plan.seq_len, blocks)
         loss = losses.pop("ce")
         return StepResult(
@@ -188,7 +214,37 @@ def build_forward_backward(
     return forward_backward
 
 
-def cut(batch: Batch, micro_batches: int) -> list[MicroBatch]:
-    """The micro-batches of a step; their sizes differ by at most one sequence. Empty ones are left out."""
-    parts = zip(batch.tokens.tensor_split(micro_batches), batch.targets.tensor_split(micro_batches), strict=True)
-    return [MicroBatch(number, *part) for number, part in enumerate(parts) if part[0].numel()]
+def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> list[MicroBatch]:
+    """The micro-batches of a step that are this rank's, numbered in the whole step; empty ones are left out."""
+    first, last = (plan.accumulation_steps * r // ranks.world_size for r in (ranks.rank, ranks.rank + 1))
+    sizes = [plan.sequences_of(number) for number in range(first, last)]
+    parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
+    return [MicroBatch(number, *part) for number, part in enumerate(parts, first) if part[0].numel()]
+
+
+def add_lanes(
+    accumulate: Callable[[Sequence[MicroBatch]], dict[str, Tensor]],
+    micro_batches: Sequence[MicroBatch],
+    parameters: Sequence[Tensor],
+    plan: StepPlan,
+    lanes: int,
+) -> dict[str, Tensor]:
+    """Leaves the gradient of these micro-batches in `.grad`, added up in a balanced tree over their lanes, and returns the sums of
+    their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order."""
+    each = plan.accumulation_steps // lanes
+    numbers = sorted({part.number // each for part in micro_batches})
+    waiting: list[tuple[int, list[Tensor], dict[str, Tensor]]] = []  # (leaves, gradients, losses): trees not yet paired
+    for lane in numbers:
+        losses = accumulate([part for part in micro_batches if part.number // each == lane])
+        tree = (1, take_gradients(parameters), losses)
+        while waiting and waiting[-1][0] == tree[0]:
+            leaves, gradients, sums = waiting.pop()
+            torch._foreach_add_(gradients, tree[1])
+            tree = (2 * leaves, gradients, {name: sums[name] + tree[2][name] for name in sums})
+        waiting.append(tree)
+    if len(waiting) != 1:
+        raise ValueError(f"{len(numbers)} lanes on a rank make no balanced tree")
+    _, gradients, losses = waiting[0]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return losses

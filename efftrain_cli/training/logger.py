@@ -7,7 +7,7 @@ import sys
 import time
 
 from efftrain_cli.data.tokenizer import Tokenizer
-from efftrain_cli.foundation.errors import DiskError, UnsoundError
+from efftrain_cli.foundation.errors import DiskError, LostProcessError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_reason
 from efftrain_cli.model.generate import Sampling, generate_text
@@ -205,7 +205,7 @@ def train_and_log(
 
     try:
         with rescued_by(stop_from_another_thread):
-            for record in train_stages(state, setting.recipe, setting.train_data, setting.val_windows, until):
+            for record in train_stages(state, setting.recipe, setting.train_data, setting.val_windows, until, setting.ranks):
                 if isinstance(record, GrowthRecord):
                     book.add_growth(record)
                     continue
@@ -213,7 +213,7 @@ def train_and_log(
                 if (warning := symmetry_warning(setting.recipe, state)) is not None:
                     run.event("symmetry", {"step": state.progress.step, "warning": warning})
                     screen.say(f"warning: {warning}")
-    except Stop:
+    except (Stop, LostProcessError):
         stop()
         raise
     book.save()

@@ -30,6 +30,7 @@ from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer, compute_dtype
 from efftrain_cli.training.memory import building_errors
+from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 
 
@@ -43,18 +44,23 @@ class Setting:
     val_windows: Tensor
     """(n, seq_len + 1) token ids."""
     device: torch.device
+    ranks: Ranks = ALONE
 
 
-def choose_device(name: str) -> torch.device:
-    """The device for "auto", "cpu", "cuda" or "cuda:N".
+def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """The device for "auto", "cpu", "cuda" or "cuda:N"; of several ranks, each CUDA device is its local rank's.
 
     Raises:
-        UsageError: there is no such device, or several are asked for.
+        UsageError: there is no such device, or one is named for several ranks.
     """
+    if "," in name:
+        raise UsageError(f"--device {name}: names one device\nuse --devices N to train on N of them")
+    if not ranks.alone and name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {name}: each of the {ranks.world_size} processes takes its own device\nuse --device cuda or cpu")
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if "," in name or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("several GPUs: not yet; efftrain trains on one device, for example --device cuda:0")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not ranks.alone:
+        name = f"cuda:{ranks.local_rank}"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -155,6 +161,8 @@ def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> d
         "threads": torch.get_num_threads(),
         # How many runs a sweep trains side by side on this machine: they slow each other down.
         "jobs": int(os.environ.get("EFFTRAIN_JOBS", "1")),
+        "world_size": setting.ranks.world_size,
+        "lanes": None if recipe.parallel is None else recipe.parallel.lanes,
         "dtype": compute_dtype(recipe.train.dtype, setting.device),
         "data": {
             "train_hash": corpus.train.sha256,

@@ -7,6 +7,7 @@ model, its optimizer and its progress.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +25,7 @@ from efftrain_cli.methods.staged_growth import (
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_model, build_optimizer, compute_dtype
+from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
 from efftrain_cli.training.trainer import StepRecord, evaluate, train
 
@@ -97,7 +99,12 @@ def load_grown(state: TrainState, grown: GrowthState) -> None:
 
 
 def train_stages(
-    state: TrainState, recipe: Recipe, train_data: Windows, val_windows: Tensor, until: int | None = None
+    state: TrainState,
+    recipe: Recipe,
+    train_data: Windows,
+    val_windows: Tensor,
+    until: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[StepRecord | GrowthRecord]:
     """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a GrowthRecord
     is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a run that goes
@@ -106,11 +113,11 @@ def train_stages(
     dtype = compute_dtype(recipe.train.dtype, device)
 
     def measure() -> float:
-        with interruptible():
-            return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype))
+        with interruptible() if ranks.alone else nullcontext():
+            return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks))
 
     while True:
-        yield from train(state, recipe, train_data, val_windows, until)
+        yield from train(state, recipe, train_data, val_windows, until, ranks)
         progress = state.progress
         over = progress.tokens >= recipe.train.tokens or (until is not None and progress.step >= until)
         if over or bool(state.nonfinite) or not stage_ended(recipe, progress):

@@ -11,6 +11,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +34,7 @@ from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiles, freeze_objects, micro_batch_shapes
 from efftrain_cli.training.gradient import autocast, build_forward_backward, compute_dtype
+from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 
 
@@ -92,16 +94,24 @@ class StepRecord:
     """Seconds of the step that went into compilation; they are not training time."""
 
 
-def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str) -> Tensor:
+def evaluate(
+    model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
+) -> Tensor:
     """Mean cross-entropy over validation windows (n, seq_len + 1) at full length with all blocks: 0-d fp32, nats per
-    token. Touches no training state and no random generator."""
+    token. Touches no training state and no random generator. The ranks share the windows; the result is that of one process, bit
+    for bit."""
     device = next(model.parameters()).device
     seq_len = windows.shape[1] - 1
-    total = torch.zeros((), device=device)
+    chunks = windows.split(max(1, micro_batch_tokens // seq_len))
+    sums = torch.zeros(len(chunks), device=device)
     with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
-        for chunk in windows.split(max(1, micro_batch_tokens // seq_len)):
-            chunk = chunk.to(device, non_blocking=True)
-            total += model.loss_sum(chunk[:, :-1], chunk[:, 1:])
+        for number in range(ranks.rank, len(chunks), ranks.world_size):
+            chunk = chunks[number].to(device, non_blocking=True)
+            sums[number] = model.loss_sum(chunk[:, :-1], chunk[:, 1:])
+    ranks.add_up([sums])
+    total = torch.zeros((), device=device)
+    for chunk_sum in sums:  # one after the other: the order decides the last bits
+        total += chunk_sum
     return total / (windows.shape[0] * seq_len)
 
 
@@ -111,6 +121,7 @@ def train(
     train_data: Windows,
     val_windows: Tensor,
     until: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[StepRecord]:
     """Trains `state` in place and yields a record per step until the token budget, or step `until`, is reached, or the
     stage of a staged recipe ends; its caller then grows the state and trains on.
@@ -123,7 +134,7 @@ def train(
     """
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
-    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors)
+    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors, ranks)
     may_compile, shapes = compiles(recipe, device), set[tuple[int, int]]()
     gc.unfreeze()  # what an earlier training froze may be garbage by now
     ahead: tuple[StepPlan, Batch] | None = None
@@ -131,9 +142,12 @@ def train(
 
     def measure() -> tuple[Tensor, Stopwatch]:
         watch = Stopwatch(device)
-        with interruptible():
-            loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype)
+        with _interruptible(ranks):
+            loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
         return loss, watch.stop()
+
+    def batch_of(plan: StepPlan) -> Batch:
+        return train_data.batch(plan, ranks.rank, ranks.world_size).to(device)
 
     if state.progress.step == 0 or state.progress.evaluation_due:
         val_loss, evaluation = measure()
@@ -147,19 +161,19 @@ def train(
         and (until is None or state.progress.step < until)
         and not stage_ended(recipe, state.progress)
     ):
-        plan = plan_step(recipe, state.progress)
+        plan = plan_step(recipe, state.progress, ranks.world_size)
         new_shapes = micro_batch_shapes(plan) - shapes
         shapes |= new_shapes
         # A new shape may have to be compiled, while the device is still busy with earlier steps.
         training, compiled = Stopwatch(device, idle=may_compile and bool(new_shapes)), compile_seconds()
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
-        with interruptible(rescuable=True):
-            batch = ahead[1] if ahead is not None and ahead[0] == plan else train_data.batch(plan).to(device)
+        with _interruptible(ranks, rescuable=True):
+            batch = ahead[1] if ahead is not None and ahead[0] == plan else batch_of(plan)
             result = forward_backward(batch, plan)
             progress = after_step(recipe, state.progress, plan, result)
             if progress.tokens < recipe.train.tokens and progress.step != until:
-                next_plan = plan_step(recipe, progress)
-                ahead = next_plan, train_data.batch(next_plan).to(device)
+                next_plan = plan_step(recipe, progress, ranks.world_size)
+                ahead = next_plan, batch_of(next_plan)
         grad_norm = update(state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"])
         measures = {"grad_norm": grad_norm, **state.optimizer.measures(), "nonfinite": state.nonfinite}
         result = result._replace(scalars={**result.scalars, **measures})
@@ -188,6 +202,11 @@ def train(
         yield record
         if record.compile_seconds:
             freeze_objects()
+
+
+def _interruptible(ranks: Ranks, rescuable: bool = False) -> AbstractContextManager[None]:
+    """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step, in `Ranks.go_on`."""
+    return interruptible(rescuable) if ranks.alone else nullcontext()
 
 
 def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tensor:

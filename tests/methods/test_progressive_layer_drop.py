@@ -185,11 +185,11 @@ def test_a_section_that_breaks_its_rules_is_refused(section: dict[str, float]) -
 def test_a_scaled_branch_is_the_papers_equation() -> None:
     """Sub-layers x -> 3 x + 8 and x -> 100 x + 2, x = 1, p = 1/2: h = 1 + 11 / p = 23, y = h + 2302 / p = 4627."""
     class Attention(torch.nn.Module):
-        def forward(self, x: Tensor, cache: None) -> Tensor:
+        def forward(self, x: Tensor, cache: None, see: object) -> Tensor:
             return 3 * x + 8
 
     class FeedForward(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor, see: object) -> Tensor:
             return 100 * x + 2
 
     block = Block(GPTConfig(n_layer=1, n_head=1, n_embd=1, seq_len=1, vocab_size=1, padded_vocab_size=1))

@@ -24,7 +24,14 @@ from efftrain_cli.methods.simigrad import (
     similarity,
 )
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.plan.plan import after_growth, after_step, method_columns, plan_run, plan_step
+from efftrain_cli.plan.plan import (
+    accumulation_steps,
+    after_growth,
+    after_step,
+    method_columns,
+    plan_run,
+    plan_step,
+)
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -248,8 +255,9 @@ def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
 
 
 def test_accumulation_is_even() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9)
-    assert [section.accumulation_steps(needed) for needed in (1, 2, 3, 4, 5)] == [2, 2, 4, 4, 6]
+    one_by_one = recipe(SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9), micro_batch_tokens=16)
+    assert [accumulation_steps(one_by_one, sequences, 16) for sequences in (1, 2, 3, 4, 5)] == [2, 2, 4, 4, 6]
+    assert [accumulation_steps(one_by_one, 7, 16, ranks) for ranks in (1, 2, 3, 4)] == [8, 8, 12, 8]
 
 
 @pytest.mark.parametrize(

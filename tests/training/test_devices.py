@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.model.flops import peak_flops
-from efftrain_cli.model.generate import GREEDY, generate
-from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.kernels import attention_kernels, choose_matmul_precision
 from efftrain_cli.training.gradient import compute_dtype
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.trainer import Stopwatch
-from efftrain_cli.zeroshot.score import Evaluator, Request
 from tests.conftest import REPOSITORY
 
 CUDA = torch.device("cuda:1")
@@ -147,23 +143,3 @@ print({name: value for name, value in os.environ.items() if name.endswith("ALLOC
         check=True,
     )
     assert done.stdout.splitlines()[-1] == str(want)
-
-
-@pytest.mark.parametrize("use", ["scoring", "sampling"])
-def test_scoring_and_sampling_count_as_changing_shapes(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every prompt has another length: cuDNN would plan for each."""
-    asked: list[bool] = []
-
-    def recorded(device: torch.device, same_shape: bool) -> AbstractContextManager[None]:
-        asked.append(same_shape)
-        return nullcontext()
-
-    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, seq_len=8, vocab_size=10, padded_vocab_size=16))
-    monkeypatch.setattr("efftrain_cli.zeroshot.score.attention_kernels", recorded)
-    monkeypatch.setattr("efftrain_cli.model.generate.attention_kernels", recorded)
-    if use == "scoring":
-        Evaluator(model=model, context_length=8).score([Request((1, 2), (3,)), Request((1, 2), (4, 5)), Request((7,), (1,))])
-    else:
-        texts = generate(model, torch.tensor([[1, 2]]), GREEDY)
-        assert [len(next(texts)) for _ in range(3)] == [1, 1, 1]
-    assert len(asked) >= 3 and not any(asked)

@@ -1,0 +1,114 @@
+"""A run on several devices: what its first rank tells the others before they train together, and all that the others do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from efftrain_cli import __version__
+from efftrain_cli.foundation.errors import StoppedError, UsageError
+from efftrain_cli.foundation.signals import Stop, stop_on_signals
+from efftrain_cli.plan.preview import PlanSummary, summarize_plan
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.memory import memory_errors
+from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.session import Setting, choose_device, fresh_state, prepare_setting
+from efftrain_cli.training.stages import set_stage, train_stages
+from efftrain_cli.training.state import TrainState, model_tensors, progress_from_json, progress_to_json
+
+
+def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
+    """Refuses a run that these ranks cannot share.
+
+    Raises:
+        UsageError: a step has fewer sequences than there are ranks, or the lanes cannot be dealt to them.
+    """
+    if ranks.alone:
+        return
+    smallest = min(
+        (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()), default=summary.smallest_batch
+    )
+    smallest = min(smallest, summary.smallest_batch)
+    if smallest < ranks.world_size:
+        raise UsageError(
+            f"a step of {smallest} sequences cannot be shared by {ranks.world_size} devices: each needs one\n"
+            f"use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
+        )
+    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    if lanes is not None and lanes % ranks.world_size:
+        raise UsageError(
+            f"parallel.lanes = {lanes} is not a multiple of the {ranks.world_size} devices\n"
+            "use 2, 4, ... devices up to that number, or set parallel = false"
+        )
+
+
+def lead(run: Path, state: TrainState, setting: Setting, until: int | None) -> None:
+    """Rank 0, just before training: gives the others the recipe, and the state bit for bit.
+
+    Raises:
+        UsageError: another rank has other versions, recipe or data.
+        LostProcessError: another rank has ended.
+    """
+    ranks = setting.ranks
+    if ranks.alone:
+        return
+    tensors = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in state.method_tensors.items()}
+    ranks.announce(
+        "start",
+        {
+            "recipe": str((run / "recipe.toml").resolve()),
+            "until": until,
+            "progress": progress_to_json(state.progress),
+            "method_tensors": tensors,
+        },
+    )
+    ranks.check_alike(_facts(setting))
+    _share(ranks, state)
+
+
+def follow(device: str, ranks: Ranks) -> None:
+    """All that a rank other than 0 does: it trains as rank 0 does, and writes nothing.
+
+    Raises:
+        StoppedError: the ranks have agreed to stop.
+        EfftrainError: any fault a user can act on.
+    """
+    with stop_on_signals():
+        heard = ranks.hear("start")
+        recipe = load_recipe(heard["recipe"])
+        setting = replace(prepare_setting(recipe, choose_device(device, ranks)), ranks=ranks)
+        ranks.check_alike(_facts(setting))
+        state = fresh_state(setting)
+        progress = progress_from_json(heard["progress"])
+        if progress.stage:
+            set_stage(state, recipe, progress.stage)
+        state.progress = progress
+        for name, (shape, dtype) in heard["method_tensors"].items():
+            state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=setting.device)
+        _share(ranks, state)
+        try:
+            with memory_errors(recipe, summarize_plan(recipe, progress, setting.corpus.vocab_size, heard["until"])):
+                for _ in train_stages(state, recipe, setting.train_data, setting.val_windows, heard["until"], ranks):
+                    pass
+        except Stop:
+            raise StoppedError(f"rank {ranks.rank} has stopped") from None
+
+
+def _share(ranks: Ranks, state: TrainState) -> None:
+    ranks.share(model_tensors(state))
+    ranks.share(state.optimizer.tensors())
+    ranks.share(state.method_tensors)
+
+
+def _facts(setting: Setting) -> dict[str, str]:
+    """What must be the same on every rank. The recipe is rank 0's."""
+    return {
+        "efftrain": __version__,
+        "torch": torch.__version__,
+        "device": setting.device.type,
+        "training data": setting.corpus.train.sha256,
+        "validation data": setting.corpus.valid.sha256,
+        "tokenizer": setting.corpus.tokenizer_sha256,
+    }

@@ -1,0 +1,119 @@
+"""`--devices N`: N processes of this program on one machine, each with a rank in its environment, as torchrun would start them.
+
+This process trains nothing. It passes signals on, waits, and ends with the exit code of the cause, which torchrun does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from efftrain_cli.foundation.errors import LostProcessError, UsageError
+
+PARENT = "EFFTRAIN_PARENT"
+"""Environment variable that names the launching process in those that it started."""
+PATIENCE = 60.0
+"""Seconds in which the others must end once one process has failed."""
+
+
+def launch(devices: int, arguments: Sequence[str]) -> int:
+    """Runs `efftrain ARGUMENTS` in `devices` processes, and returns the exit code of the run: that of the process that ended it.
+
+    Raises:
+        UsageError: this process was started by a launcher itself.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1") or "1") > 1 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        raise UsageError(
+            "--devices starts processes itself, and this one was started as one of several by torchrun or srun\n"
+            "leave --devices out: their number is found in the environment"
+        )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // devices))
+    children = []
+    asked: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        asked.append(number)
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        for rank in range(devices):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(devices),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": threads,
+                # PyTorch's own account of a lost connection is a page of C++ frames; ours is a line.
+                "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+                PARENT: str(os.getpid()),
+            }
+            # A session of its own: Ctrl-C in the terminal then arrives once, from here.
+            child = subprocess.Popen(
+                [sys.executable, "-m", "efftrain_cli", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if rank == 0 else subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            children.append(child)
+            if asked:
+                child.send_signal(asked[0])
+        return _wait(children)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Waits for all; the exit code of the cause."""
+    ended: dict[int, int] = {}  # rank -> code, in the order of their ends
+    failed_at: float | None = None
+    while len(ended) < len(children):
+        for rank, child in enumerate(children):
+            code = child.poll()
+            if code is not None and rank not in ended:
+                ended[rank] = code
+                if code and failed_at is None:
+                    failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > PATIENCE:
+            stuck = [str(rank) for rank in range(len(children)) if rank not in ended]
+            print(f"error: rank {', '.join(stuck)} did not end within {PATIENCE:.0f} s of another and was killed", file=sys.stderr)
+            for child in children:
+                child.kill()
+        time.sleep(0.02)
+    causes = {rank: code for rank, code in ended.items() if code not in (0, LostProcessError.exit_code)}
+    for rank, code in causes.items():
+        if code < 0:
+            print(f"error: rank {rank} was ended by {signal.Signals(-code).name}; the others have stopped", file=sys.stderr)
+    if not causes:
+        return max(ended.values())
+    code = causes.get(0) or next(iter(causes.values()))
+    return 128 - code if code < 0 else code
+
+
+def end_with_parent() -> None:
+    """Asks the system to send SIGTERM to this process when the one that launched it ends. Linux only; elsewhere nothing."""
+    parent = os.environ.get(PARENT)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it has ended already
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,273 @@
+"""The processes of one run on several devices: who this one is among them, and what they do together.
+
+PyTorch's process groups carry it: NCCL between CUDA devices, gloo between CPUs and for what the hosts tell each other. Rank 0
+alone has a run directory, a screen and checkpoints. Every rank holds the whole model ("replicate") and makes the same update:
+gradients are added up in one flat sum after accumulation, in the same layout every step, so that a resumed run of the same
+world size repeats it bit for bit. (Buckets that are rebuilt during a run, as DistributedDataParallel's are, do not.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, UsageError
+from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
+from efftrain_cli.training.launch import end_with_parent
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+BUCKET = 1 << 24
+"""Elements that are added up at once: 64 MiB of fp32 beside the gradients."""
+FOREVER = timedelta(days=7)
+"""How long a rank waits for another that prepares data, compiles or saves. A rank that has died is noticed at once."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is among those of its run."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Among those on this machine: the index of its CUDA device."""
+    store: TCPStore | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is the whole run."""
+        return self.world_size == 1
+
+    def go_on(self, step: int) -> None:
+        """Agrees with the other ranks that none wants to stop, in one exchange between the hosts, once per step before the
+        first sum. From here on every rank finishes the step.
+
+        Raises:
+            Stop: a rank was asked to stop: all drop the step.
+            EfftrainError: the ranks are at different steps: a bug.
+        """
+        if self.alone:
+            return
+        said = torch.tensor([int(stop_asked()), step, -step])
+        self._carry(lambda dist: dist.all_reduce(said, op=dist.ReduceOp.MAX))
+        asked, latest, earliest = said.tolist()
+        if latest != -earliest:
+            raise EfftrainError(f"the ranks of this run are at different steps, {-earliest} and {latest}: please report it")
+        if asked:
+            ask_to_stop("a signal to another process")
+            raise Stop("a signal to another process")
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by its sum over the ranks, in place: flat buckets of the same layout in every step."""
+        if self.alone:
+            return
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            self._carry(lambda dist, flat=flat: dist.all_reduce(flat))
+            _scatter(flat, bucket)
+
+    def add_up_by_pairs(self, tensors: Sequence[Tensor]) -> None:
+        """As `add_up`, in a balanced tree over the ranks: recursive doubling. Where each rank has added its own lanes in such a
+        tree too, the result is the same at every world size, bit for bit."""
+        distance = 1
+        while distance < self.world_size:
+            for bucket in _buckets(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                theirs = torch.empty_like(flat)
+                partner = self.rank ^ distance
+
+                def exchange(dist: Any, flat: Tensor = flat, theirs: Tensor = theirs, partner: int = partner) -> None:
+                    works = dist.batch_isend_irecv(
+                        [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, theirs, partner)]
+                    )
+                    for work in works:
+                        work.wait()
+
+                self._carry(exchange)
+                _scatter(flat + theirs, bucket)  # a + b = b + a: only the shape of the tree counts
+            distance *= 2
+
+    def share(self, tensors: Mapping[str, Tensor]) -> None:
+        """Gives every rank the values of rank 0, in place, in the order of the names."""
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            contiguous = tensor.detach().contiguous()
+            self._carry(lambda dist, contiguous=contiguous: dist.broadcast(contiguous, src=0))
+            with torch.no_grad():
+                tensor.copy_(contiguous)
+
+    def announce(self, key: str, values: Mapping[str, object]) -> None:
+        """Says something, as JSON, that other ranks `hear`; each key once."""
+        if self.store is not None:
+            self.store.set(key, json.dumps(values))
+
+    def hear(self, key: str) -> dict[str, Any]:
+        """Waits for what another rank announces under `key`.
+
+        Raises:
+            LostProcessError: rank 0 has ended.
+        """
+        assert self.store is not None
+        try:
+            self.store.wait([key], FOREVER)
+            return json.loads(self.store.get(key))
+        except RuntimeError:
+            raise _lost(self.rank) from None
+
+    def check_alike(self, facts: Mapping[str, str]) -> None:
+        """Compares facts (versions, hashes) that must be the same on every rank.
+
+        Raises:
+            UsageError: they are not; on rank 0 the message names rank, fact and values.
+        """
+        if self.alone:
+            return
+        self.announce(f"facts {self.rank}", facts)
+        first = self.hear("facts 0")
+        different = [
+            f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
+            for rank in range(1, self.world_size)
+            for theirs in [self.hear(f"facts {rank}")]
+            for name in first
+            if theirs.get(name) != first[name]
+        ]
+        if different:
+            raise UsageError(
+                "the processes of this run differ, so they would not train one model: "
+                + "; ".join(different)
+                + "\nstart all of them from the same installation, recipe and data"
+            )
+
+    def _carry(self, work: Any) -> None:
+        """Does `work(torch.distributed)`.
+
+        Raises:
+            LostProcessError: another rank has ended.
+        """
+        import torch.distributed as dist
+
+        try:
+            work(dist)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise _lost(self.rank) from error
+
+
+ALONE = Ranks()
+
+
+def _lost(rank: int) -> LostProcessError:
+    return LostProcessError(f"rank {rank}: another process of this run has ended; see its message, or the system's log")
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in order, together as long as they stay below `BUCKET` elements."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.numel() > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+def _scatter(flat: Tensor, bucket: Sequence[Tensor]) -> None:
+    for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+# --- finding the others ----------------------------------------------------------------------------------------------
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Set for each process by torchrun, and by `--devices`."""
+
+
+def ranks_wanted() -> tuple[int, int, int, str, int] | None:
+    """(rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun; None where
+    this process was started alone.
+
+    Raises:
+        UsageError: the environment is incomplete or makes no sense.
+    """
+    environment = os.environ
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in environment:
+        head = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+        values = {
+            "RANK": environment.get("SLURM_PROCID"),
+            "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS"),
+            "LOCAL_RANK": environment.get("SLURM_LOCALID"),
+            "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_host(head),
+            # Jobs that share a node need ports of their own.
+            "MASTER_PORT": environment.get("MASTER_PORT") or str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000),
+        }
+    elif int(environment.get("WORLD_SIZE", "1") or "1") > 1:
+        values = {name: environment.get(name) for name in TORCHRUN}
+    else:
+        return None
+    missing = [name for name, value in values.items() if not value]
+    if missing:
+        raise UsageError(
+            f"several processes are wanted, but the environment lacks {', '.join(missing)}\n"
+            "start them with --devices N, torchrun or srun, which set it"
+        )
+    rank, world_size, local_rank, port = (
+        int(str(values[name])) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    )
+    if not 0 <= rank < world_size:
+        raise UsageError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}\nstart the processes with --devices N, torchrun or srun")
+    return rank, world_size, local_rank, str(values["MASTER_ADDR"]), port
+
+
+def _first_host(nodes: str) -> str:
+    """The first host of Slurm's compressed list: "gpu[03-05,9],login" -> "gpu03"."""
+    name, bracket, rest = nodes.partition("[")
+    if not bracket:
+        return nodes.split(",")[0]
+    head = name.split(",")[0] if "," in name else name
+    if "," in name:
+        return head
+    return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """The ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
+
+    Raises:
+        UsageError: the environment is wrong, or the others were not reached within two minutes.
+    """
+    wanted = ranks_wanted()
+    if wanted is None:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    end_with_parent()
+    rank, world_size, local_rank, address, port = wanted
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        store = dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=timedelta(seconds=120))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=FOREVER)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"rank {rank} of {world_size} cannot reach the others at {address}:{port}: {str(error).splitlines()[0]}\n"
+            "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free"
+        ) from None
+    try:
+        yield Ranks(rank, world_size, local_rank, store)
+    finally:
+        dist.destroy_process_group()
+

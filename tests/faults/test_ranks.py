@@ -1,0 +1,115 @@
+"""F19, F80, F82: several processes of one run stop together, and a dead one ends all of them with the last step saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.launch import BASELINE, made_text
+
+pytestmark = pytest.mark.slow
+RECIPE = BASELINE.replace("tokens = 2560", "tokens = 1_000_000").replace("every = 5\nwindows", "every = 1000\nwindows").replace("valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true")
+
+
+class Launched:
+    """`efftrain pretrain --devices 2` in a folder of its own."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        self.folder = folder
+        (folder / "text.txt").write_text(made_text())
+        (folder / "r.toml").write_text(RECIPE.replace("TEXT", str(folder / "text.txt")))
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "EFFTRAIN_RUNS": str(folder / "runs"),
+            "EFFTRAIN_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.process = self.start("pretrain", "--recipe", "r.toml", "--name", "r", "--no-probe", "--devices", "2", *args)
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "efftrain_cli", *args]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=pipe, stderr=pipe, text=True)
+
+    def wait_for_step(self, step: int) -> None:
+        end = time.monotonic() + 120
+        while self.last_step() < step:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < end, "no step was finished"
+            time.sleep(0.02)
+
+    def last_step(self) -> int:
+        file = self.folder / "runs" / "r" / "metrics.jsonl"
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return max((json.loads(line)["step"] for line in lines), default=-1)
+
+    def rank(self, number: int) -> int:
+        """Process id of a rank."""
+        for task in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                words = task.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"RANK={number}".encode() in words and f"EFFTRAIN_PARENT={self.process.pid}".encode() in words:
+                return int(task.parent.name)
+        raise AssertionError(f"rank {number} is not running")
+
+    def saved(self) -> int:
+        """Step of the newest checkpoint."""
+        folders = (self.folder / "runs" / "r" / "checkpoints").iterdir()
+        return max(int(path.name.removeprefix("step-")) for path in folders)
+
+
+@pytest.mark.parametrize("to", ["launcher", "one rank"])
+def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -> None:
+    """To the launcher, or to rank 1 alone; then one process goes on where two have stopped."""
+    run = Launched(tmp_path)
+    run.wait_for_step(3)
+    os.kill(run.process.pid if to == "launcher" else run.rank(1), signal.SIGTERM)
+    _, errors = run.process.communicate(timeout=60)
+    assert run.process.returncode == 75, errors
+    assert "continue with `efftrain pretrain --resume r`" in errors and "Traceback" not in errors
+    assert errors.count("stopped by") == 1
+    step = run.last_step()
+    assert run.saved() == step
+
+    resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", str(step + 2), "--devices", "1")
+    assert resumed.wait(timeout=120) == 0, resumed.communicate()[1]
+    assert run.last_step() == step + 2
+
+
+def test_a_killed_rank_ends_the_run_with_its_last_step_saved(tmp_path: Path) -> None:
+    run = Launched(tmp_path)
+    run.wait_for_step(3)
+    os.kill(run.rank(1), signal.SIGKILL)
+    began = time.monotonic()
+    _, errors = run.process.communicate(timeout=90)
+    assert time.monotonic() - began < 60
+    assert run.process.returncode == 128 + signal.SIGKILL
+    assert "rank 1 was ended by SIGKILL" in errors and "Traceback" not in errors
+    assert run.saved() == run.last_step()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--device", "cuda:0"), "give one of the two"),
+        (("--set", "train.batch_size=1"), "cannot be shared by 2 devices"),
+        (("--set", "parallel.lanes=3"), "must be a power of two"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_once(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+    run = Launched(tmp_path, *args)
+    _, errors = run.process.communicate(timeout=90)
+    assert run.process.returncode == 2, errors
+    assert errors.count(message) == 1 and "Traceback" not in errors
+    assert not (tmp_path / "runs" / "r").exists()

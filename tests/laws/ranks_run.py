@@ -1,0 +1,145 @@
+"""Trains every case as one rank of several, and has rank 0 write what came of it: losses and digests. Started by
+test_ranks.py, once per world size: `ranks_run.py TEXT OUT`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from efftrain_cli.data.prepare import prepare
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.ranks import Ranks, joined
+from efftrain_cli.training.stages import set_stage, train_stages
+from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
+from efftrain_cli.training.trainer import StepRecord
+
+CPU = torch.device("cpu")
+STEPS, STOP = 8, 4  # evaluated after both, whether or not a run stops there
+BASE = """
+[model]
+n_layer = 3
+n_head = 2
+n_embd = 32
+seq_len = 32
+[data]
+train = "TEXT"
+tokenizer = "bpe:300"
+valid_fraction = 0.05
+[optim]
+lr = 3e-3
+warmup_steps = 2
+[train]
+tokens = 1_000_000
+batch_size = 16
+micro_batch_tokens = 64
+dtype = "fp32"
+[eval]
+every = 4
+windows = 7
+"""
+CASES = {
+    "baseline": "",
+    "muon": '[optim]\nname = "muon"\nmuon_lr = 0.02',
+    "length warmup": "[seq_len_warmup]\nstart = 8\nsteps = 6\nmode = 'reshape'",
+    "batch warmup": "[batch_size_warmup]\nstart = 8\nincrement = 4\nsequences = 40",
+    "layer dropping": "[progressive_layer_drop]\ntheta = 0.5\nsteps = 4",
+    "simigrad": "[simigrad]\ntarget = 0.9\nmin_batch_size = 8\nmax_batch_size = 32\nquantum = 4",
+    "growth": '[[stages]]\nmodel = { n_head = 1, n_embd = 16 }\nswitch = { rule = "steps", value = 3 }\n'
+    '[[stages]]\noperators = ["width"]\nrewarmup_steps = 2',
+}
+
+
+def recipe_of(folder: Path, text: str, extra: str) -> Recipe:
+    """The recipe of a case; `extra` may repeat [optim] to change keys of it."""
+    base = BASE.replace("TEXT", text)
+    if extra.startswith("[optim]"):
+        base, extra = base.replace("[optim]", extra), ""
+    path = folder / "case.toml"
+    path.write_text(f"{base}\n{extra}\n")
+    return load_recipe(str(path))
+
+
+def fresh(recipe: Recipe, vocab_size: int) -> TrainState:
+    model = build_model(recipe, vocab_size, CPU)
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+def digest(state: TrainState) -> str:
+    sha = hashlib.sha256()
+    for tensors in (model_tensors(state), state.optimizer.tensors()):
+        for name in sorted(tensors):
+            sha.update(tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def main(text: str, out: str) -> None:
+    torch.set_num_threads(1)
+    with joined() as ranks:
+        folder = Path(out).parent / f"rank{ranks.rank}-of-{ranks.world_size}"
+        folder.mkdir(exist_ok=True)
+        found = {}
+        for name, extra in CASES.items():
+            for lanes in (None, 4):
+                section = f"\n[parallel]\nlanes = {lanes}" if lanes else ""
+                recipe = recipe_of(folder, text, extra + section if not extra.startswith("[optim]") else extra + "")
+                if lanes and extra.startswith("[optim]"):
+                    continue
+                found[name + (" in lanes" if lanes else "")] = case(recipe, ranks)
+        if ranks.rank == 0:
+            Path(out).write_text(json.dumps(found))
+
+
+def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
+    corpus = prepare(recipe.data)
+    data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
+    val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
+
+    def run(state: TrainState, until: int) -> list[dict[str, object]]:
+        rows = []
+        for record in train_stages(state, recipe, data, val, until, ranks):
+            if isinstance(record, StepRecord) and record.result is not None:
+                result, plan = record.result, record.plan
+                rows.append(
+                    {
+                        "step": plan.step,
+                        "loss": float(result.scalars["loss"]),
+                        "grad_norm": float(result.scalars["grad_norm"]),
+                        "batch_size": plan.batch_size,
+                        "accumulation_steps": plan.accumulation_steps,
+                        "blocks": result.blocks_executed,
+                        "dots": result.simigrad_dots,
+                        "val_loss": None if record.val_loss is None else float(record.val_loss),
+                    }
+                )
+        return rows
+
+    whole = fresh(recipe, corpus.vocab_size)
+    rows = run(whole, STEPS)
+    stopped = fresh(recipe, corpus.vocab_size)
+    before = run(stopped, STOP)
+    resumed = fresh(recipe, corpus.vocab_size)
+    if stopped.progress.stage:
+        set_stage(resumed, recipe, stopped.progress.stage)
+    load_tensors(resumed, model_tensors(stopped), stopped.optimizer.tensors())
+    resumed.progress = stopped.progress
+    after = run(resumed, STEPS)
+    one = next(islice(train_stages(fresh(recipe, corpus.vocab_size), recipe, data, val, 1, ranks), 1, None))
+    shares = [data.batch(one.plan, rank, ranks.world_size).tokens.tolist() for rank in range(ranks.world_size)]
+    return {
+        "rows": rows,
+        "resumed": [*before, *after],
+        "digest": digest(whole),
+        "resumed_digest": digest(resumed),
+        "batch": [row for share in shares for row in share],
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,106 @@
+"""The same numbers on 1, 2 and 4 devices: one launch of gloo processes per world size trains every case."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.launch import made_text
+from tests.laws.ranks_run import CASES
+
+pytestmark = pytest.mark.slow
+WORLDS = (1, 2, 4)  # with two, a + b = b + a would hide mistakes of order
+IN_LANES = [name for name in CASES if name != "muon"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "text.txt").write_text(made_text(60_000))
+    results = {}
+    for world_size in WORLDS:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        out = folder / f"{world_size}.json"
+        processes = []
+        for rank in range(world_size):
+            environment = {
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "EFFTRAIN_CACHE": str(folder / "cache"),
+                "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            command = [sys.executable, str(REPOSITORY / "tests" / "laws" / "ranks_run.py"), str(folder / "text.txt"), str(out)]
+            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        errors = [process.communicate(timeout=600)[1] for process in processes]
+        assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
+        results[world_size] = json.loads(out.read_text())
+    return results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_ranks_share_the_batch_of_one_process(found: dict[int, dict[str, Any]], case: str) -> None:
+    for world_size in WORLDS:
+        assert found[world_size][case]["batch"] == found[1][case]["batch"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_those_of_one_process(found: dict[int, dict[str, Any]], case: str) -> None:
+    for world_size in WORLDS[1:]:
+        have, want = found[world_size][case]["rows"], found[1][case]["rows"]
+        assert [row["step"] for row in have] == list(range(1, 9))
+        for a, b in zip(have, want, strict=True):
+            assert a["batch_size"] == b["batch_size"] and a["accumulation_steps"] % world_size == 0
+            if case == "layer dropping" and a["accumulation_steps"] != b["accumulation_steps"]:
+                pytest.skip("gates are drawn per micro-batch, and here the cut differs")
+            assert a["blocks"] == b["blocks"]
+            loose = 10 if case == "muon" else 1  # it orthogonalizes in bf16, which makes more of a last bit
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5 * loose)
+            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4 * loose)
+            if b["val_loss"] is not None:
+                assert a["val_loss"] == pytest.approx(b["val_loss"], rel=1e-5 * loose)
+
+
+def test_the_first_evaluation_has_the_bits_of_one_process(found: dict[int, dict[str, Any]]) -> None:
+    """With lanes all states are equal, so every evaluation must be."""
+    for world_size in WORLDS:
+        assert [row["val_loss"] for row in found[world_size]["baseline in lanes"]["rows"]] == [
+            row["val_loss"] for row in found[1]["baseline in lanes"]["rows"]
+        ]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_stopping_and_continuing_moves_no_bit(found: dict[int, dict[str, Any]], case: str, world_size: int) -> None:
+    result = found[world_size][case]
+    assert result["resumed"] == result["rows"]
+    assert result["resumed_digest"] == result["digest"]
+
+
+@pytest.mark.parametrize("case", IN_LANES)
+def test_in_lanes_every_world_size_gives_the_same_bits(found: dict[int, dict[str, Any]], case: str) -> None:
+    results = [found[world_size][f"{case} in lanes"] for world_size in WORLDS]
+    assert results[0] == results[1] == results[2]
+
+
+def test_simigrad_measures_the_whole_batch(found: dict[int, dict[str, Any]]) -> None:
+    """The products agree to 12 digits where nothing but the order of sums differs: in the first step, with lanes and without."""
+    first = [found[world_size]["simigrad in lanes"]["rows"][0]["dots"] for world_size in WORLDS]
+    assert first[0] == first[1] == first[2]
+    for world_size in WORLDS[1:]:
+        rows, alone = found[world_size]["simigrad"]["rows"], found[1]["simigrad"]["rows"]
+        assert rows[0]["dots"] == pytest.approx(alone[0]["dots"], rel=1e-5)
+        assert [row["batch_size"] for row in rows] == [row["batch_size"] for row in alone]

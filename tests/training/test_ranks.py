@@ -1,0 +1,93 @@
+"""Who a process is among those of its run, by the environment of torchrun, srun or `--devices`; the tree of lanes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.plan.step import MicroBatch, StepPlan
+from efftrain_cli.training.gradient import add_lanes
+from efftrain_cli.training.launch import launch
+from efftrain_cli.training.ranks import TORCHRUN, _first_host, ranks_wanted
+
+SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_ID")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TORCHRUN, *SLURM):
+        monkeypatch.delenv(name, raising=False)
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_process_alone_looks_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks_wanted() is None
+    set_all(monkeypatch, WORLD_SIZE="1", RANK="0")
+    assert ranks_wanted() is None
+    # A shell inside an allocation has the job's variables, and is no step of srun.
+    set_all(monkeypatch, SLURM_JOB_ID="7", SLURM_PROCID="0", SLURM_JOB_NODELIST="a,b")
+    assert ranks_wanted() is None
+
+
+def test_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, RANK="5", WORLD_SIZE="8", LOCAL_RANK="1", MASTER_ADDR="gpu1", MASTER_PORT="29500")
+    assert ranks_wanted() == (5, 8, 1, "gpu1", 29500)
+
+
+def test_a_step_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1"}
+    set_all(monkeypatch, SLURM_STEP_NODELIST="gpu[03-05,9],login", SLURM_JOB_ID="100001", **step)
+    assert ranks_wanted() == (9, 16, 1, "gpu03", 20000 + 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[03-05,9],login", "gpu03"), ("login", "login"), ("a,b", "a"), ("a,gpu[1-2]", "a"), ("n[7]", "n7"), ("n[1,3]", "n1")],
+)
+def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
+    assert _first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"MASTER_ADDR": ""}, "lacks MASTER_ADDR"), ({"RANK": "8"}, "RANK = 8 is not below WORLD_SIZE = 8")],
+)
+def test_an_environment_that_cannot_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], message: str
+) -> None:
+    complete = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu1", "MASTER_PORT": "29500"}
+    set_all(monkeypatch, **{**complete, **changed})
+    with pytest.raises(UsageError, match=message):
+        ranks_wanted()
+
+
+def test_devices_are_not_launched_by_a_process_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, WORLD_SIZE="2", RANK="0")
+    with pytest.raises(UsageError, match="leave --devices out"):
+        launch(2, ["pretrain"])
+
+
+def test_lanes_are_added_in_a_balanced_tree() -> None:
+    """((1 + e) + (e + e)) differs from ((1 + e) + e) + e where e is a bit too small to be seen beside 1 alone."""
+    small = 2.0**-24
+    values = [1.0, small, small, small]
+    plan = StepPlan(1, 0.0, 4, 1, 4, 0, 1, (), False)
+    parameter = torch.zeros((), requires_grad=True)
+
+    def accumulate(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
+        ((number, *_),) = micro_batches
+        parameter.grad = torch.tensor(values[number])
+        return {"ce": torch.tensor(float(number))}
+
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    losses = add_lanes(accumulate, [MicroBatch(i, token, token) for i in range(4)], [parameter], plan, lanes=4)
+    one_by_one = torch.tensor(0.0)
+    for value in values:
+        one_by_one += torch.tensor(value)
+    assert parameter.grad.item() == 1 + 2 * small != one_by_one.item()
+    assert losses["ce"].item() == 6
