@@ -92,19 +92,21 @@ def compare(
     if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:
         print(f"note: {', '.join(twice)} named more than once, and counted once", file=sys.stderr)
     from efftrain_cli.compare.comparison import compare as compare_runs
-    from efftrain_cli.compare.comparison import read_all
+    from efftrain_cli.compare.comparison import read_sound
     from efftrain_cli.compare.groups import select_runs
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
 
+    sound, left_out = read_sound(select_runs(runs))
     comparison = compare_runs(
-        read_all(select_runs(runs)),
+        sound,
         baseline=baseline,
         target_loss=target_loss,
         margin=margin,
         every_setting=every_setting,
         allow=allow,
         costs=Costs(price_per_hour, power_watts),
+        left_out=left_out,
     )
     if plan or difference:
         show_plan(comparison, difference or [])

@@ -38,7 +38,7 @@ from efftrain_cli.compare.measures import (
 )
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import DataError, UsageError
 
 PRIMARY = "final_loss"
 """The measure that decides; the others are shown beside it and corrected as one family."""
@@ -135,6 +135,27 @@ def read_all(paths: Sequence[Path]) -> list[RunNumbers]:
         return list(pool.map(read_numbers, paths))
 
 
+def read_sound(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
+    """Reads runs like `read_all`, without those that cannot be read; and why each of these is left out.
+
+    Raises:
+        DataError: none can be read.
+    """
+
+    def attempt(path: Path) -> RunNumbers | DataError:
+        try:
+            return read_numbers(path)
+        except DataError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(attempt, paths))
+    left_out = [error for error in found if isinstance(error, DataError)]
+    if left_out and len(left_out) == len(found):
+        raise left_out[0]
+    return [run for run in found if isinstance(run, RunNumbers)], tuple(map(str, left_out))
+
+
 def compare(
     runs: Sequence[RunNumbers],
     *,
@@ -144,6 +165,7 @@ def compare(
     every_setting: bool = False,
     allow: bool = False,
     costs: Costs | None = None,
+    left_out: Sequence[str] = (),
 ) -> Comparison:
     """Compares runs, grouped by recipe, with a baseline.
 
@@ -153,6 +175,7 @@ def compare(
         target_loss: nats per token; default: per pair of runs, the worse one's final loss.
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
+        left_out: why runs that were asked for are not among `runs`; a reader of the comparison must know.
 
     Raises:
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
@@ -172,7 +195,7 @@ def compare(
         # A setting that was named as the baseline is what was asked for, best or not.
         own = [g for g in groups if g.recipe_name != named.recipe_name or len({g.recipe_name for g in groups}) == 1]
         groups = [named, *(g for g in (groups if every_setting else own) if g is not named)]
-    labels = check(groups, allow)
+    labels = [*(Label("warning", f"a run is left out: {reason}") for reason in left_out), *check(groups, allow)]
     base = named or _default_baseline(groups)
     groups = [base, *(group for group in groups if group is not base)]
     every_run = [run for group in groups for run in group.runs]

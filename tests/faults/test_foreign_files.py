@@ -188,6 +188,23 @@ def test_one_bad_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "small-seed0" in output and "unreadable" in output
 
 
+def test_compare_goes_on_with_the_runs_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F61, F65: the others are compared, and every form of the comparison says which run is left out, and why."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
+    for seed in range(3):
+        write_run(tmp_path, "small", seed)
+    break_origin(tmp_path / "small-seed1", "cut")
+    for form in ("table", "json", "markdown"):
+        code, output = call("compare", "small-*", "--format", form)
+        assert code == 0
+        words = " ".join(output.split())
+        assert "a run is left out" in words and "origin.json" in words and "is damaged" in words, output
+    for seed in (0, 2):
+        break_origin(tmp_path / f"small-seed{seed}", "missing")
+    code, message = call("compare", "small-*")
+    assert code == 3 and "origin.json" in message
+
+
 def test_a_run_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F64, F65: listed as unreadable; the folder of all runs, unreadable as a whole, is named."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
