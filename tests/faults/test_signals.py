@@ -347,6 +347,32 @@ def test_sighup_is_as_sigterm(lab: Laboratory) -> None:
     assert lab.checkpoints("cut")[-1] == "step-00000007"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_the_runs_of_a_killed_sweep_are_asked_to_stop(tmp_path: Path) -> None:
+    """F78: SIGKILL to the parent is SIGTERM to what it has started; what a run does then is F18."""
+    child = """
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("asked").touch(), exit(75)))
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+    parent = f"""
+import os, pathlib, signal, sys, time
+from efftrain_cli.sweep.runner import launch
+launch([sys.executable, "-c", {child!r}], {{}}, pathlib.Path("log"))
+while not pathlib.Path("ready").exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert result.returncode == -signal.SIGKILL
+    end = time.monotonic() + 30
+    while not (tmp_path / "asked").exists():
+        assert time.monotonic() < end, (tmp_path / "log").read_text()
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_sigterm_at_any_instant_and_again_every_100_ms(lab: Laboratory) -> None:
     """F60: from the moment that Python runs our first line: 75 and saved where a step was trained; 0 where all was done."""
