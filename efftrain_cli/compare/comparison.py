@@ -247,7 +247,7 @@ def _named(groups: Sequence[Group], name: str) -> Group:
     if len(matches) == 1:
         return matches[0]
     names = ", ".join(repr(group.label) for group in groups)
-    fault = "stands for several of the recipes compared" if matches else "is none of the recipes compared"
+    fault = "stands for several of the recipes compared" if matches else "is not one of the recipes compared"
     raise UsageError(f"--baseline {name!r} {fault}; choose one of {names}")
 
 

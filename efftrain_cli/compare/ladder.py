@@ -102,7 +102,7 @@ def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
 
 
 def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int) -> str | None:
-    """Why runs of a recipe are no rungs: their learning rate does not end its decay with their own budget; None where it does.
+    """Why runs of a recipe are not rungs: their learning rate does not end its decay with their own budget; None where it does.
 
     Decaying by steps cannot be checked here and is taken at its word.
     """

@@ -281,7 +281,7 @@ def _figure(plot: Plot, comparison: Comparison) -> tuple[Figure, Hover]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=9)
     handles, labels = axes.get_legend_handles_labels()
-    labels = [label.replace("$", r"\$") for label in labels]  # a foreign name is no formula
+    labels = [label.replace("$", r"\$") for label in labels]  # a foreign name is not a formula
     if len(handles) > 1 or len(comparison.groups) > 1:
         # Below the axes, so that it lies over no curve; in as many columns as have room.
         columns = max(1, min(len(handles), 70 // (8 + max(map(len, labels)))))

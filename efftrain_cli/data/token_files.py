@@ -24,7 +24,7 @@ def open_token_file(path: Path) -> np.ndarray:
     """The ids of a file, memory-mapped: uint16 or uint32 (tokens,).
 
     Raises:
-        DataError: it is none of the two forms, or cut short.
+        DataError: it is neither of the two forms, or cut short.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -47,7 +47,7 @@ def open_token_file(path: Path) -> np.ndarray:
             "never opened here. Name the text it was made from"
         )
     if size % 2:
-        raise DataError(f"{path}: {size:,} bytes are no whole number of uint16 ids, as nanoGPT writes them: the file is cut short")
+        raise DataError(f"{path}: {size:,} bytes are not a whole number of uint16 ids, as nanoGPT writes them: the file is cut short")
     if size == 0:
         return np.zeros(0, dtype="<u2")
     return np.memmap(path, dtype="<u2", mode="r").view(np.ndarray)

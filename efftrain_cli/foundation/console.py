@@ -82,7 +82,7 @@ def make_console() -> Console:
 
 
 class _Output(io.FileIO):
-    """A descriptor to write to whose faults (a full disk, a terminal that has gone) are no reason to stop training."""
+    """A descriptor to write to whose faults (a full disk, a terminal that has gone) must not stop training."""
 
     def write(self, data: Any) -> int:
         try:
@@ -100,7 +100,7 @@ class _Output(io.FileIO):
 @contextlib.contextmanager
 def steady_output() -> Iterator[None]:
     """While the block runs, standard output and errors that cannot be written are left unsaid, and the block goes on. A reader
-    that goes away (`| head`) asks training to stop. Where the streams are no files (tests, a notebook), nothing changes."""
+    that goes away (`| head`) asks training to stop. Where the streams are not files (tests, a notebook), nothing changes."""
     before = sys.stdout, sys.stderr
     try:
         sys.stdout, sys.stderr = (_steady(stream, number) for number, stream in enumerate(before, 1))

@@ -35,7 +35,7 @@ class Rate:
 
 
 def remember_bench(rate: Rate) -> None:
-    """Keeps a benchmark's rate for later estimates on this machine. A cache that cannot be written is no reason to fail."""
+    """Keeps a benchmark's rate for later estimates on this machine. A cache that cannot be written is not a reason to fail."""
     with contextlib.suppress(OSError):
         cache_root().mkdir(parents=True, exist_ok=True)
         with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:

@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
 """Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one recipe."""
 STATUSES = ("running", "finished", "stopped", "diverged", "crashed", "not started")
-"""What a run can be. "crashed": it is not finished, nobody owns it, and its last event is no orderly end."""
+"""What a run can be. "crashed": it is not finished, nobody owns it, and its last event is not an orderly end."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def counting(steps: np.ndarray) -> np.ndarray:
 def read_counting(path: Path, until: int | None = None) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl that count, one per step in increasing order, up to step `until`, as they were written.
 
-    Imports nothing that training has not imported, and refuses nothing: damaged lines are left out, and no file is no row.
+    Imports nothing that training has not imported, and refuses nothing: damaged lines are left out, and a missing file has no rows.
     `path` is the file or its run directory.
     """
     import numpy as np

@@ -155,7 +155,7 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
     unit = "arm less baseline, nats per token" if any(v.primary.measure == "final_loss" for v in judgement.verdicts) else ""
     ratio = "baseline / arm, above 1 the arm needs less" if any(v.estimate.log for v in judgement.verdicts) else ""
-    lines.append(f"differences: {'; '.join(filter(None, (unit, ratio)))}; p and intervals have paid for every look")
+    lines.append(f"differences: {'; '.join(filter(None, (unit, ratio)))}; p and intervals are adjusted for every look")
     taken = f"look {judgement.look} of {len(judgement.looks)}"
     if judgement.complete:
         early = judgement.decided and judgement.look < len(judgement.looks)

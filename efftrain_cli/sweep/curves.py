@@ -55,7 +55,7 @@ class LadderOf:
     rates: Mapping[int, float]
     """train.tokens -> the learning rate taken."""
     problem: str | None
-    """Why these runs are no ladder."""
+    """Why these runs are not a ladder."""
 
 
 def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:

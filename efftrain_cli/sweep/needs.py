@@ -119,7 +119,7 @@ def speed_of(recipe: Recipe) -> float | None:
             if seconds > 0 and row["segment"] == 0:
                 speeds.append(float(row["tokens"]) / seconds)
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # a run that cannot be read is no measurement
+            continue  # a run that cannot be read is not a measurement
     return median(speeds) if speeds else None
 
 

@@ -33,7 +33,7 @@ STOPPED = 75
 TICK = 0.1
 """Seconds between two looks at the processes."""
 STATUS_EVERY = 30.0
-"""Seconds between two lines about the runs under way, where the output is no terminal."""
+"""Seconds between two lines about the runs under way, where the output is not a terminal."""
 
 
 class Child(Protocol):

@@ -42,7 +42,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """Seeds written "0..4" (both ends included), "1,3,5", "7" or a mixture.
 
     Raises:
-        UsageError: it is none of these, or names a seed twice.
+        UsageError: it is not one of these, or names a seed twice.
     """
     seeds: list[int] = []
     for part in text.split(","):
@@ -131,7 +131,7 @@ def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
     """The name of a run, from words whose last is its seed; too long a name is cut and told apart by a hash of the overrides.
 
     Raises:
-        UsageError: it is no name for a run.
+        UsageError: it is not a valid run name.
     """
     name = "-".join(words)
     if len(name) > 64:

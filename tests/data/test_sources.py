@@ -160,7 +160,7 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "beside", "said"),
     [
-        (b"123", None, r"no whole number of uint16 ids"),
+        (b"123", None, r"not a whole number of uint16 ids"),
         (b"", None, "the file is empty"),
         (np.array([20240520, 1, 99] + [0] * 253, dtype="<i4").tobytes(), None, r"1,024 bytes where llm.c's header says 1,222.*cut short"),
         (np.array([20240520, 3, 0] + [0] * 253, dtype="<i4").tobytes(), None, "llm.c's version 3"),
