@@ -1,0 +1,93 @@
+"""How many mantissa bits an accumulator needs: the variance retention ratio of Sakr et al., "Accumulation Bit-Width Scaling For
+Ultra-Low Precision Training of Deep Networks", ICLR 2019, arXiv 1901.06588.
+
+A sum of n products that is rounded after every addition loses variance: what is far below the running sum is swallowed
+("swamping"). The ratio VRR = Var(computed) / Var(exact) says how much is left, and an accumulator is called wide enough where
+v(n) = exp(n (1 - VRR)) < 50.
+
+    Q(x)    = P(N(0, 1) > x)
+    alpha_j = 2^(m_acc - 3 m_p) / 3 * sum_{i=1}^{j-1} 2^i (2^i - 1) (2^(i+1) - 1),    alpha = alpha_(m_p + 1)
+    q_i     = 2 Q(2^m_acc / sqrt(i)) (1 - 2 Q(2^m_acc / sqrt(i - 1)))                 full swamping begins at addition i
+    q'_j    = N_j 2 Q(2^(m_acc-m_p+j-1) / sqrt(n)) (1 - 2 Q(2^(m_acc-m_p+j) / sqrt(n))),  N_j = 2^(m_acc-m_p+j)   partial
+    k_1 = sum_{i=2}^{n-1} q_i [i > alpha],  k_2 = sum_{j=2}^{m_p} q'_j [n > alpha_j],  k_3 = 1 - 2 Q(2^(m_acc-m_p+1) / sqrt(n))
+    VRR = (sum (i - alpha) q_i [i > alpha] + sum (n - alpha_j) q'_j [n > alpha_j] + n k_3) / (n (k_1 + k_2 + k_3))
+
+The formula assumes products of mean zero, independent and alike, and a sum that stops for good at its first swamping; it is
+therefore pessimistic for such products, and blind to a mean that is not zero, which is the worse case in language models. With
+chunks, the sums within chunks and the sum over them are judged one by one ("stagewise"); that reading, and the bound of 50,
+are recollected from the paper, the equations are those of a public implementation.
+"""
+
+from __future__ import annotations
+
+import math
+
+LN_50 = math.log(50.0)
+"""n (1 - VRR) below which an accumulation counts as wide enough."""
+MOST_BITS = 23
+"""Mantissa bits of fp32: what is asked for at most."""
+
+
+def swamping_offset(m_acc: int, m_p: int, stage: int | None = None) -> float:
+    """alpha_j of partial-swamping `stage` j; alpha = alpha_(m_p + 1) where it is None."""
+    last = m_p + 1 if stage is None else stage
+    total = sum(2**i * (2**i - 1) * (2 ** (i + 1) - 1) for i in range(1, last))
+    return math.ldexp(total, m_acc - 3 * m_p) / 3
+
+
+def variance_retention(m_acc: int, m_p: int, n: float) -> float:
+    """VRR of a sum of `n` products of `m_p` mantissa bits in an accumulator of `m_acc`; 1 keeps the whole variance."""
+    import numpy as np
+    from scipy.special import erf, erfc
+
+    if n <= 2:
+        return 1.0
+    i = np.arange(2, math.ceil(n), dtype=np.float64)
+    alpha = swamping_offset(m_acc, m_p)
+    scale = 2.0**m_acc / math.sqrt(2)
+    # 2 Q(x) = erfc(x / sqrt 2), 1 - 2 Q(x) = erf(x / sqrt 2)
+    q = erfc(scale / np.sqrt(i)) * erf(scale / np.sqrt(i - 1))
+    full = i > alpha
+    kept = float(((i - alpha) * q)[full].sum())
+    weight = float(q[full].sum())
+    for stage in range(2, m_p + 1):
+        offset = swamping_offset(m_acc, m_p, stage)
+        if n > offset:
+            steps = 2.0 ** (m_acc - m_p + stage)
+            share = steps * erfc(steps / 2 / math.sqrt(2 * n)) * erf(steps / math.sqrt(2 * n))
+            kept += (n - offset) * float(share)
+            weight += float(share)
+    none = float(erf(2.0 ** (m_acc - m_p + 1) / math.sqrt(2 * n)))
+    return (kept + n * none) / (n * (weight + none))
+
+
+def log_v(m_acc: int, m_p: int, n: float) -> float:
+    """ln v(n) = n (1 - VRR); below `LN_50` the accumulator is wide enough."""
+    return n * (1 - variance_retention(m_acc, m_p, n))
+
+
+def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, float]]:
+    """(mantissa bits of what is added, additions) of each stage: one without chunks, else within chunks and over them.
+
+    A sum of n_1 products grows by log2(n_1) bits, as far as the accumulator holds them.
+    """
+    if chunk == 0 or chunk >= n:
+        return [(m_p, n)]
+    return [(m_p, chunk), (min(m_acc, m_p + round(math.log2(chunk))), math.ceil(n / chunk))]
+
+
+def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
+    """The fewest mantissa bits with v < 50 in every stage, `MOST_BITS` where none suffices."""
+    for m_acc in range(1, MOST_BITS):
+        if all(log_v(m_acc, bits, length) < LN_50 for bits, length in stages_of(m_acc, m_p, n, chunk)):
+            return m_acc
+    return MOST_BITS
+
+
+def needed_bits_by_product(m_p: int, n: float, chunk: int) -> int:
+    """The fewest bits with v < 50 of the whole, its VRR being the product of the stages': the stricter reading."""
+    for m_acc in range(1, MOST_BITS):
+        ratio = math.prod(variance_retention(m_acc, bits, length) for bits, length in stages_of(m_acc, m_p, n, chunk))
+        if n * (1 - ratio) < LN_50:
+            return m_acc
+    return MOST_BITS
