@@ -1,0 +1,476 @@
+"""Chunk-based accumulation: rounding, sums in few bits against tables made outside this program, the three products of a linear
+layer, and the bits that a sum needs by theory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from efftrain_cli.methods.variance_retention import (
+    log_v,
+    needed_bits,
+    needed_bits_by_product,
+    swamping_offset,
+    variance_retention,
+)
+from efftrain_cli.model.accumulation import (
+    draw_of,
+    exact_matmul,
+    mix,
+    narrow_matmul,
+    product_bits,
+    random_bits,
+    round_nearest_,
+    round_stochastic_,
+    scale_of,
+    sum_in_order,
+    to_operand,
+)
+from efftrain_cli.model.linear import Arithmetic, NarrowLinear, RoleAccumulator, fp8_matmul
+
+# --- the tables' own arithmetic --------------------------------------------------------------------------------------
+
+
+def by_definition(x: np.ndarray, bits: int) -> np.ndarray:
+    """Round to nearest, ties to even, to `bits` explicit mantissa bits, with an unbounded exponent."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.rint(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
+
+
+def hashed(n: int, salt: int) -> np.ndarray:
+    """Murmur3's finalizer of i + salt * 0x9E3779B9 + 1, in [0, 1)."""
+    x = (np.arange(n, dtype=np.uint64) + np.uint64(salt * 0x9E3779B9 + 1)) & np.uint64(0xFFFFFFFF)
+    x ^= x >> np.uint64(16)
+    x = x * np.uint64(0x85EBCA6B) & np.uint64(0xFFFFFFFF)
+    x ^= x >> np.uint64(13)
+    x = x * np.uint64(0xC2B2AE35) & np.uint64(0xFFFFFFFF)
+    x ^= x >> np.uint64(16)
+    return x / 2**32
+
+
+def spread(n: int, salt: int, mean: float) -> np.ndarray:
+    """Uniform numbers of standard deviation 1."""
+    return mean + (2 * hashed(n, salt) - 1) * math.sqrt(3)
+
+
+VECTORS = {
+    "ones": lambda n: np.ones(n),
+    "tenth": lambda n: np.full(n, 0.1),
+    "u11": lambda n: spread(n, 0, 1.0),
+    "zm": lambda n: spread(n, 1, 0.0),
+}
+
+
+def test_the_vectors_are_those_of_the_tables() -> None:
+    assert np.allclose(hashed(5, 0), [0.31759886, 0.19123477, 0.5232041, 0.14301601, 0.79707836], atol=5e-9)
+
+
+# --- rounding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [2, 3, 5, 7, 9, 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_the_definition_bit_for_bit(bits: int, dtype: torch.dtype) -> None:
+    generator = np.random.default_rng(bits)
+    x = generator.standard_normal(200_000) * np.exp2(generator.integers(-20, 20, 200_000))
+    x = x.astype(np.float32 if dtype == torch.float32 else np.float64)
+    x[:4] = [0.0, -0.0, 1.0 + 2.0 ** -(bits + 1), 1.0 + 3 * 2.0 ** -(bits + 1)]  # ties, to even
+    rounded = round_nearest_(torch.tensor(x), bits)
+    assert np.array_equal(rounded.numpy().view(np.int32), by_definition(x, bits).astype(x.dtype).view(np.int32))
+
+
+def test_seven_bits_are_bfloat16_and_23_are_fp32() -> None:
+    x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(round_nearest_(x.clone(), 7), x.bfloat16().float())
+    assert torch.equal(round_nearest_(x.clone(), 23), x)
+
+
+@pytest.mark.parametrize("bits", [1, 9, 22])
+def test_what_is_not_finite_stays_so(bits: int) -> None:
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([inf, -inf, nan, torch.finfo(torch.float32).max])
+    random = torch.full((4,), -1, dtype=torch.int32)
+    for rounded in (round_nearest_(x.clone(), bits), round_stochastic_(x.clone(), bits, random)):
+        assert rounded[:2].tolist() == [inf, -inf]
+        assert rounded[2].isnan()
+        assert rounded[3] == inf  # beyond the largest number of so few bits
+
+
+def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour() -> None:
+    x = torch.full((1_000_000,), 1 + 2.0**-12)
+    random = random_bits(torch.tensor(draw_of(1, 2, 3, 4), dtype=torch.int32), x.numel())
+    rounded = round_stochastic_(x.clone(), 10, random)
+    assert set(rounded.unique().tolist()) == {1.0, 1 + 2.0**-10}
+    # a quarter goes up: the mean's standard error is 2^-10 sqrt(3 / 16) / 1000
+    assert abs(float(rounded.double().mean()) - (1 + 2.0**-12)) < 4 * 2.0**-10 * 0.433 / 1000
+    assert torch.equal(round_stochastic_(-x, 10, random), -rounded)
+
+
+def test_random_bits_are_a_function_of_their_arguments_alone() -> None:
+    draw = torch.tensor(draw_of(7, 1, 0, 0), dtype=torch.int32)
+    whole = random_bits(draw, 1000)
+    assert torch.equal(whole[400:], random_bits(draw, 600, first=400))
+    expected = [mix((i * 0x9E3779B9 + int(draw)) & 0xFFFFFFFF) for i in range(1000)]
+    assert [value & 0xFFFFFFFF for value in whole.tolist()] == expected
+    others = {draw_of(*key) for key in ((7, 1, 0, 1), (7, 1, 1, 0), (7, 2, 0, 0), (8, 1, 0, 0), (7, 1, 0, 0), (7 + 2**40, 1, 0, 0))}
+    assert len(others) == 6
+    shares = (whole[:, None] >> torch.arange(32) & 1).double().mean(dim=0)
+    assert float((shares - 0.5).abs().max()) < 0.07  # four standard errors
+
+
+# --- sums in order ---------------------------------------------------------------------------------------------------
+
+# vector, n, mantissa bits, exact sum of the rounded inputs; then in order, and in chunks of 16, 64, 256
+SUMS = [
+    *(("ones", 4096, bits, 4096.0, naive, 4096, 4096, 4096) for bits, naive in ((10, 2048), (9, 1024), (7, 256))),
+    ("tenth", 4096, 10, 409.5, 256, 402.5, 412.25, 402.75),
+    ("tenth", 4096, 9, 409.5, 128, 393.5, 415.5, 392.5),
+    ("tenth", 4096, 7, 410.0, 32, 472, 386, 478),
+    ("u11", 4096, 10, 4113.663393, 4092, 4112, 4116, 4116),
+    ("u11", 4096, 9, 4113.609917, 3752, 4120, 4112, 4112),
+    ("u11", 4096, 7, 4113.742447, 1024, 4160, 4128, 4096),
+    ("zm", 4096, 10, 100.256739, 100.0625, 100, 100.375, 100.125),
+    ("zm", 4096, 9, 100.256021, 97.875, 99.25, 100, 100),
+    ("zm", 4096, 7, 100.398903, 95.5, 100, 100, 100),
+    ("u11", 16384, 10, 16536.18, 8192, 16464, 16544, 16544),
+    ("u11", 16384, 9, 16536.03, 4096, 16368, 16576, 16512),
+    ("u11", 16384, 7, 16536.27, 1024, 8192, 16256, 16512),
+]
+
+
+@pytest.mark.parametrize("row", SUMS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
+def test_sums_are_those_of_the_table(row: tuple) -> None:
+    name, n, bits, exact, *expected = row
+    terms = torch.tensor(by_definition(VECTORS[name](n), bits))
+    assert float(terms.sum()) == pytest.approx(exact, abs=0.005)
+    assert [float(sum_in_order(terms, bits, chunk)) for chunk in (0, 16, 64, 256)] == expected
+
+
+def test_in_order_with_ten_bits_is_numpy_half_precision() -> None:
+    terms = spread(4096, 3, 1.0).astype(np.float16)
+    total = np.float16(0)
+    for term in terms:
+        total = np.float16(total + term)
+    assert float(sum_in_order(torch.tensor(terms), 10)) == float(total)
+
+
+def test_a_constant_swamps_the_sum_over_chunks_too() -> None:
+    terms = torch.full((16384,), 0.1).bfloat16()
+    assert float(sum_in_order(terms, 7, 16)) == 512.0
+
+
+# mean, n, exact; naive, chunk 64, chunk 128 with 9 bits
+FP8_DOTS = [(1.0, 4096, 4031.5508, 4096, 4024, 4032), (1.0, 16384, 16097.9047, 8192, 16224, 16128)]
+
+
+@pytest.mark.parametrize("row", FP8_DOTS, ids=lambda row: f"mean {row[0]}, {row[1]}")
+def test_fp8_dot_products_are_those_of_the_table(row: tuple) -> None:
+    mean, n, exact, *expected = row
+    products = fp8_products(20, 21, mean, n)
+    assert float(products.sum()) == pytest.approx(exact, abs=1e-4)
+    assert [float(sum_in_order(products, 9, chunk)) for chunk in (0, 64, 128)] == expected
+
+
+def test_fp8_dot_products_of_mean_zero_are_those_of_the_table() -> None:
+    products = fp8_products(22, 23, 0.0, 4096)
+    assert float(products.sum()) == pytest.approx(-85.388935, abs=1e-6)
+    sums = [float(sum_in_order(products, bits, chunk)) for bits, chunk in ((9, 0), (9, 64), (5, 0), (5, 64))]
+    assert sums == [-87, -85.75, -68, -86]
+
+
+def fp8_products(salt_a: int, salt_b: int, mean: float, n: int) -> Tensor:
+    a, b = (torch.tensor(spread(n, salt, mean)).float().to(torch.float8_e5m2).double() for salt in (salt_a, salt_b))
+    return a * b
+
+
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [
+        (1.0, {4: 0.0071, 16: 0.0035, 32: 0.0027, 64: 0.0017, 128: 0.0013, 256: 0.0013, 1024: 0.0036, 0: 0.080}),
+        (0.0, {4: 0.0085, 16: 0.0047, 32: 0.0035, 64: 0.0034, 128: 0.0040, 256: 0.0051, 1024: 0.0092, 0: 0.0169}),
+    ],
+)
+def test_error_over_chunk_length_is_u_shaped(mean: float, expected: dict[int, float]) -> None:
+    """256 vectors of 4096; the table's were others, so the error of an error is allowed for: a fifth."""
+    terms = torch.tensor(by_definition(np.stack([spread(4096, 100 + salt, mean) for salt in range(256)], axis=1), 9))
+    exact = terms.sum(dim=0)
+    errors = {chunk: float((sum_in_order(terms, 9, chunk) - exact).norm() / exact.norm()) for chunk in expected}
+    assert errors == {chunk: pytest.approx(value, rel=0.25) for chunk, value in expected.items()}
+    assert errors[64] < errors[4]
+    assert errors[64] < errors[1024] < errors[0]
+
+
+def test_stochastic_sums_do_not_stop() -> None:
+    draw = torch.tensor(draw_of(0, 0, 0, 0), dtype=torch.int32)
+    ones = torch.ones(4096, 200, dtype=torch.float64)
+    sums = sum_in_order(ones, 7, draw=draw)
+    assert float(sum_in_order(ones[:, :1], 7)) == 256  # to nearest, it stops there
+    assert abs(float(sums.mean()) - 4096) < 4 * float(sums.std()) / math.sqrt(200)
+    assert torch.equal(sums, sum_in_order(ones, 7, draw=draw))
+
+
+# --- matrix products -------------------------------------------------------------------------------------------------
+
+
+def operands(m: int, k: int, n: int, mean: float = 0.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(m, k, generator=generator) + mean, torch.randn(k, n, generator=generator) + mean
+    return a.to(torch.float8_e5m2).float(), b.to(torch.float8_e5m2).float()
+
+
+def test_the_exact_product_is_the_sum_of_its_definition() -> None:
+    a, b = operands(3, 50, 5)
+    for chunk in (0, 16):
+        expected = [[float(sum_in_order(a[i].double() * b[:, j].double(), 6, chunk)) for j in range(5)] for i in range(3)]
+        assert exact_matmul(a, b, 6, chunk).tolist() == expected
+
+
+def test_error_of_an_fp8_product_is_that_of_the_table() -> None:
+    a, b = operands(64, 768, 64)
+    exact = a.double() @ b.double()
+    errors = [float((exact_matmul(a, b, 9, chunk) - exact).norm() / exact.norm()) for chunk in (64, 0)]
+    assert errors == [pytest.approx(0.00205, rel=0.1), pytest.approx(0.00706, rel=0.1)]
+
+
+@pytest.mark.parametrize(("bits", "chunk", "block"), [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)])
+def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int) -> None:
+    """Sums of blocks are exact here (fp8 operands, few products), so the order within a block does not matter."""
+    a, b = operands(40, 200, 30, mean=1.0)
+    length = 200 if chunk == 0 else min(chunk, 200)
+    total = np.zeros((40, 30))
+    for first in range(0, 200, length):
+        end = min(first + length, 200)
+        within = np.zeros((40, 30))
+        for begin in range(first, end, block or length):
+            part = slice(begin, min(begin + (block or length), end))
+            within = within + a[:, part].double().numpy() @ b[part].double().numpy()
+            if block:
+                within = by_definition(within, bits)
+        total = by_definition(total + within, bits) if length < 200 or not block else within
+    assert np.array_equal(narrow_matmul(a, b, bits, chunk, block).numpy(), total)
+
+
+def test_stochastic_products_repeat_and_differ_by_draw() -> None:
+    a, b = operands(300, 64, 300)
+    one, two = (torch.tensor(value, dtype=torch.int32) for value in (1, 2))
+    product = narrow_matmul(a, b, 5, 0, 32, one)
+    assert torch.equal(product, narrow_matmul(a, b, 5, 0, 32, one))
+    assert not torch.equal(product, narrow_matmul(a, b, 5, 0, 32, two))
+    exact = a.double() @ b.double()
+    bias = float((product - exact).mean() / (product - exact).std())
+    assert abs(bias) < 4 / 300  # the mean of 90,000 errors, in their standard deviations
+
+
+def test_operands_take_their_format_and_scales_are_powers_of_two() -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e-5
+    for name, dtype, largest in (("fp8_e4m3", torch.float8_e4m3fn, 448), ("fp8_e5m2", torch.float8_e5m2, 57344)):
+        rounded, scale = to_operand(x, name)
+        assert math.log2(float(scale)).is_integer()
+        assert largest / 2 < float((x * scale).abs().max()) <= largest
+        assert torch.equal(rounded, rounded.to(dtype).float())
+    assert torch.equal(to_operand(x, "bf16")[0], x.bfloat16().float())
+    assert to_operand(x, "fp32") == (x, None)
+    for useless in (torch.zeros(3), torch.tensor([1.0, float("inf")])):
+        assert float(scale_of(useless, "fp8_e4m3")) == 1.0
+
+
+def test_product_bits() -> None:
+    pairs = {("fp8_e5m2", "fp8_e5m2"): 5, ("fp8_e4m3", "fp8_e5m2"): 6, ("fp8_e4m3", "fp8_e4m3"): 7, ("bf16", "bf16"): 15}
+    assert {pair: product_bits(*pair) for pair in pairs} == pairs
+
+
+# --- the layer -------------------------------------------------------------------------------------------------------
+
+NARROW = RoleAccumulator(4, 0)
+
+
+def results(layer: nn.Module, x: Tensor, grad: Tensor) -> list[Tensor]:
+    """Output, and gradients of the input, the weight and the bias."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.backward(grad)
+    return [y.detach(), x.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
+
+
+@pytest.fixture
+def layer_and_data() -> tuple[nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(96, 160), torch.randn(4, 40, 96), torch.randn(4, 40, 160)
+
+
+NEUTRAL = RoleAccumulator(23, 0)
+
+
+@pytest.mark.parametrize(
+    "arithmetic",
+    [Arithmetic(), Arithmetic(fidelity="intra_fp32", forward=NEUTRAL, grad_input=NEUTRAL, grad_weight=NEUTRAL)],
+    ids=["no role", "neutral"],
+)
+def test_the_neutral_layer_moves_no_bit(arithmetic: Arithmetic, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    for have, want in zip(results(NarrowLinear(linear, arithmetic), x, grad), results(linear, x, grad), strict=True):
+        assert torch.equal(have, want)
+
+
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_a_role_changes_its_own_product_only(role: int, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    name = ("forward", "grad_input", "grad_weight")[role]
+    have = results(NarrowLinear(linear, Arithmetic(**{name: NARROW})), x, grad)
+    want = results(linear, x, grad)
+    assert [torch.equal(a, b) for a, b in zip(have, want, strict=True)] == [number != role for number in range(4)]
+    assert 0.001 < float((have[role] - want[role]).norm() / want[role].norm()) < 0.2
+
+
+def test_the_more_often_it_is_rounded_the_larger_the_error(layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    narrow = RoleAccumulator(6, 64)
+    want = results(NarrowLinear(linear, Arithmetic("fp8_e4m3", "fp8_e5m2")), x, grad)
+    errors = {}
+    for fidelity in ("intra_fp32", "blocked", "exact"):
+        arithmetic = Arithmetic(
+            "fp8_e4m3", "fp8_e5m2", fidelity=fidelity, forward=narrow, grad_input=narrow, grad_weight=narrow
+        )
+        have = results(NarrowLinear(linear, arithmetic), x, grad)
+        errors[fidelity] = [float((a - b).norm() / b.norm()) for a, b in zip(have, want, strict=True)]
+    for role in range(3):
+        assert 0.003 < errors["intra_fp32"][role] < errors["blocked"][role] < errors["exact"][role] < 0.05
+    assert errors["exact"][3] == 0.0
+
+
+def test_fp8_operands_change_results_by_their_rounding(layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    have = results(NarrowLinear(linear, Arithmetic("fp8_e4m3", "fp8_e5m2")), x, grad)
+    want = results(linear, x, grad)
+    for a, b in list(zip(have, want, strict=True))[:3]:
+        assert 0.02 < float((a - b).norm() / b.norm()) < 0.08
+    assert torch.equal(have[3], want[3])  # the bias's gradient is summed in fp32, from the gradient as it came
+
+
+def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2"}
+    fast = RoleAccumulator(fast=True)
+    have = results(
+        NarrowLinear(linear, Arithmetic(**formats, fidelity="hardware", forward=fast, grad_input=fast, grad_weight=fast)), x, grad
+    )
+    want = results(NarrowLinear(linear, Arithmetic(**formats)), x, grad)
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_on_a_cpu_the_fp8_product_is_that_of_pytorch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(16, 32, generator=generator), torch.randn(16, 32, generator=generator)
+    (a8, scale_a), (b8, scale_b) = to_operand(a, "fp8_e4m3"), to_operand(b, "fp8_e5m2")
+    expected = torch._scaled_mm(
+        a8.to(torch.float8_e4m3fn),
+        b8.to(torch.float8_e5m2).t(),
+        scale_a=scale_a.reciprocal(),
+        scale_b=scale_b.reciprocal(),
+        out_dtype=torch.float32,
+    )
+    for fast in (False, True):
+        torch.testing.assert_close(fp8_matmul(a, "fp8_e4m3", b, "fp8_e5m2", fast, torch.float32), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_recomputed_activations_give_the_same_bits(stochastic: bool, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    arithmetic = Arithmetic("bf16", "bf16", stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW)
+    layer = NarrowLinear(linear, arithmetic)
+    layer.draw.fill_(draw_of(1, 2, 3, 4))
+    want = results(layer, x, grad)
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = checkpoint(layer, x, use_reentrant=False)
+    y.backward(grad)
+    for a, b in zip((y.detach(), x.grad, layer.weight.grad), want, strict=False):
+        assert torch.equal(a, b)
+
+
+def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None:
+    linear, x, _ = layer_and_data
+    noisy = NarrowLinear(linear, Arithmetic(stochastic=True, forward=NARROW))
+    plain = NarrowLinear(linear, Arithmetic(forward=NARROW))
+    with torch.no_grad():
+        assert torch.equal(noisy(x), plain(x))
+    assert not torch.equal(noisy(x), plain(x))
+
+
+@pytest.mark.slow
+def test_the_traced_layer_computes_the_same_bits(layer_and_data: tuple) -> None:
+    """Forward and backward pass as one graph without a break; what the compiler's back end makes of the rest is its own affair."""
+    linear, x, grad = layer_and_data
+    for stochastic in (False, True):
+        arithmetic = Arithmetic(
+            "fp8_e4m3", "fp8_e5m2", stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW
+        )
+        layer = NarrowLinear(linear, arithmetic)
+        layer.draw.fill_(5)
+        want = results(layer, x, grad)
+        torch._dynamo.reset()
+        layer.compile(backend="aot_eager", fullgraph=True)
+        for a, b in zip(results(layer, x, grad)[:3], want, strict=False):
+            assert torch.equal(a, b)
+
+
+# --- theory ----------------------------------------------------------------------------------------------------------
+
+LENGTHS = (64, 144, 512, 1024, 4096, 16384, 65536)
+RETENTION = {
+    5: (0.992193, 0.989016, 0.835876, 0.709002, 0.564379, 0.475618, 0.418928),
+    6: (0.998135, 0.997159, 0.993358, 0.945290, 0.697042, 0.563834, 0.475716),
+    7: (0.999523, 0.999313, 0.998677, 0.998001, 0.921691, 0.690254, 0.563543),
+    8: (0.999847, 0.999799, 0.999675, 0.999520, 0.998974, 0.892640, 0.686628),
+    9: (0.999998, 0.999928, 0.999899, 0.999871, 0.999759, 0.999443, 0.864773),
+    10: (1.0, 1.0, 0.999954, 0.999945, 0.999935, 0.999879, 0.999642),
+    12: (1.0, 1.0, 1.0, 1.0, 0.999998, 0.999985, 0.999984),
+}
+
+
+@pytest.mark.parametrize("m_acc", RETENTION)
+def test_variance_retention_is_that_of_the_table(m_acc: int) -> None:
+    have = [round(variance_retention(m_acc, 5, n), 6) for n in LENGTHS]
+    assert have == list(RETENTION[m_acc])
+
+
+def test_variance_retention_to_eight_digits() -> None:
+    expected = {
+        (7, 5, 1024): (0.99800085, 2.0471),
+        (8, 5, 4096): (0.99897360, 4.2041),
+        (9, 5, 4096): (0.99975883, 0.9878),
+        (9, 5, 16384): (0.99944346, 9.1184),
+        (12, 5, 131072): (0.99997929, 2.7144),
+    }
+    have = {key: (round(variance_retention(*key), 8), round(log_v(*key), 4)) for key in expected}
+    assert have == expected
+    assert round(variance_retention(9, 7, 4096), 8) == 0.99973679
+    assert swamping_offset(9, 5) == 369.09375
+    assert [swamping_offset(9, 5, stage) for stage in (2, 3, 4, 5)] == [0.03125, 0.46875, 4.84375, 43.59375]
+
+
+def test_needed_bits_are_those_of_the_table() -> None:
+    lengths = (64, 256, 768, 1024, 2304, 3072, 4096, 8192, 16384, 50304, 65536, 131072, 524288)
+    normal = [4, 6, 7, 7, 8, 8, 9, 9, 10, 11, 12, 12, 14]
+    assert [needed_bits(5, n) for n in lengths] == normal
+    assert [needed_bits(7, n) for n in lengths] == normal
+    assert [needed_bits(5, n, 64) for n in lengths] == [4, 4, 4, 4, 4, 4, 4, 5, 6, 7, 7, 8, 9]
+    assert [needed_bits(7, n, 128) for n in lengths] == [4, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 7, 9]
+    assert [needed_bits_by_product(5, n, 64) for n in lengths] == [4, 5, 6, 6, 7, 7, 8, 8, 9, 10, 10, 11, 12]
+
+
+@pytest.mark.parametrize(("bits", "n"), [(5, 1024), (6, 4096)])
+def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits: int, n: int) -> None:
+    """Simulated sums keep nearly all of their variance where the formula expects a third of it gone."""
+    generator = torch.Generator().manual_seed(0)
+    terms = torch.tensor(by_definition(torch.randn(n, 4000, generator=generator, dtype=torch.float64).numpy(), 5))
+    kept = float(sum_in_order(terms, bits).var() / terms.sum(dim=0).var())
+    assert kept > 0.93
+    assert variance_retention(bits, 5, n) < 0.75
