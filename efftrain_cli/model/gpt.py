@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.flops import FlopsPerToken, flops_per_token
 from efftrain_cli.model.gelu import gelu
+from efftrain_cli.model.linear import NarrowHead
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 
 
@@ -169,6 +170,8 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.seq_len, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd)
+        self.narrow_head: NarrowHead | None = None
+        """Computes the product with the vocabulary in an accumulator of its choice; None: as PyTorch does."""
         self.residual_dtype = torch.float32
         """Type of the residual stream where autocast is on: in bf16 half the bytes pass between matmuls. Layer norms compute
         in fp32 on CUDA anyway, on a CPU in this type."""
@@ -265,11 +268,16 @@ class GPT(nn.Module):
 
     def head(self, x: Tensor) -> Tensor:
         """Residual stream (..., C) -> logits (..., V), padding columns cut off."""
-        return F.linear(self.ln_f(x), self.wte.weight)[..., : self.config.vocab_size]
+        x = self.ln_f(x)
+        logits = F.linear(x, self.wte.weight) if self.narrow_head is None else self.narrow_head(x, self.wte.weight)
+        return logits[..., : self.config.vocab_size]
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T)."""
         x = self.ln_f(x).flatten(0, -2)
+        if self.narrow_head is not None:
+            logits = self.narrow_head(x, self.wte.weight)[:, : self.config.vocab_size]
+            return F.cross_entropy(logits.float(), targets.flatten(), reduction="sum")
         return summed_cross_entropy(x, self.wte.weight, targets.flatten(), self.config.vocab_size)
 
     def loss_sum(

@@ -12,6 +12,7 @@ is added, and its gradient summed, in fp32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from efftrain_cli.model.accumulation import BLOCK, FP8, exact_matmul, narrow_matmul, scale_of, to_operand
+from efftrain_cli.model.accumulation import (
+    BLOCK,
+    FP8,
+    draw_of,
+    exact_matmul,
+    narrow_matmul,
+    scale_of,
+    to_operand,
+)
 
 ROLES = ("forward", "grad_input", "grad_weight")
 Fidelity = Literal["blocked", "intra_fp32", "exact", "hardware"]
@@ -89,6 +98,75 @@ class NarrowLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.arithmetic}"
+
+
+class NarrowHead(nn.Module):
+    """The product with the vocabulary, computing by an `Arithmetic`; the tied matrix belongs to the embedding."""
+
+    draw: Tensor
+
+    def __init__(self, arithmetic: Arithmetic, device: torch.device) -> None:
+        super().__init__()
+        self.arithmetic = arithmetic
+        self.register_buffer("draw", torch.zeros((), dtype=torch.int32, device=device), persistent=False)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x (..., n_embd) times weight (rows, n_embd) transposed: (..., rows)."""
+        return narrow_linear(x, weight, None, self.arithmetic, self.draw)
+
+
+def replace_linears(module: nn.Module, arithmetic: Arithmetic) -> None:
+    """Puts a `NarrowLinear` in the place of every `nn.Linear` below `module`; parameters and their names stay."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, NarrowLinear(child, arithmetic))
+
+
+def set_draws(module: nn.Module, seed: int, step: int, micro_step: int) -> None:
+    """Gives every narrow layer below `module` the random bits of one forward and backward pass."""
+    layers = (layer for layer in module.modules() if isinstance(layer, NarrowLinear | NarrowHead))
+    for number, layer in enumerate(layers):
+        layer.draw.fill_(draw_of(seed, step, micro_step, number))
+
+
+def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str, str] | None:
+    """(layer, role) of the first product in a narrow layer of `model` that is not finite though its operands are, while `compute`
+    runs forward and backward passes; None where there is none. Not for compiled code: it looks at every layer's tensors."""
+    found: list[tuple[str, str]] = []
+    hooks = []
+
+    def finite(*tensors: Tensor | None) -> bool:
+        return all(tensor is None or bool(tensor.isfinite().all()) for tensor in tensors)
+
+    def watch(name: str, layer: nn.Module, weight: Tensor) -> None:
+        def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if finite(inputs[0], weight) and not finite(output):
+                found.append((name, "forward"))
+
+        def after_backward(_: nn.Module, grad_x: tuple[Tensor | None, ...], grad_y: tuple[Tensor | None, ...]) -> None:
+            if finite(*grad_y) and not finite(grad_x[0]):
+                found.append((name, "grad_input"))
+            coming[0] = finite(*grad_y)
+
+        def with_gradient(grad: Tensor) -> None:
+            if coming[0] and not finite(grad):
+                found.append((name, "grad_weight"))
+
+        coming = [True]
+        hooks.append(layer.register_forward_hook(after_forward))
+        hooks.append(layer.register_full_backward_hook(after_backward))
+        hooks.append(weight.register_hook(with_gradient))
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, NarrowLinear):
+            watch(name, layer, layer.weight)
+    try:
+        compute()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else None
 
 
 def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, draw: Tensor) -> Tensor:

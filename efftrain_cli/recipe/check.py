@@ -70,6 +70,7 @@ _ALSO_CALLED = {
     "batch_size_warmup": "rampup_batch_size batch_warmup batch_size_rampup",
     "simigrad": "adaptive_batch",
     "staged_growth": "growth",
+    "chunked_accumulation": "accumulation chunk_accumulation fp8 low_precision",
     "seq_len_warmup.start": "start_seq_len min_difficulty",
     "seq_len_warmup.steps": "total_curriculum_step",
     "seq_len_warmup.multiple": "difficulty_step",

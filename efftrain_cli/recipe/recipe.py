@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.chunked_accumulation import ChunkedAccumulation
 from efftrain_cli.methods.method import Method
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
@@ -47,6 +48,7 @@ class Recipe:
     batch_size_warmup: BatchSizeWarmup | None = None
     progressive_layer_drop: ProgressiveLayerDrop | None = None
     simigrad: SimiGrad | None = None
+    chunked_accumulation: ChunkedAccumulation | None = None
     staged_growth: StagedGrowth | None = None
     stages: tuple[Stage, ...] = ()
     """Stages of staged training, in order; without any, [model] is trained from start to end."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
+from efftrain_cli.model.linear import first_overflow
 from efftrain_cli.plan.step import Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
@@ -36,6 +38,7 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
         raise_unsound(run, state, setting, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not")
     loss, norms = gradient_norms_by_layer(state, setting, plan)
     bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
+    overflow = narrow_overflow(state, setting, plan)
     run.event(
         "diverged",
         {
@@ -49,13 +52,16 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
             "next_window": plan.window_start + plan.windows,
             "grad_norm_by_layer": {layer: finite_or_none(norm) for layer, norm in norms.items()},
             "nonfinite_layers": bad,
+            **({"overflow": overflow} if overflow is not None else {}),
         },
     )
     try:
         save(run, state, setting.recipe)
     except EfftrainError as error:
         run.event("save_failed", {"step": before.step, "reason": str(error)})
-    if bad:
+    if overflow is not None:
+        where = f"the sums of {overflow['role']} in {overflow['layer']} overflow: finite operands, infinite result"
+    elif bad:
         where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
     elif finite_or_none(loss) is None:
         where = "the loss"
@@ -112,6 +118,19 @@ def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan)
     norms = {layer: float(torch.nn.utils.get_total_norm(grads)) for layer, grads in layers.items()}
     state.model.zero_grad(set_to_none=True)
     return float(result.scalars["loss"]), norms
+
+
+def narrow_overflow(state: TrainState, setting: Setting, plan: StepPlan) -> dict[str, str] | None:
+    """Layer and role of the first sum that overflows in a narrow accumulator in a planned step; None where none does."""
+    recipe = setting.recipe
+    if recipe.chunked_accumulation is None:
+        return None
+    recipe = replace(recipe, train=replace(recipe.train, compile="off"))
+    forward_backward = build_forward_backward(recipe, state.model, setting.device, dict(state.method_tensors))
+    batch = setting.train_data.batch(plan).to(setting.device)
+    found = first_overflow(state.model, lambda: forward_backward(batch, plan))
+    state.model.zero_grad(set_to_none=True)
+    return None if found is None else {"layer": found[0], "role": found[1]}
 
 
 # --- the way back ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels, choose_determinism, choose_matmul_precision
+from efftrain_cli.model.linear import set_draws
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.gradients import fill_gradients, take_gradients
 from efftrain_cli.optim.muon import Muon
@@ -71,7 +72,10 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     model.init_weights(recipe.seed)
     if device.type == "cuda":  # on CPUs layer norms would then compute in bf16 too
         model.residual_dtype = torch.bfloat16
-    return model.to(device)
+    model = model.to(device)
+    if recipe.chunked_accumulation is not None:
+        recipe.chunked_accumulation.attach(model, device)
+    return model
 
 
 def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
@@ -137,7 +141,7 @@ def build_forward_backward(
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
     objective = build_objective(recipe, model, device)
     full_shape = full_micro_batch(recipe)
-    layer_drop = recipe.progressive_layer_drop
+    layer_drop, accumulation = recipe.progressive_layer_drop, recipe.chunked_accumulation
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
     parameters = list(model.parameters())
 
@@ -160,6 +164,8 @@ def build_forward_backward(
             """Adds the gradient of these micro-batches to `.grad`; returns the sums of their losses."""
             sums: dict[str, Tensor] = {}
             for number, tokens, targets in micro_batches:
+                if accumulation is not None and accumulation.rounding == "stochastic":
+                    set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
                     shares = {
                         name: loss / plan.tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -46,7 +46,8 @@ def load_trained(name: str, checkpoint: str | None, device: torch.device) -> Tra
     tokenizer = load_run_tokenizer(run)
     recipe = load_recipe(str(path / "recipe.toml"))
     progress = progress_from_json(json.loads((path / "progress.json").read_text(encoding="utf-8")))
-    model = build_model(recipe, tokenizer.vocab_size, device, progress.stage)
+    # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products add in fp32.
+    model = build_model(replace(recipe, chunked_accumulation=None), tokenizer.vocab_size, device, progress.stage)
     _load_weights(model, path / "model.safetensors")
     model.eval()
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

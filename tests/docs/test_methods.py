@@ -14,7 +14,10 @@ from efftrain_cli.recipe.file import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.conftest import REPOSITORY
 
-PAGES = [REPOSITORY / "docs" / "methods" / f"{name}.md" for name in ("progressive-layer-dropping", "simigrad", "optimizers")]
+PAGES = [
+    REPOSITORY / "docs" / "methods" / f"{name}.md"
+    for name in ("chunk-based-accumulation", "progressive-layer-dropping", "simigrad", "optimizers")
+]
 COMMANDS = [
     pytest.param(line.partition("#")[0].strip(), id=f"{page.stem}: {line}")
     for page in PAGES

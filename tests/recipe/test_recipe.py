@@ -451,7 +451,7 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
     known = sorted(known_keys(Recipe))
     values = ["0", "-1", "1", "2.5", "1e400", "nan", "true", "false", '""', '"x"', "[]", "[1]", '["a", 2]', "[[1]]", "{}", "[{}]"]
     values += ["{ x = 1 }", "[{ lr = 1 }]", "1979-05-27", "07:32:00", "'300M'", "9" * 400, "x", "", "=", "[", '"\\ud800"']
-    draw = random.Random(1)
+    draw = random.Random(2)
     loaded = 0
     for _ in range(200):
         keys = [draw.choice(known) for _ in range(draw.choice((1, 1, 1, 3)))]

@@ -1,0 +1,229 @@
+"""Chunk-based accumulation: how few bits training can add with.
+
+Wang, Choi, Brand, Chen, Gopalakrishnan: "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv
+1812.08011. The bits that a sum needs by theory: Sakr et al., ICLR 2019 (`variance_retention.py`).
+
+A matrix product is a sum of many small products, and an accumulator of few mantissa bits swallows what is added to a sum that has
+already grown. Cut into chunks, no partial sum grows far, and the sum over the chunks is short: so 8-bit operands can be added in 16 bits
+and less. This section lays the model's matrix products out in such accumulators, each of the three products of a linear layer in its own:
+
+    y   = x W^T     forward       sums over the inputs of a layer (n_embd or 4 n_embd)
+    g_x = g W       grad_input    sums over its outputs (n_embd to 4 n_embd)
+    g_W = g^T x     grad_weight   sums over the tokens of a micro-batch: by far the longest
+
+No GPU has an accumulator whose width can be chosen, so it is emulated in fp32: what training becomes is measured, speed is not.
+fidelity = "blocked" rounds after every 32 products, "intra_fp32" only where a chunk joins the sum, "exact" after every one.
+fidelity = "hardware" uses the fp8 matrix units of a GPU as they are, with the one switch they have.
+
+Attaches where the model is built: linear layers are replaced in one walk, the tied head by decision. Rounding to nearest has no
+state; stochastic rounding draws from (seed, step, micro-batch, layer, product), so a resumed run draws the same. Only the GEMMs are
+narrow: the papers' 16-bit weight update with stochastic rounding is left out, weights and moments stay fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.methods.method import Method
+
+if TYPE_CHECKING:
+    import torch
+
+    from efftrain_cli.model.gpt import GPT
+    from efftrain_cli.model.linear import Arithmetic
+    from efftrain_cli.recipe.recipe import Recipe
+
+Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
+UNIT = 16
+"""fp8 matrix units take dimensions that are multiples of this."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Accumulator:
+    """What one of the three products of a linear layer is added in; every key absent: fp32."""
+
+    bits: int = Field(default=23, ge=1, le=23)
+    """Explicit mantissa bits, 1 to 23; 9 is the papers' (1, 6, 9), 23 is fp32. The exponent is fp32's."""
+    chunk: int = Field(default=0, ge=0)
+    """Products per chunk; 0: no chunks."""
+    fast_accumulation: bool = False
+    """With fidelity = "hardware": the tensor core's own accumulator throughout, instead of going over to fp32 now and then."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class ChunkedAccumulation(Method):
+    """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators, in chunks."""
+
+    operands: Operands = "fp32"
+    """Format of activations and weights; 8-bit ones have one scale per tensor, a power of two, taken from its largest magnitude."""
+    gradient_operands: Operands | None = None
+    """Format of the gradients that come into a layer; absent: as operands."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """How the accumulator is rounded; operands are always rounded to nearest."""
+    layers: Literal["all", "inner"] = "all"
+    """Blocks whose linear layers take part: all of them, or all but the first and the last, which stay fp32."""
+    head: bool = False
+    """Whether the head, the product with the vocabulary, takes part; the papers keep the last layer wide."""
+    fidelity: Literal["blocked", "intra_fp32", "exact", "hardware"] = "blocked"
+    """Emulated: rounded after every 32 products, only between chunks, or after every product (for tests: very slow). Or the GPU's own."""
+    forward: Accumulator | None = None
+    """Sums of the output, over a layer's inputs; absent: fp32."""
+    grad_input: Accumulator | None = None
+    """Sums of the input's gradient, over a layer's outputs; absent: fp32."""
+    grad_weight: Accumulator | None = None
+    """Sums of the weight's gradient, over the tokens of a micro-batch; absent: fp32."""
+
+    @property
+    def roles(self) -> dict[str, Accumulator | None]:
+        """The accumulator of each product, by the name of its key."""
+        return {"forward": self.forward, "grad_input": self.grad_input, "grad_weight": self.grad_weight}
+
+    @model_validator(mode="after")
+    def _check(self) -> ChunkedAccumulation:
+        breaches = []
+        present = {name: role for name, role in self.roles.items() if role is not None}
+        if self.fidelity == "hardware":
+            chosen = [name for name, role in present.items() if role.bits != 23 or role.chunk]
+            if chosen:
+                breaches.append(
+                    f"{', '.join(chosen)}: bits and chunk cannot be chosen with fidelity = \"hardware\", a GPU adds as it is built; "
+                    "leave both out and say fast_accumulation = true or false"
+                )
+            if self.operands != "fp8_e4m3":
+                breaches.append(
+                    f'operands = "{self.operands}": fp8 matrix units need "fp8_e4m3" for activations and weights with fidelity = '
+                    '"hardware" (none multiplies e5m2 by e5m2)'
+                )
+            if not self.gradient_format.startswith("fp8"):
+                breaches.append(f'gradient_operands = "{self.gradient_format}": an fp8 unit takes "fp8_e5m2" or "fp8_e4m3"')
+            if self.rounding == "stochastic":
+                breaches.append('rounding = "stochastic" is emulated only; fidelity = "hardware" rounds to nearest')
+        else:
+            fast = [name for name, role in present.items() if role.fast_accumulation]
+            if fast:
+                breaches.append(
+                    f"{', '.join(fast)}: fast_accumulation is a switch of GPUs; it needs fidelity = \"hardware\", and emulation needs bits"
+                )
+        if breaches:
+            raise ValueError("; ".join(breaches))
+        return self
+
+    @property
+    def gradient_format(self) -> str:
+        """Format of incoming gradients."""
+        return self.gradient_operands or self.operands
+
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        blocks, width = recipe.model.n_layer, recipe.model.n_embd
+        if self.layers == "inner" and blocks < 3 and not self.head:
+            yield (
+                "chunked_accumulation.layers",
+                f"leaves none of {blocks} blocks: the first and the last stay fp32; take \"all\", or a deeper model",
+            )
+        if self.fidelity == "hardware" and width % UNIT:
+            yield "model.n_embd", f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.fidelity)"
+        if self.fidelity == "hardware" and self.head and recipe.model.vocab_multiple % UNIT:
+            yield "model.vocab_multiple", f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)"
+
+    def warnings(self, recipe: Recipe) -> list[str]:
+        found = []
+        for name, lengths in self.lengths(recipe).items():
+            role = self.roles[name]
+            if role is None or role.chunk == 0:
+                continue
+            shorter = [length for length in lengths if length <= role.chunk]
+            if len(shorter) == len(lengths):
+                found.append(
+                    f"chunked_accumulation.{name}.chunk = {role.chunk} is no shorter than any sum there, the longest being "
+                    f"{max(lengths):_}: nothing is cut into chunks"
+                )
+            elif shorter:
+                found.append(
+                    f"chunked_accumulation.{name}.chunk = {role.chunk}: sums of {' and '.join(map(str, shorter))} products are not cut"
+                )
+        if self.fidelity == "exact":
+            found.append(
+                'chunked_accumulation.fidelity = "exact" rounds after every product, hundreds of times slower than fp32; it is for '
+                'tests and tiny layers; "blocked" trains'
+            )
+        if self.fidelity != "hardware" and recipe.train.dtype == "bf16":
+            found.append(
+                'train.dtype = "bf16" acts outside the layers of chunked_accumulation only: those take their operands in '
+                f"{self.operands} and give fp32 sums to what follows"
+            )
+        if not any(self.roles.values()) and self.operands == "fp32" and self.gradient_format == "fp32":
+            found.append("chunked_accumulation has fp32 operands and no role: it changes nothing")
+        return found
+
+    def assumptions(self, recipe: Recipe) -> list[str]:
+        if self.fidelity == "hardware":
+            return ["Linear layers multiply in fp8 where the device has such units; on a CPU fast_accumulation has no effect."]
+        return [
+            f'Narrow accumulators are emulated (fidelity "{self.fidelity}"), so steps take longer than fp32\'s; the papers\' savings '
+            "are those of special hardware."
+        ]
+
+    def lengths(self, recipe: Recipe) -> dict[str, tuple[int, ...]]:
+        """Products in a sum of each role, ascending, in the blocks' layers of the last stage at full micro-batches."""
+        width = recipe.model.n_embd
+        sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // recipe.model.seq_len))
+        return {
+            "forward": (width, 4 * width),
+            "grad_input": (width, 3 * width, 4 * width),
+            "grad_weight": (sequences * recipe.model.seq_len,),
+        }
+
+    def arithmetic(self) -> Arithmetic:
+        """What the layers need to know."""
+        from efftrain_cli.model.linear import Arithmetic, RoleAccumulator
+
+        def narrow(role: Accumulator | None) -> RoleAccumulator | None:
+            return None if role is None else RoleAccumulator(role.bits, role.chunk, role.fast_accumulation)
+
+        return Arithmetic(
+            operands=self.operands,
+            gradient_operands=self.gradient_format,
+            fidelity=self.fidelity,
+            stochastic=self.rounding == "stochastic",
+            forward=narrow(self.forward),
+            grad_input=narrow(self.grad_input),
+            grad_weight=narrow(self.grad_weight),
+        )
+
+    def attach(self, model: GPT, device: torch.device) -> None:
+        """Replaces the linear layers of `model` that take part; parameters and their names stay.
+
+        Raises:
+            UsageError: fidelity is "hardware" and the device is a GPU without fp8 matrix units.
+        """
+        from efftrain_cli.model.linear import NarrowHead, replace_linears
+
+        if self.fidelity == "hardware" and device.type == "cuda":
+            import torch
+
+            check_fp8(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+        arithmetic = self.arithmetic()
+        for block in model.h if self.layers == "all" else model.h[1:-1]:
+            replace_linears(block, arithmetic)
+        if self.head:
+            model.narrow_head = NarrowHead(arithmetic, device)
+
+
+def check_fp8(name: str, capability: tuple[int, int]) -> None:
+    """Lets a GPU pass that has fp8 matrix units: compute capability 8.9 (Ada) or later.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if capability < (8, 9):
+        raise UsageError(
+            f'chunked_accumulation.fidelity = "hardware": {name} has no fp8 matrix units (compute capability '
+            f"{capability[0]}.{capability[1]}; they came with 8.9).\nUse a Hopper or Ada GPU, or emulate: "
+            '--set chunked_accumulation.fidelity=intra_fp32'
+        )
