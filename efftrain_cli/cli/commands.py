@@ -20,6 +20,7 @@ COMMANDS = (
     "runs",
     "checkpoint",
     "wandb-sync",
+    "accumulation",
     "bench",
     "verify-resume",
 )

@@ -21,6 +21,7 @@ are recollected from the paper, the equations are those of a public implementati
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 LN_50 = math.log(50.0)
 """n (1 - VRR) below which an accumulation counts as wide enough."""
@@ -76,6 +77,7 @@ def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, flo
     return [(m_p, chunk), (min(m_acc, m_p + round(math.log2(chunk))), math.ceil(n / chunk))]
 
 
+@lru_cache(maxsize=1024)
 def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
     """The fewest mantissa bits with v < 50 in every stage, `MOST_BITS` where none suffices."""
     for m_acc in range(1, MOST_BITS):
@@ -91,3 +93,48 @@ def needed_bits_by_product(m_p: int, n: float, chunk: int) -> int:
         if n * (1 - ratio) < LN_50:
             return m_acc
     return MOST_BITS
+
+
+MANTISSA_BITS = {"fp32": 23, "bf16": 7, "fp8_e4m3": 3, "fp8_e5m2": 2}
+
+
+def product_bits(a: str, b: str) -> int:
+    """Mantissa bits of an exact product of operands in formats `a` and `b`: (1 + m_a) + (1 + m_b) significant bits, one implicit."""
+    return MANTISSA_BITS[a] + MANTISSA_BITS[b] + 1
+
+
+# --- lengths that were not run ---------------------------------------------------------------------------------------
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """(n_layer, n_embd) of a shape written 48x1600.
+
+    Raises:
+        ValueError: it is not written so.
+    """
+    depth, cross, width = text.lower().partition("x")
+    if not (cross and depth.isdigit() and width.isdigit() and int(depth) and int(width)):
+        raise ValueError(f"{text!r} is not a shape: write layers x width, as 48x1600")
+    return int(depth), int(width)
+
+
+def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, int]]:
+    """(layer, role, products in a sum) of every product of a GPT-2 of that width, one block standing for all."""
+    layers = {
+        "attn.c_attn": (n_embd, 3 * n_embd),
+        "attn.c_proj": (n_embd, n_embd),
+        "mlp.c_fc": (n_embd, 4 * n_embd),
+        "mlp.c_proj": (4 * n_embd, n_embd),
+        "head": (n_embd, vocab_rows),
+    }
+    lengths = {name: {"forward": a, "grad_input": b, "grad_weight": tokens} for name, (a, b) in layers.items()}
+    return [(name, role, lengths[name][role]) for role in ("forward", "grad_input", "grad_weight") for name in layers]
+
+
+def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:
+    """Relative error to expect of a sum of `n` independent products of mean zero: 0.15 sqrt(n) 2^-m_acc, or with chunks sqrt(n_1 + n_2).
+
+    Fitted to simulations of sums rounded after every addition; neither paper gives it.
+    """
+    length = n if chunk == 0 or chunk >= n else chunk + n / chunk
+    return 0.15 * math.sqrt(length) * 2.0**-m_acc

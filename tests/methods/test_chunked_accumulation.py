@@ -23,6 +23,7 @@ from efftrain_cli.methods.variance_retention import (
     log_v,
     needed_bits,
     needed_bits_by_product,
+    product_bits,
     swamping_offset,
     variance_retention,
 )
@@ -31,7 +32,6 @@ from efftrain_cli.model.accumulation import (
     exact_matmul,
     mix,
     narrow_matmul,
-    product_bits,
     random_bits,
     round_nearest_,
     round_stochastic_,

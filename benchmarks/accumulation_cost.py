@@ -1,0 +1,50 @@
+"""What emulated accumulators cost: steps of `small` (4 blocks of 128) with each setting, in turns, in processor time.
+
+    python benchmarks/accumulation_cost.py [--steps 10]
+
+Every setting narrows all three products of every linear layer in the blocks; the head stays plain. One micro-batch of 4,096 tokens a
+step, vocabulary 1024, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from step_time import median_ratio, take_turns
+
+from efftrain_cli.recipe.recipe import load_recipe
+
+
+def section(fidelity: str, bits: int, chunk: int, operands: str = "fp32", rounding: str = "nearest") -> str:
+    roles = ", ".join(f"{role} = {{bits = {bits}, chunk = {chunk}}}" for role in ("forward", "grad_input", "grad_weight"))
+    return f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding = "{rounding}", {roles}}}'
+
+
+PLAIN = "plain fp32"
+SETTINGS = {
+    "intra_fp32, 23 bits (neutral)": section("intra_fp32", 23, 0),
+    "intra_fp32, 9 bits, chunks of 64": section("intra_fp32", 9, 64),
+    "blocked, 9 bits, whole": section("blocked", 9, 0),
+    "blocked, 9 bits, chunks of 64": section("blocked", 9, 64),
+    "the same, stochastic": section("blocked", 9, 64, rounding="stochastic"),
+    "the same, fp8_e5m2 operands": section("blocked", 9, 64, operands="fp8_e5m2"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10)
+    steps = parser.parse_args().steps
+    shape = ["train.tokens=1e9", "eval.every=1000000"]
+    recipes = {PLAIN: load_recipe("small", shape)}
+    recipes |= {name: load_recipe("small", [*shape, override]) for name, override in SETTINGS.items()}
+    taken = take_turns(recipes, 1024, steps)
+    print(f"{steps} steps each, one thread; processor seconds, and median ratios of steps taken in turns")
+    for name in recipes:
+        seconds = statistics.median(step.seconds for step in taken[name])
+        print(f"{name:34} {1000 * seconds:7.0f} ms a step   {median_ratio(taken[name], taken[PLAIN]):5.2f} x plain")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""`efftrain accumulation`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_names
+
+
+class Operands(StrEnum):
+    """Formats of what is multiplied."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e5m2 = "fp8_e5m2"
+
+
+@app.command(
+    rich_help_panel="Use a trained model",
+    examples=(
+        "efftrain accumulation small-seed1234",
+        "efftrain accumulation small-seed1234 --operands bf16 --error 0.01",
+        "efftrain accumulation --shape 48x1600 --tokens 524288",
+    ),
+)
+def accumulation(
+    run: Annotated[
+        str | None, typer.Argument(help="Name of a run; none with --shape.", autocompletion=run_names, show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
+    ] = None,
+    error: Annotated[
+        float, typer.Option(min=1e-6, max=1, help="Relative error of a product that is allowed; VRR's line is at about 0.04.")
+    ] = 0.04,
+    operands: Annotated[
+        Operands | None,
+        typer.Option(help="Format of activations and weights.", show_default="the recipe's narrow ones, or fp8_e5m2"),
+    ] = None,
+    gradient_operands: Annotated[
+        Operands | None, typer.Option(help="Format of incoming gradients.", show_default="as --operands")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=16, help="Outputs that are summed again, of each product.")] = 4096,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the table and the plot.", show_default="accumulation/ in the run")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Layers x width, as 48x1600: predict for a model that was not run.", show_default=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="With --shape: tokens of a micro-batch.")] = 16384,
+    vocab: Annotated[int, typer.Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Measure how many mantissa bits a model's sums need, in chunks and without, beside what theory says."""
+    from efftrain_cli.foundation.errors import UsageError
+
+    if (run is None) == (shape is None):
+        raise UsageError("accumulation needs a RUN to measure, or --shape to predict for one that was not run, and not both")
+    if shape is not None:
+        _predict(shape, tokens, vocab, operands or Operands.fp8_e5m2, gradient_operands)
+        return
+    assert run is not None
+    from efftrain_cli.run.directory import existing_run
+
+    folder = out or existing_run(run) / "accumulation"
+    from efftrain_cli.accumulation import analyse, lines, save
+
+    analysis = analyse(
+        run,
+        checkpoint=checkpoint,
+        device=device,
+        operands=operands,
+        gradient_operands=gradient_operands,
+        samples=samples,
+    )
+    for line in lines(analysis, error):
+        print(line)
+    print()
+    for path in save(analysis, folder / f"step-{analysis.step:08d}" if out is None else folder, error):
+        print(f"written: {path}")
+
+
+def _predict(shape: str, tokens: int, vocab: int, operands: Operands, gradient_operands: Operands | None) -> None:
+    from efftrain_cli.foundation.errors import UsageError
+    from efftrain_cli.methods.variance_retention import (
+        needed_bits,
+        parse_shape,
+        product_bits,
+        random_walk_error,
+        sums_of,
+    )
+
+    try:
+        depth, width = parse_shape(shape)
+    except ValueError as error:
+        raise UsageError(f"--shape {error}") from None
+    gradients = gradient_operands or operands
+    print(
+        f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, {gradients} "
+        "gradients: predicted, not measured"
+    )
+    print(f"\n{'layer':12}  {'role':11}  {'n':>7}  m_p  {'VRR':>4}  {'c64':>4}  {'c128':>4}  error at 9 bits, whole  in c64")
+    for layer, role, n in sums_of(width, tokens, vocab):
+        bits = product_bits(operands, operands if role == "forward" else gradients)
+        needed = "  ".join(f"{needed_bits(bits, n, chunk):4}" for chunk in (0, 64, 128))
+        whole, chunked = random_walk_error(9, n), random_walk_error(9, n, 64)
+        print(f"{layer:12}  {role:11}  {n:7}  {bits:3}  {needed}  {whole:22.2%}  {chunked:6.2%}")
+    print(
+        "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks of "
+        "64\nand 128. Error: 0.15 sqrt(n) 2^-bits, fitted to simulations. Both assume products of mean zero without outliers; a model that\n"
+        "was trained may need more: measure one with `efftrain accumulation RUN`."
+    )

@@ -1,0 +1,168 @@
+"""`efftrain accumulation`: it measures the sums that training makes, and predicts those that it does not."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from efftrain_cli import accumulation
+from efftrain_cli.accumulation import BITS, CHUNKS, SumReport, analyse, csv_text, lines, save
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
+from efftrain_cli.model.accumulation import sum_in_order
+from efftrain_cli.model.gpt import GPTConfig
+from tests.trained_run import make_run, random_gpt
+
+
+class Recorder:
+    """Keeps what the backward pass hands over, in the place of what measures it."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> list[SumReport]:
+        self.seen[name] = x.clone(), weight.clone(), grad.clone()
+        return []
+
+
+def test_the_products_are_those_of_training() -> None:
+    """What is taken from each layer gives back the gradient of its weight, as training computes it."""
+    config = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=60, padded_vocab_size=64)
+    model = random_gpt(config, 0.3, seed=0)
+    tokens = torch.randint(60, (3, 9), generator=torch.Generator().manual_seed(0))
+    recorder = Recorder()
+    accumulation._sums(model, tokens[:, :-1], tokens[:, 1:], recorder)  # type: ignore[arg-type]
+    (model.loss_sum(tokens[:, :-1], tokens[:, 1:]) / 24).backward()
+    names = [f"h.{block}.{name}" for block in (0, 1) for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
+    assert recorder.seen.keys() == {*names, "head"}
+    for name in names:
+        x, weight, grad = recorder.seen[name]
+        layer = model.get_submodule(name)
+        torch.testing.assert_close(grad.t() @ x, layer.weight.grad, rtol=1e-4, atol=1e-6)
+        assert torch.equal(weight, layer.weight)
+    x, weight, grad = recorder.seen["head"]
+    assert (x.shape, weight.shape, grad.shape) == ((24, 16), (64, 16), (24, 64))
+    torch.testing.assert_close(grad.sum(dim=1), torch.zeros(24), atol=1e-7, rtol=0)
+
+
+def test_fp32_carries_these_sums_as_well_as_fp64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    terms = torch.randn(1024, 200, generator=generator).bfloat16().float()
+    exact = terms.double().sum(dim=0)
+    for bits, chunk in ((4, 0), (12, 0), (8, 64)):
+        errors = [
+            float((sum_in_order(terms, bits, chunk, carrier=carrier).double() - exact).norm() / exact.norm())
+            for carrier in (torch.float32, torch.float64)
+        ]
+        assert errors[0] == pytest.approx(errors[1], rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> accumulation.Analysis:
+    folder = tmp_path_factory.mktemp("accumulation")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EFFTRAIN_RUNS", str(folder / "runs"))
+        make_run(folder, overrides=("train.micro_batch_tokens=512", "data.repeat=true"))
+        return analyse("random", samples=128, device="cpu")
+
+
+def test_every_layer_and_role_is_there_with_its_length(analysis: accumulation.Analysis) -> None:
+    lengths = {(report.layer, report.role): report.n for report in analysis.reports}
+    assert len(lengths) == 3 * (2 * 4 + 1)
+    assert lengths["h.0.attn.c_attn", "forward"] == 32
+    assert lengths["h.0.attn.c_attn", "grad_input"] == 96
+    assert lengths["h.1.mlp.c_proj", "forward"] == 128
+    assert lengths["h.1.mlp.c_proj", "grad_weight"] == lengths["head", "grad_weight"] == analysis.tokens == 512
+    assert [report.role for report in analysis.reports] == sorted(
+        (report.role for report in analysis.reports), key=("forward", "grad_input", "grad_weight").index
+    )
+
+
+def test_errors_behave_as_they_must(analysis: accumulation.Analysis) -> None:
+    for report in analysis.reports:
+        assert report.errors.keys() == {(bits, chunk) for bits in BITS for chunk in CHUNKS}
+        for chunk in CHUNKS:
+            assert report.errors[12, chunk][0] < report.errors[8, chunk][0] < report.errors[4, chunk][0]
+            if chunk >= report.n:
+                assert report.errors[8, chunk] == report.errors[8, 0]
+        cheapest = report.cheapest(0.04)
+        assert cheapest is not None
+        assert report.errors[cheapest][0] <= 0.04
+        assert all(report.errors[bits, chunk][0] > 0.04 for bits in BITS if bits < cheapest[0] for chunk in CHUNKS)
+        assert report.cheapest(1e-9) is None
+    longest = [report for report in analysis.reports if report.role == "grad_weight"]
+    assert all(report.errors[5, 64][0] < report.errors[5, 0][0] for report in longest)
+    assert min(report.errors[4, 0][1] for report in longest) < -0.02  # swamped: the sums come out too small
+
+
+def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_path: Path) -> None:
+    shown = list(lines(analysis, 0.04))
+    rows = [line for line in shown if line.startswith(("h.", "head"))]
+    assert len(rows) == len(analysis.reports)
+    assert max(map(len, shown)) < 170
+    written = list(csv.DictReader(csv_text(analysis).splitlines()))
+    assert len(written) == len(analysis.reports) * len(BITS) * len(CHUNKS)
+    row = next(r for r in written if (r["layer"], r["role"], r["bits"], r["chunk"]) == ("head", "grad_weight", "7", "64"))
+    report = next(r for r in analysis.reports if (r.layer, r.role) == ("head", "grad_weight"))
+    assert float(row["relative_error"]) == pytest.approx(report.errors[7, 64][0], rel=1e-5)
+    assert int(row["vrr_bits"]) == report.theory(64)
+    table, figure = save(analysis, tmp_path / "out", 0.04)
+    assert table.read_text().startswith("layer,role,n,")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_measures_a_run(
+    efftrain: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
+    done = efftrain("accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01")
+    assert done.returncode == 0, done.stderr
+    assert "bf16 operands" in done.stdout
+    assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == ["accumulation.csv", "accumulation.png"]
+
+
+def test_a_shape_that_was_not_run_is_predicted(efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = efftrain("accumulation", "--shape", "48x1600", "--tokens", "524288")
+    assert done.returncode == 0, done.stderr
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("attn.c_attn") and "grad_weight" in line]
+    assert row[2:7] == ["524288", "5", "14", "9", "9"]  # of the table of needed bits
+    assert "predicted, not measured" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "needs a RUN"),
+        (["some-run", "--shape", "2x64"], "not both"),
+        (["--shape", "1600"], "write layers x width"),
+        (["no-such-run"], "no-such-run"),
+    ],
+)
+def test_a_users_mistake_is_one_message(
+    efftrain: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str], words: str
+) -> None:
+    done = efftrain("accumulation", *arguments)
+    assert done.returncode == UsageError.exit_code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_lengths_of_a_shape() -> None:
+    assert parse_shape("48x1600") == (48, 1600)
+    lengths = {(layer, role): n for layer, role, n in sums_of(768, 65536, 50304)}
+    assert lengths["mlp.c_proj", "forward"] == lengths["mlp.c_fc", "grad_input"] == 3072
+    assert lengths["attn.c_attn", "grad_input"] == 2304
+    assert lengths["head", "grad_input"] == 50304
+    assert {n for (_, role), n in lengths.items() if role == "grad_weight"} == {65536}
+
+
+@pytest.mark.parametrize(("bits", "n", "chunk", "measured"), [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)])
+def test_the_rule_of_thumb_is_near_simulations(bits: int, n: int, chunk: int, measured: float) -> None:
+    assert random_walk_error(bits, n, chunk) == pytest.approx(measured, rel=0.15)
