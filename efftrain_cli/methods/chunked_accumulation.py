@@ -92,23 +92,26 @@ class ChunkedAccumulation(Method):
             chosen = [name for name, role in present.items() if role.bits != 23 or role.chunk]
             if chosen:
                 breaches.append(
-                    f"{', '.join(chosen)}: bits and chunk cannot be chosen with fidelity = \"hardware\", a GPU adds as it is built; "
+                    f'fidelity = "hardware" cannot choose bits and chunk, given in {", ".join(chosen)}: a GPU adds as it is built; '
                     "leave both out and say fast_accumulation = true or false"
                 )
             if self.operands != "fp8_e4m3":
                 breaches.append(
-                    f'operands = "{self.operands}": fp8 matrix units need "fp8_e4m3" for activations and weights with fidelity = '
-                    '"hardware" (none multiplies e5m2 by e5m2)'
+                    f'fidelity = "hardware" needs operands = "fp8_e4m3", not "{self.operands}": fp8 matrix units take it for activations '
+                    "and weights, and none multiplies e5m2 by e5m2"
                 )
             if not self.gradient_format.startswith("fp8"):
-                breaches.append(f'gradient_operands = "{self.gradient_format}": an fp8 unit takes "fp8_e5m2" or "fp8_e4m3"')
+                breaches.append(
+                    f'fidelity = "hardware" needs gradient_operands "fp8_e5m2" or "fp8_e4m3", not "{self.gradient_format}"'
+                )
             if self.rounding == "stochastic":
-                breaches.append('rounding = "stochastic" is emulated only; fidelity = "hardware" rounds to nearest')
+                breaches.append('fidelity = "hardware" rounds to nearest; rounding = "stochastic" is emulated only')
         else:
             fast = [name for name, role in present.items() if role.fast_accumulation]
             if fast:
                 breaches.append(
-                    f"{', '.join(fast)}: fast_accumulation is a switch of GPUs; it needs fidelity = \"hardware\", and emulation needs bits"
+                    f'fidelity = "{self.fidelity}" knows no fast_accumulation, given in {", ".join(fast)}: it is a switch of GPUs and needs '
+                    'fidelity = "hardware"; emulation takes bits and chunk'
                 )
         if breaches:
             raise ValueError("; ".join(breaches))

@@ -60,7 +60,7 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
     except EfftrainError as error:
         run.event("save_failed", {"step": before.step, "reason": str(error)})
     if overflow is not None:
-        where = f"the sums of {overflow['role']} in {overflow['layer']} overflow: finite operands, infinite result"
+        where = f"the {overflow['role']} sums of {overflow['layer']} overflow: finite operands, infinite result"
     elif bad:
         where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
     elif finite_or_none(loss) is None:

@@ -615,7 +615,7 @@ def test_an_overflow_names_its_layer_and_role(role: str) -> None:
         ({"forward": {"bits": 24}}, ["bits", "at most 23"]),
         ({"grad_weight": {"chunk": -1}}, ["chunk", "at least 0"]),
         ({"forward": {"fast_accumulation": True}}, ["fast_accumulation", "hardware"]),
-        ({"fidelity": "hardware", "operands": "fp8_e4m3", "forward": {"bits": 9}}, ["bits and chunk cannot be chosen"]),
+        ({"fidelity": "hardware", "operands": "fp8_e4m3", "forward": {"bits": 9}}, ["cannot choose bits and chunk, given in forward"]),
         ({"fidelity": "hardware"}, ["operands", "fp8_e4m3", "gradient_operands"]),
         ({"fidelity": "hardware", "operands": "fp8_e4m3", "rounding": "stochastic"}, ["rounding", "emulated only"]),
         ({"operands": "fp8"}, ["operands", "fp8_e4m3"]),
