@@ -32,6 +32,7 @@ from efftrain_cli.compare.measures import (
     Measure,
     equal_points,
     match_ratio,
+    match_ratios,
     measure_run,
     measures,
     schedule_position,
@@ -431,7 +432,7 @@ def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest 
         pairs = zip(base.runs, group.runs, strict=True)
         estimate = inference.paired_t([match_ratio(a, b, axis) for a, b in pairs])
     else:
-        estimate = inference.all_pairs([[match_ratio(a, b, axis) for a in base.runs] for b in group.runs])
+        estimate = inference.all_pairs(match_ratios(base.runs, group.runs, axis))
     if math.isnan(estimate.mean):
         return Estimate(math.nan, reason="matched before the first step: no claim"), None
     return inference.exponentiated(estimate), None

@@ -132,13 +132,36 @@ def match_ratio(baseline: RunNumbers, method: RunNumbers, axis: str) -> float:
     0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are `smooth_end`s:
     a single last evaluation would let its noise decide, always for the side that is evaluated more quietly.
     """
-    ends = smooth_end(baseline, axis), smooth_end(method, axis)
-    better, worse, sign = (method, baseline, 1.0) if ends[1] < ends[0] else (baseline, method, -1.0)
-    spent, own = float(worse.evaluated[axis][-1]), float(better.evaluated[axis][-1])
-    needed = needed_for(better, axis, max(ends)) if ends[0] != ends[1] else own
+    return match_ratios([baseline], [method], axis)[0][0]
+
+
+def match_ratios(baselines: Sequence[RunNumbers], methods: Sequence[RunNumbers], axis: str) -> list[list[float]]:
+    """`match_ratio` of every method's run (row) and every baseline's (column)."""
+    before, after = ([_read_end(run, axis) for run in side] for side in (baselines, methods))
+    return [[_match(a, b) for a in before] for b in after]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    spent: float
+    end: float
+    x: np.ndarray
+    loss: np.ndarray
+    """Knots of the falling curve."""
+
+
+def _read_end(run: RunNumbers, axis: str) -> _Ended:
+    x, loss = falling_curve(run.evaluated[axis], run.evaluated["val_loss"])
+    return _Ended(float(run.evaluated[axis][-1]), smooth_end(run, axis), x, loss)
+
+
+def _match(baseline: _Ended, method: _Ended) -> float:
+    better, worse, sign = (method, baseline, 1.0) if method.end < baseline.end else (baseline, method, -1.0)
     # Where its falling curve ends above, the better run needs all that it spent.
-    needed = own if needed is None else min(needed, own)
-    return sign * math.log(spent / needed) if needed > 0 and spent > 0 else math.nan
+    needed = better.spent
+    if better.end < worse.end and better.loss[-1] <= worse.end:
+        needed = min(needed, float(np.interp(-worse.end, -better.loss, better.x)))
+    return sign * math.log(worse.spent / needed) if needed > 0 and worse.spent > 0 else math.nan
 
 
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
