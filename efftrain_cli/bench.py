@@ -7,9 +7,7 @@ Data are random tokens in a shard of their own, read the way a corpus is.
 
 from __future__ import annotations
 
-import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +33,7 @@ from efftrain_cli.training.gradient import (
     build_optimizer,
     compute_dtype,
 )
+from efftrain_cli.training.memory import peak_resident_bytes
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, read_records, train, update
 
@@ -243,16 +242,6 @@ def _profile(stepping, path: Path, device: torch.device) -> None:
             pass
         wait_for(device)
     profiler.export_chrome_trace(str(path))
-
-
-def peak_resident_bytes() -> int:
-    """Largest resident size of this process so far, bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # Not getrusage where this can be had: there a child starts with the peak of the process that began it.
-        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
-    scale = 1 if sys.platform == "darwin" else 1024
-    return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def wait_for(device: torch.device) -> None:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
 
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
 from efftrain_cli.run.manifest import verify_checkpoint
+
+
+def list_checkpoints(name: str) -> list[dict[str, Any]]:
+    """The checkpoints of run `name` for other programs, oldest first: step, bytes, time, path.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    found = []
+    for path in checkpoints_of(existing_run(name)):
+        try:
+            size = sum(file.stat().st_size for file in path.iterdir())
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        except FileNotFoundError:  # the run is training, and has just removed it
+            continue
+        entry = {"step": checkpoint_step(path), "bytes": size, "written": written.isoformat(timespec="seconds"), "path": str(path)}
+        found.append(entry)
+    return found
 
 
 def describe_checkpoints(name: str) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 
 from efftrain_cli import __version__
 from efftrain_cli.data.tokenizer import load_tokenizer
-from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.plan.plan import padded_vocab_size
@@ -25,11 +27,18 @@ from efftrain_cli.training.gradient import build_optimizer
 from efftrain_cli.training.state import TrainState, write_checkpoint
 
 
-def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides: Sequence[str] = ()) -> Path:
+def import_hf(
+    directory: Path, name: str, recipe_name: str = "small", overrides: Sequence[str] = (), *, text_is_meant: bool = False
+) -> Path:
     """Makes run `name`, whose checkpoint of step 0 holds the directory's weights, and returns its directory.
 
     The model's shape and the tokenizer are the directory's; how it would be trained on (data, optimizer, budget) is the
     recipe's. The optimizer's moments begin at 0: the format has none.
+
+    Args:
+        directory: also a model of the Hub, "owner/name" or "owner/name@revision".
+        text_is_meant: the recipe's text is what the user wants to train on. Where it is not, and no override names one,
+            training on asks for it.
 
     Raises:
         UsageError: the run exists already, or an override would change the model's shape or tokenizer.
@@ -38,12 +47,13 @@ def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides:
     """
     if run_path(name).exists():
         raise taken(name)
-    if not directory.is_dir():
-        raise UsageError(f"{directory} is not a directory; name one that transformers' save_pretrained wrote")
+    source = str(directory)
+    directory = _local_copy(directory)
     fixed = [override for override in overrides if override.startswith(("model.", "data.tokenizer", "stages"))]
     if fixed:
         raise UsageError(f"--set {fixed[0]}: model and tokenizer come from {directory}; leave it out")
     tokenizer = load_tokenizer(directory)
+    names_text = text_is_meant or any(override.startswith(("data.train", "data.sources")) for override in overrides)
     model, hf_config = read_hf(directory)
     rows = model.config.vocab_size
     if tokenizer.vocab_size > rows:
@@ -82,10 +92,10 @@ def import_hf(directory: Path, name: str, recipe_name: str = "small", overrides:
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer_path = Path(scratch) / "tokenizer.json"
         tokenizer.save(tokenizer_path)
-        origin = _origin(directory, recipe_name, hf_config, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id)
+        origin = _origin(source, names_text, recipe_name, hf_config, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id)
         with Run.create(name, dump_recipe(recipe), origin, tokenizer_path) as run:
             write_checkpoint(run.path / "checkpoints" / "step-00000000", _state(model, recipe), dump_recipe(recipe))
-            run.event("import", {"directory": directory.name, "parameters": model.parameter_count})
+            run.event("import", {"directory": Path(source).name, "parameters": model.parameter_count})
             return run.path
 
 
@@ -93,14 +103,51 @@ def _state(model: GPT, recipe: Recipe) -> TrainState:
     return TrainState(model=model, optimizer=build_optimizer(recipe, model))
 
 
+_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
+
+
+def _local_copy(directory: Path) -> Path:
+    """The directory, or where a model of the Hub of that name lies in the Hub's cache, downloaded if it must be.
+
+    Raises:
+        UsageError: it is neither.
+        DataError: the Hub cannot be asked, or the model has no safetensors.
+    """
+    if directory.is_dir():
+        return directory
+    named = _HUB.fullmatch(str(directory))
+    if named is None or directory.exists():
+        raise UsageError(
+            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub, as "
+            "openai-community/gpt2"
+        )
+    from efftrain_cli.data.hub import hub_file
+
+    path = hub_file(named[1], "config.json", named[2])
+    hub_file(named[1], "tokenizer.json", named[2])
+    with suppress(DataError):  # may name the end of text
+        hub_file(named[1], "tokenizer_config.json", named[2])
+    try:
+        hub_file(named[1], "model.safetensors", named[2])
+    except DataError:
+        index = hub_file(named[1], "model.safetensors.index.json", named[2])
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index} is no index of weights: {error!r}") from None
+        for name in sorted(map(str, names)):
+            hub_file(named[1], name, named[2])
+    return path.parent
+
+
 def _origin(
-    directory: Path, recipe_name: str, hf_config: dict[str, Any], tokenizer_sha256: str, vocab_size: int, eot_id: int
+    source: str, names_text: bool, recipe_name: str, hf_config: dict[str, Any], tokenizer_sha256: str, vocab_size: int, eot_id: int
 ) -> dict[str, object]:
     """Where the run comes from. It has seen no data of ours yet, so their hashes are null."""
     return {
         "recipe": recipe_name,
         "command": list(sys.argv),
-        "imported": {"directory": directory.name, "name": hf_config.get("_name_or_path")},
+        "imported": {"directory": Path(source).name, "source": source, "name": hf_config.get("_name_or_path"), "names_text": names_text},
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "efftrain": __version__,
         "python": platform.python_version(),

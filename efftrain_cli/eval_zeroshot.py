@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli import __version__
-from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.zeroshot.harness import (
     DATA_OF,
+    evaluate_foreign,
     evaluate_task,
+    foreign_tasks,
     harness_version,
     load_task,
     require_data,
@@ -73,23 +75,32 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
 
     Raises:
         UsageError: an unknown task, run or checkpoint; the harness is not installed; a context longer than the model's.
-        DataError: evaluation sets are missing or damaged.
+        DataError: evaluation sets are missing or damaged; or, after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or none that is whole.
     """
-    names = task_names(question.tasks)
+    foreign = foreign_tasks(question.tasks)
+    names = task_names([name for name in question.tasks if name not in foreign])
     if question.limit is not None and question.limit < 1:
         raise UsageError(f"--limit {question.limit}: give 1 item or more, or leave it out for all")
-    existing_run(question.run)
+    exported = Path(question.run) if (Path(question.run) / "config.json").is_file() else None
+    if exported is None:
+        existing_run(question.run)
     from_harness = [name for name in names if not name.startswith("offline")]
-    if from_harness:
+    if exported is not None and len(from_harness) < len(names):
+        raise UsageError(
+            f"{question.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
+            "by --tasks (`--tasks gpt2`, or --data-dir)"
+        )
+    if from_harness or foreign:
         require_extra()
-        require_data(from_harness, question.data_dir)
+        require_data(from_harness, question.data_dir, and_others=bool(foreign))
         _quieten()
 
     from efftrain_cli.training.session import choose_device
-    from efftrain_cli.training.trained import load_trained
+    from efftrain_cli.training.trained import load_exported, load_trained
 
-    trained = load_trained(question.run, question.checkpoint, choose_device(question.device))
+    device = choose_device(question.device)
+    trained = load_trained(question.run, question.checkpoint, device) if exported is None else load_exported(exported, device)
     evaluator = build_evaluator(trained, question)
     stride = question.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
@@ -98,23 +109,36 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
     if len(from_harness) < len(names):
         documents = validation_documents(trained)
     language_model: LanguageModel | None = None
-    if from_harness:
+    if from_harness or foreign:
         from efftrain_cli.zeroshot.language_model import LanguageModel
 
         language_model = LanguageModel(evaluator, trained.tokenizer)
 
+    failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch:
-        for name in names:
-            task = TASKS[name]
+        for name in (*names, *foreign):
             started = time.monotonic()
-            with redirect_stdout(sys.stderr):  # the harness prints; our output is the table
-                if language_model is not None and not name.startswith("offline"):
-                    score = _from_harness(task, evaluator, language_model, question, stride, Path(scratch))
-                else:
-                    score = _offline(task, evaluator, trained, documents, question.limit)
-            entry = entry_of(task, score, trained, evaluator, question, time.monotonic() - started)
-            save_result(trained.run, entry, _finite_items(score.items))
-            yield entry
+            try:
+                with redirect_stdout(sys.stderr):  # the harness prints; our output is the table
+                    scored: list[tuple[Task, TaskScore]] = []
+                    if language_model is not None and name in foreign:
+                        scored = evaluate_foreign(name, language_model, question.limit, Path(scratch))
+                    elif language_model is not None and not name.startswith("offline"):
+                        task = TASKS[name]
+                        scored = [(task, _from_harness(task, evaluator, language_model, question, stride, Path(scratch)))]
+                    else:
+                        scored = [(TASKS[name], _offline(TASKS[name], evaluator, trained, documents, question.limit))]
+            except Exception as error:  # of one task, whose items or definition may be anyone's; the others are scored
+                what = str(error) if isinstance(error, EfftrainError) else f"{type(error).__name__}: {error}"
+                failed.append(f"{name}: {' '.join(what.split())[:500]}")
+                continue
+            seconds = (time.monotonic() - started) / len(scored)
+            for task, score in scored:
+                entry = entry_of(task, score, trained, evaluator, question, seconds)
+                save_result(trained.run, entry, _finite_items(score.items))
+                yield entry
+    if failed:
+        raise DataError(f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed))
 
 
 def build_evaluator(trained: Trained, question: Question) -> Evaluator:
@@ -202,7 +226,7 @@ def entry_of(
     """The entry of zeroshot.json for one task."""
     import torch
 
-    path = local_file(task.name, question.data_dir)
+    path = local_file(task.name, question.data_dir) if task.name in TASKS else None
     offline = task.name.startswith("offline")
     device = evaluator.device
     return {
@@ -211,7 +235,7 @@ def entry_of(
         "task": task.name,
         "protocol": score.protocol,
         # A limit that leaves nothing out is none: the score is of the whole task.
-        "limit": None if score.scored == score.total else question.limit,
+        "limit": None if score.scored + len(score.left_out) == score.total else question.limit,
         "checkpoint": trained.checkpoint.name,
         "step": trained.progress.step,
         "tokens": trained.progress.tokens,
@@ -227,6 +251,7 @@ def entry_of(
         "items_total": score.total,
         "requests": score.requests,
         "truncated": score.truncated,
+        "left_out": list(score.left_out),
         "boundary_mismatches": score.boundary_mismatches,
         "context_length": evaluator.context_length,
         "dtype": "bf16" if evaluator.bf16 else "fp32",

@@ -39,6 +39,7 @@ from efftrain_cli.training.checkpoints import (
     check_data,
     check_disk,
     check_recipe,
+    check_text_is_named,
     largest_checkpoint_bytes,
     load_checkpoint,
     newest_checkpoint,
@@ -49,7 +50,7 @@ from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.following import check_ranks, follow, lead
 from efftrain_cli.training.gradient import compute_dtype
 from efftrain_cli.training.logger import report_stop, train_and_log
-from efftrain_cli.training.memory import memory_errors
+from efftrain_cli.training.memory import memory_errors, peak_memory
 from efftrain_cli.training.ranks import Ranks, joined
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
@@ -153,6 +154,7 @@ def _resume(
         if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
             recipe = _trained_longer(run, written, recipe)
         check_recipe(run, checkpoint, recipe, override)
+        check_text_is_named(run, overrides)
         setting = _prepare(recipe, chosen, ranks)
         check_data(run, setting.corpus, override)
         state = fresh_state(setting)
@@ -296,12 +298,13 @@ def _train(
             console.print()
             lead(run.path, state, setting, until)
             with (
-                followed(run.path, recipe.wandb.mode, recipe.wandb.project),
+                followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
                 TrainingScreen(console, summary.tokens, state.progress.tokens, steps) as screen,
             ):
                 while True:
                     try:
                         val_loss = train_and_log(run, state, setting, until, screen, rewinding)
+                        run.event("memory", peak_memory(setting.device))
                         break
                     except DivergedError as error:
                         rewound = rewind(run, state, setting) if rewinding else None

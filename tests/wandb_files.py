@@ -32,16 +32,23 @@ def _records(data: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def read_history(folder: Path) -> list[dict[str, Any]]:
-    """The history of the only offline run below `folder`, in the order it was logged."""
+def read_records(folder: Path) -> list[Any]:
+    """Every record of the only offline run below `folder`, in the order it was written."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = folder.rglob("*.wandb")
-    history = []
+    records = []
     for data in _records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
-        if record.HasField("history"):
-            row = {(item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-            history.append(row)
-    return history
+        records.append(record)
+    return records
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The history of the only offline run below `folder`, in the order it was logged."""
+    return [
+        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+        for record in read_records(folder)
+        if record.HasField("history")
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -14,12 +16,25 @@ group = Commands(help="List a run's checkpoints, or verify them bit by bit.", no
 app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 
 
+class ListFormat(StrEnum):
+    """Forms of the list."""
+
+    table = "table"
+    json = "json"
+
+
 @group.command("list", examples=("efftrain checkpoint list small-seed1234",))
-def list_(run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)]) -> None:
+def list_(
+    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    format_: Annotated[ListFormat, typer.Option("--format", help="table, or json for other programs.")] = ListFormat.table,
+) -> None:
     """List what a run has saved: step, size, time."""
-    from efftrain_cli.checkpoint import describe_checkpoints
+    from efftrain_cli.checkpoint import describe_checkpoints, list_checkpoints
     from efftrain_cli.run.names import find_run
 
+    if format_ is ListFormat.json:
+        print(json.dumps(list_checkpoints(find_run(run)), indent=1))
+        return
     for line in describe_checkpoints(find_run(run)):
         print(line)
 

@@ -10,6 +10,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
+from efftrain_cli.foundation.errors import EfftrainError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,16 +37,21 @@ def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
     rich_help_panel="Use a trained model",
     examples=(
         "efftrain eval-zeroshot small-seed1234",
-        "efftrain eval-zeroshot small-seed1234 --tasks gpt2,lambada --limit 100",
+        "efftrain eval-zeroshot small-seed1234 --tasks gpt2,piqa --limit 100",
+        "efftrain eval-zeroshot small-seed1234 --tasks blimp,my_task.yaml",
     ),
 )
 def eval_zeroshot(
-    run: Annotated[str, typer.Argument(help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names)],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Runs, by name, by the beginning of it, or by their recipe; or directories that `export` wrote. Each is scored in turn.", metavar="RUN...", autocompletion=run_names),
+    ],
     tasks: Annotated[
         list[str] | None,
         typer.Option(
             help="Suites (offline, gpt2, slw-11, gpt3) and tasks, separated by commas; repeatable. Default: offline, made "
-            "from the run's own validation documents; with --data-dir, every task whose file is there.",
+            "from the run's own validation documents; with --data-dir, every task whose file is there. Any other task, group or "
+            "YAML file of the installed harness is scored by the harness's default protocol.",
             autocompletion=suite_and_task_names,
             show_default=False,
         ),
@@ -76,10 +82,12 @@ def eval_zeroshot(
 ) -> None:
     """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
     import json
+    from dataclasses import replace
 
     from efftrain_cli.run.names import find_run
 
-    run = find_run(run)  # before PyTorch is imported, which takes seconds
+    # Before PyTorch is imported, which takes seconds.
+    runs = [run if (Path(run) / "config.json").is_file() else find_run(run) for run in runs]
     from efftrain_cli.eval_zeroshot import Question, evaluate_run
     from efftrain_cli.zeroshot.local_data import tasks_in
 
@@ -87,7 +95,7 @@ def eval_zeroshot(
     if not names:
         names = ["offline"] if data_dir is None else tasks_in(data_dir)
     question = Question(
-        run=run,
+        run="",
         tasks=tuple(names),
         checkpoint=checkpoint,
         data_dir=data_dir,
@@ -99,14 +107,28 @@ def eval_zeroshot(
         compile=compile_,
         device=device,
     )
-    entries = []
-    for entry in evaluate_run(question):
-        entries.append(entry)
-        if format_ is ScoreFormat.table:
-            _say(entry)
+    found: dict[str, list[dict[str, Any]]] = {}
+    problems: list[EfftrainError] = []
+    for run in runs:
+        entries = found.setdefault(run, [])
+        try:
+            for entry in evaluate_run(replace(question, run=run)):
+                entries.append(entry)
+                if format_ is ScoreFormat.table:
+                    _say(entry)
+        except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
+            if not entries and len(runs) == 1:
+                raise
+            problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))
+        if format_ is ScoreFormat.table and entries:
+            _print_run(run, entries, names, references)
     if format_ is ScoreFormat.json:
-        print(json.dumps(entries, indent=1))
-        return
+        print(json.dumps([{"run": run, **entry} for run, entries in found.items() for entry in entries], indent=1))
+    if problems:
+        raise type(problems[0])("\n".join(map(str, problems)))
+
+
+def _print_run(run: str, entries: list[dict[str, Any]], names: list[str], references: bool) -> None:
     from efftrain_cli.foundation.console import make_console
     from efftrain_cli.run.directory import run_path
 
@@ -117,7 +139,8 @@ def eval_zeroshot(
         _print_references(console, entries)
     elif any(entry["lm_eval"] and entry["limit"] is None for entry in entries):
         console.print("\n--references shows published scores, each with its protocol")
-    console.print(f"written to {run_path(run) / 'zeroshot.json'}", markup=False)
+    folder = Path(run) if (Path(run) / "config.json").is_file() else run_path(run)
+    console.print(f"written to {folder / 'zeroshot.json'}", markup=False)
 
 
 def _say(entry: dict[str, Any]) -> None:
@@ -162,6 +185,12 @@ def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> 
     console.print(table)
     if any(entry["truncated"] for entry in entries):
         console.print("cut: requests whose context was longer than the model's and lost its beginning")
+    for entry in entries:
+        if entry["left_out"]:
+            shown = ", ".join(entry["left_out"][:5]) + (", ..." if len(entry["left_out"]) > 5 else "")
+            console.print(
+                f"{entry['task']}: {len(entry['left_out'])} left out, as an answer alone is longer than the context: {shown}", markup=False
+            )
     console.print()
     for entry in entries:
         console.print(f"{entry['task']:<18}  {entry['protocol']}", markup=False)

@@ -40,14 +40,9 @@ def export(
     from efftrain_cli.run.names import find_run
 
     run = find_run(run)  # before PyTorch is imported, which takes seconds
-    import torch
-
-    from efftrain_cli.model.hf import write_hf
-    from efftrain_cli.training.trained import load_trained
+    from efftrain_cli.export import export_run
 
     directory = out or Path(f"{run}-hf")
-    trained = load_trained(run, checkpoint, torch.device("cpu"))
-    tokenizer_json = (trained.run / "tokenizer.json").read_text(encoding="utf-8")
-    write_hf(trained.model, tokenizer_json, trained.tokenizer.eot_id, directory)
+    trained = export_run(run, checkpoint, directory)
     print(f"{directory}: step {trained.progress.step} of run {run}")
     print(f'  AutoModelForCausalLM.from_pretrained("{directory}"), AutoTokenizer.from_pretrained("{directory}")')

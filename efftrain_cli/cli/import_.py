@@ -16,14 +16,25 @@ from efftrain_cli.cli.complete import override_keys, recipe_names
     rich_help_panel="Use a trained model",
     examples=(
         "efftrain import ./gpt2 --name gpt2 --set data.train=my.txt",
+        "efftrain import openai-community/gpt2",
     ),
 )
 def import_(
-    directory: Annotated[Path, typer.Argument(help="GPT-2 in transformers' form: config.json, model.safetensors, tokenizer.")],
+    directory: Annotated[
+        str,
+        typer.Argument(
+            help="GPT-2 in transformers' form: a folder with config.json, model.safetensors and tokenizer, or a model of the "
+            "Hugging Face Hub, as openai-community/gpt2.",
+            metavar="DIRECTORY|OWNER/NAME",
+        ),
+    ],
     name: Annotated[str | None, typer.Option(help="Run name.", show_default="the directory's")] = None,
     recipe: Annotated[
-        str, typer.Option(help="Recipe to continue training with; the model's shape comes from the directory.", autocompletion=recipe_names)
-    ] = "small",
+        str | None,
+        typer.Option(
+            help="Recipe to continue training with; the model's shape comes from the directory.", autocompletion=recipe_names, show_default="small"
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a recipe key. Repeatable.", autocompletion=override_keys),
@@ -33,12 +44,16 @@ def import_(
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.recipe.file import find_recipe
 
-    find_recipe(recipe)  # before PyTorch is imported, which takes seconds
-    if not directory.is_dir():
-        raise UsageError(f"{directory} is not a directory; name one that transformers' save_pretrained wrote")
+    find_recipe(recipe or "small")  # before PyTorch is imported, which takes seconds
+    folder = Path(directory)
+    if not folder.is_dir() and (folder.is_absolute() or directory.startswith(".") or directory.count("/") != 1):
+        raise UsageError(
+            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub as owner/name"
+        )
     from efftrain_cli.convert import import_hf
 
-    path = import_hf(directory, name or directory.resolve().name, recipe, tuple(set_ or ()))
-    print(f"{path}: training settings are those of recipe {recipe}")
+    name = name or (folder.resolve().name if folder.is_dir() else folder.name.partition("@")[0])
+    path = import_hf(folder, name, recipe or "small", tuple(set_ or ()), text_is_meant=recipe is not None)
+    print(f"{path}: training settings are those of recipe {recipe or 'small'}")
     print(f"  efftrain eval-zeroshot {path.name}")
     print(f"  efftrain pretrain --resume {path.name}")

@@ -46,6 +46,7 @@ def prepare(
     verify_data: Annotated[
         Verification, typer.Option("--verify-data", help="full: compare every token with its sha256 now.")
     ] = Verification.lazy,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
     format_: Annotated[PrepareFormat, typer.Option("--format", help="text, or json for other programs.")] = PrepareFormat.text,
 ) -> None:
     """Read a recipe's text, tokenize it and write token shards, once; training finds them in the cache."""
@@ -56,11 +57,13 @@ def prepare(
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
     from efftrain_cli.data.limits import limits_of
     from efftrain_cli.data.progress import prepare_shown
-    from efftrain_cli.foundation.console import make_console
+    from efftrain_cli.foundation.console import make_console, silence
     from efftrain_cli.prepare import describe_corpus, print_corpus
 
+    if quiet:
+        silence()
     as_json = format_ is PrepareFormat.json
-    console = Console(stderr=True, highlight=False) if as_json else make_console()
+    console = Console(stderr=True, highlight=False, quiet=quiet) if as_json else make_console()
     corpus = prepare_shown(loaded.data, limits=limits_of(loaded), verify=verify_data.value, console=console)
     about = describe_corpus(loaded, corpus)
     if as_json:

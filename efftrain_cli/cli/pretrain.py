@@ -76,6 +76,10 @@ def pretrain(
         typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.", show_default="table"),
     ] = None,
     wandb: Annotated[str | None, typer.Option(help="off, offline or online: send the metrics to wandb too.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain[tensorboard]').")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
     ] = False,
@@ -89,6 +93,10 @@ def pretrain(
         raise UsageError(f"--format {format_.value} is the form of a printed plan: add --plan, or leave it out")
     if devices is not None and device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
+    if quiet:
+        from efftrain_cli.foundation.console import silence
+
+        silence()
     if resume is not None:
         forbidden = [
             option
@@ -102,6 +110,8 @@ def pretrain(
         overrides = list(set_ or [])
         if wandb is not None:
             overrides.append(f"wandb.mode={wandb}")
+        if tensorboard:
+            overrides.append("wandb.tensorboard=true")
         from efftrain_cli.run.directory import check_free
         from efftrain_cli.run.names import find_run
 
@@ -134,6 +144,8 @@ def pretrain(
         overrides.append(f"seed={seed}")
     if wandb is not None:
         overrides.append(f"wandb.mode={wandb}")
+    if tensorboard:
+        overrides.append("wandb.tensorboard=true")
     loaded = load_recipe(recipe, overrides)
     if os.environ.get("RANK", "0") == "0" and "EFFTRAIN_PARENT" not in os.environ:  # one of several processes says it
         for warning in warnings_of(loaded):

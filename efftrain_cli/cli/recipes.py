@@ -98,15 +98,21 @@ def show_recipe(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.", autocompletion=complete.override_keys),
     ] = [],  # noqa: B006  Typer copies it
     describe: Annotated[bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")] = False,
+    format: FormatOption = Format.text,
 ) -> None:
     """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""
     from efftrain_cli.recipe.check import known_keys, unnumbered
     from efftrain_cli.recipe.file import read_recipe_file, shown_path
-    from efftrain_cli.recipe.recipe import Recipe, check_draft, dump_recipe, flat_values
+    from efftrain_cli.recipe.recipe import Recipe, check_draft, dump_recipe, flat_values, recipe_values
     from efftrain_cli.recipe.rules import warnings_of
 
     draft = read_recipe_file(recipe, override)
     resolved = check_draft(draft)
+    if format is Format.json:
+        origins = {key: draft.origins.get(key, "default") for key in flat_values(resolved)}
+        about = {"path": str(draft.path), "bases": [str(base) for base in draft.bases], "values": recipe_values(resolved)}
+        print(json.dumps({**about, "origins": origins, "warnings": warnings_of(resolved)}, indent=1))
+        return
     known = known_keys(Recipe)
     comments = {}
     for key in flat_values(resolved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import PurePath
 from typing import Annotated
 
@@ -9,6 +10,14 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
+from efftrain_cli.foundation.errors import UsageError
+
+
+class SearchFormat(StrEnum):
+    """Forms of a printed plan."""
+
+    text = "text"
+    json = "json"
 
 
 @app.command(
@@ -47,6 +56,9 @@ def tune_warmup(
         typer.Option(min=1, help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less."),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
+    format_: Annotated[
+        SearchFormat | None, typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text")
+    ] = None,
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
 
@@ -65,6 +77,15 @@ def tune_warmup(
         max_share=max_share,
         eval_every=eval_every,
     )
+    if format_ is not None and not plan:
+        raise UsageError(f"--format {format_.value} is the form of a printed plan: add --plan, or leave it out")
+    if format_ is SearchFormat.json:
+        import json
+
+        from efftrain_cli.tune_warmup.screen import plan_values
+
+        print(json.dumps(plan_values(search), indent=1))
+        return
     if plan:
         from efftrain_cli.foundation.console import make_console
         from efftrain_cli.tune_warmup.screen import show_plan

@@ -30,10 +30,11 @@ class WandbMode(StrEnum):
 def wandb_sync(
     run: Annotated[str, typer.Argument(help="The run, or its folder.", autocompletion=run_names)],
     mode: Annotated[WandbMode, typer.Option(help="offline writes files that `wandb sync` sends later.")] = WandbMode.offline,
-    project: Annotated[str | None, typer.Option(help="wandb project; without it the recipe's wandb.project.")] = None,
+    project: Annotated[str | None, typer.Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this.")
     ] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard.")] = False,
 ) -> None:
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
     from efftrain_cli.run import wandb as wandb_sync
@@ -41,6 +42,12 @@ def wandb_sync(
     from efftrain_cli.run.names import find_run
 
     path = Path(run) if (Path(run) / "recipe.toml").is_file() else existing_run(find_run(run))
+    if tensorboard:
+        from efftrain_cli.run import tensorboard as board
+
+        folder, rows = board.follow(path) if follow else board.write(path)
+        print(f"{rows:,} rows for TensorBoard; see them with: tensorboard --logdir {folder}")
+        return
     if follow:
         synced = wandb_sync.follow(path, mode.value, project)
     else:

@@ -69,6 +69,15 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+_silent = False
+
+
+def silence() -> None:
+    """`--quiet`: consoles that are made from now on print nothing. Warnings and errors go to standard error all the same."""
+    global _silent
+    _silent = True
+
+
 def make_console() -> Console:
     """Standard output; lines are not folded where it is not a terminal."""
     from rich.console import Console
@@ -78,7 +87,7 @@ def make_console() -> Console:
             self.quiet = True
             stop_output()
 
-    return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False, quiet=_silent)
 
 
 class _Output(io.FileIO):

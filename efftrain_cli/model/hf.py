@@ -41,6 +41,10 @@ ARCHITECTURE: dict[str, tuple[Any, ...]] = {
 """config.json's keys that must have one of these values, or be absent, for our GPT to compute the same function."""
 
 
+LARGEST = {"n_layer": 1024, "n_head": 1024, "n_embd": 1 << 17, "n_positions": 1 << 20, "vocab_size": 1 << 24}
+"""Sizes beyond these are a mistake or an attack: believing them would take all time or memory before a weight is read."""
+
+
 def to_hf(model: GPT) -> dict[str, Tensor]:
     """The weights under transformers' names, fp32 on the CPU; the embedding is (vocab_size, n_embd), padding cut off."""
     tensors = {}
@@ -130,18 +134,20 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     Raises:
         CheckpointError: it describes another function than this GPT computes; every such key is named.
     """
+    if not isinstance(hf_config, dict):
+        raise CheckpointError("config.json is no JSON object: it describes no model")
     problems = [
         f"{key} = {json.dumps(hf_config[key])} (must be {' or '.join(json.dumps(value) for value in allowed)})"
         for key, allowed in ARCHITECTURE.items()
-        if key in hf_config and hf_config[key] not in allowed
+        if key in hf_config and not any(hf_config[key] == value for value in allowed)
     ]
     sizes: dict[str, int] = {}
-    for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
+    for key, largest in LARGEST.items():
         value = hf_config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= largest:
             sizes[key] = value
         else:
-            problems.append(f"{key} = {json.dumps(value)} (must be a positive whole number)")
+            problems.append(f"{key} = {json.dumps(value)[:100]} (must be a whole number from 1 to {largest:,})")
     if hf_config.get("n_inner") not in (None, 4 * sizes.get("n_embd", 0)):
         problems.append(f"n_inner = {hf_config['n_inner']} (must be 4 x n_embd or null)")
     if "n_embd" in sizes and "n_head" in sizes and sizes["n_embd"] % sizes["n_head"]:
@@ -160,10 +166,26 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     )
 
 
-def write_hf(model: GPT, tokenizer_json: str, eot_id: int, directory: Path) -> None:
+EXPORTED_FROM = "efftrain.json"
+"""File of an export that says which checkpoint it was."""
+
+
+def write_hf(
+    model: GPT,
+    tokenizer_json: str,
+    eot_id: int,
+    directory: Path,
+    *,
+    card: str | None = None,
+    exported_from: Mapping[str, Any] | None = None,
+) -> None:
     """Writes a directory that `AutoModelForCausalLM` and `AutoTokenizer` load without network.
 
     `tokenizer_json` is the text of a `tokenizers` file; it is stored as it is, so that both sides split text alike.
+
+    Args:
+        card: README.md, the model card.
+        exported_from: content of efftrain.json.
 
     Raises:
         UsageError: the directory holds files already.
@@ -200,8 +222,16 @@ def write_hf(model: GPT, tokenizer_json: str, eot_id: int, directory: Path) -> N
             {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True},
         ),
         ("tokenizer_config.json", tokenizer_config),
+        *([(EXPORTED_FROM, exported_from)] if exported_from is not None else []),
     ):
         (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if card is not None:
+        (partial / "README.md").write_text(card, encoding="utf-8")
+    # safetensors writes with the modes of a temporary file; what is exported is meant to be read as other new files are.
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in partial.iterdir():
+        path.chmod(0o666 & ~umask)
     partial.rename(directory)
 
 

@@ -197,4 +197,6 @@ class Wandb:
     mode: Literal["off", "offline", "online"] = "off"
     """"off", "offline" or "online"."""
     project: str = "efftrain"
-    """Project that the run is logged to."""
+    """Project that the run is logged to; WANDB_PROJECT wins."""
+    tensorboard: bool = False
+    """Write the same curves for TensorBoard too, into the run's folder tensorboard (extra: tensorboard)."""

@@ -14,10 +14,8 @@ import contextlib
 import hashlib
 import json
 import os
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.recipe.file import flatten
-from efftrain_cli.run.lines import parse
 from efftrain_cli.run.rows import RunDirectory, read_counting, read_run
+from efftrain_cli.run.series import AXES, HIGHEST, LOWEST, grouped
+from efftrain_cli.run.written import as_written
 
 if TYPE_CHECKING:
     import wandb
@@ -37,6 +36,18 @@ STOP_SECONDS = 10.0
 """Longest wait for the child at the end of a run: with a stop's own work well below the 30 s that schedulers allow."""
 LOG = "follow.log"
 """File in <run>/wandb that holds what the child had to say."""
+TENSORBOARD_LOG = "tensorboard.log"
+"""The same of the child that writes for TensorBoard."""
+ALERTS = {
+    "spike": ("loss spike", "WARN"),
+    "warning": ("warning", "WARN"),
+    "rewind": ("rewound after a divergence", "WARN"),
+    "fallback": ("a checkpoint was damaged; an older one was taken", "WARN"),
+    "save_failed": ("a checkpoint could not be saved", "ERROR"),
+    "rows_delayed": ("rows could not be written at once", "WARN"),
+    "gap": ("rows were lost", "WARN"),
+}
+"""Events that wandb tells its user of at once: title and level. The others stay in events.jsonl."""
 STATE = "followed.json"
 """File in <run>/wandb that says up to which step the run has been sent."""
 
@@ -74,7 +85,9 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
     run_id = f"{directory.name}-{digest}"
     session = _init(directory, mode, project, run_id, resume="allow" if mode == "offline" else "never")
     for row in rows:
-        session.log(_plain(row), step=int(row["step"]))
+        session.log(grouped(row), step=int(row["step"]))
+    for name, value in _final_numbers(directory).items():
+        session.summary[name] = value
     _finish(session)
     return Synced(len(rows), run_id, mode, run / "wandb")
 
@@ -103,12 +116,21 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     state = run / "wandb" / STATE
     sent = _last_sent(state)
     count = replaced = 0
-    for row in _rows_as_written(run / "metrics.jsonl", poll_seconds):
-        step = int(row["step"])
-        if step <= sent:
-            replaced += row.get("segment", 0) > 0
+    metrics, events = run / "metrics.jsonl", run / "events.jsonl"
+    old_events = len(directory.events)
+    for file, record in as_written([metrics, events], poll_seconds):
+        if file == events:
+            old_events -= 1
+            if old_events < 0:  # those of an earlier start have been told
+                _alert(session, record)
             continue
-        session.log(_plain(row), step=step)
+        if not isinstance(record.get("step"), int):
+            continue
+        step = record["step"]
+        if step <= sent:
+            replaced += record.get("segment", 0) > 0
+            continue
+        session.log(grouped(record), step=step)
         sent, count = step, count + 1
     _finish(session)
     _write_sent(state, sent)
@@ -118,46 +140,60 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
 
 
 @contextlib.contextmanager
-def followed(run: Path, mode: str, project: str) -> Iterator[None]:
-    """While the block runs, a child process sends the rows of `run` to wandb. "off": nothing happens.
+def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[None]:
+    """While the block runs, a child process sends the rows of `run` to wandb; with `tensorboard`, another one writes them for
+    TensorBoard. "off": nothing is sent.
 
-    Whatever befalls the child, the block is not disturbed; what the child had to say is printed as one warning at the end.
+    Whatever befalls the children, the block is not disturbed; what one had to say is printed as one warning at the end.
     """
-    if mode == "off":
+    with contextlib.ExitStack() as children:
+        if tensorboard:
+            children.enter_context(_followed(run, "TensorBoard", ["--tensorboard"], TENSORBOARD_LOG))
+        if mode != "off":
+            children.enter_context(_followed(run, "wandb", ["--mode", mode], LOG))
         yield
-        return
+    if tensorboard:
+        print(f"tensorboard --logdir {run / 'tensorboard'}")
+    copies = sorted((run / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime) if mode != "off" else []
+    if copies:
+        print(f"wandb      offline copy in {copies[-1]}; send it with: wandb sync {copies[-1]}")
+
+
+@contextlib.contextmanager
+def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[None]:
     try:
-        follower = start_follower(run, mode, project)
+        follower = start_follower(run, options, log)
     except OSError as error:
-        print(f"warning: wandb could not be started: {error}", file=sys.stderr)
+        print(f"warning: {what} could not be started: {error}", file=sys.stderr)
         yield
         return
     try:
         yield
     finally:
         done = stop_follower(follower)
-        said = _said(run)
+        said = _said(run, log)
         if said:
-            print(f"warning: wandb: {said}", file=sys.stderr)
+            print(f"warning: {what}: {said}", file=sys.stderr)
         elif not done:
             print(
-                f"warning: wandb is still busy in process {follower.pid}; if it does not finish, "
-                f"`efftrain wandb-sync {run.name}` sends the metrics again",
+                f"warning: {what} is still busy in process {follower.pid}; if it does not finish, "
+                f"`efftrain wandb-sync {run.name}{' --tensorboard' * (what != 'wandb')}` sends the metrics again",
                 file=sys.stderr,
             )
 
 
-def start_follower(run: Path, mode: str, project: str) -> subprocess.Popen[bytes]:
-    """Starts the child process that follows `run`. It ends by itself when this process ends, however that happens."""
+def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.Popen[bytes]:
+    """Starts the child process that follows `run`, `wandb-sync` with some options. It ends by itself when this process ends,
+    however that happens."""
     folder = run / "wandb"
     folder.mkdir(exist_ok=True)
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
-    with (folder / LOG).open("wb") as log:
+    with (folder / log).open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(run), "--follow", "--mode", mode, "--project", project],
+            [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(run), "--follow", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=log,
+            stderr=file,
             # Ctrl-C is for the training; the child ends when its input closes.
             start_new_session=True,
         )
@@ -178,10 +214,10 @@ def stop_follower(follower: subprocess.Popen[bytes], seconds: float = STOP_SECON
     return True
 
 
-def _said(run: Path) -> str:
+def _said(run: Path, log: str) -> str:
     """The last line that the child wrote, its warning or error; not what wandb itself prints, greetings for the most part."""
     try:
-        lines = (run / "wandb" / LOG).read_text(errors="replace").strip().splitlines()
+        lines = (run / "wandb" / log).read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
     lines = [line for line in lines if not line.startswith("wandb: ")]
@@ -201,12 +237,13 @@ def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, 
     (folder / "wandb").mkdir(exist_ok=True)
     recipe = directory.recipe
     try:
+        # What is given here wins over wandb's own variables, so these are asked first. WANDB_ENTITY is left to wandb.
         session = wandb.init(
-            project=project or recipe.get("wandb", {}).get("project", "efftrain"),
-            name=directory.name,
+            project=project or os.environ.get("WANDB_PROJECT") or recipe.get("wandb", {}).get("project", "efftrain"),
+            name=os.environ.get("WANDB_NAME") or directory.name,
             id=run_id,
             resume=resume,
-            group=str(directory.origin.get("recipe") or directory.name),
+            group=os.environ.get("WANDB_RUN_GROUP") or str(directory.origin.get("recipe") or directory.name),
             dir=str(folder),
             config={**flatten(recipe), **{f"origin.{k}": v for k, v in flatten(directory.origin).items()}},
             mode=mode,
@@ -227,9 +264,39 @@ def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, 
         with contextlib.suppress(Exception):
             wandb.teardown()
         raise UsageError(f"wandb ({mode}): {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}") from None
-    session.define_metric("tokens")
-    session.define_metric("*", step_metric="tokens")
+    for axis in AXES.values():
+        session.define_metric(axis)
+    session.define_metric("*", step_metric=AXES["tokens"])
+    for names, summary in ((LOWEST, "min"), (HIGHEST, "max")):
+        for name in names:
+            session.define_metric(name, step_metric=AXES["tokens"], summary=summary)
     return session
+
+
+def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
+    """Tells wandb's user of an event that matters."""
+    import wandb
+
+    kind = str(event.get("event"))
+    if kind not in ALERTS:
+        return
+    title, level = ALERTS[kind]
+    text = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("event", "time", "check"))
+    with contextlib.suppress(Exception):  # an alert less; the rows matter
+        session.alert(title=f"{session.name}: {title}", text=text, level=wandb.AlertLevel[level])
+
+
+def _final_numbers(directory: RunDirectory) -> dict[str, Any]:
+    """What a finished run is summed up by beside its curves: zero-shot scores and the largest memory in use."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for entry in json.loads((directory.path / "zeroshot.json").read_text(encoding="utf-8")):
+            if entry["limit"] is None and entry["value"] is not None:  # the newest of a task comes last
+                found[f"zeroshot/{entry['task']}/{entry['metric']}"] = entry["value"]
+    for event in directory.events:
+        if event.get("event") == "memory":
+            found |= {f"memory/{key}": value for key, value in event.items() if key.endswith("_bytes")}
+    return found
 
 
 def _finish(session: wandb.Run) -> None:
@@ -238,39 +305,6 @@ def _finish(session: wandb.Run) -> None:
     session.finish()
     # finish() returns before wandb's own process has written the last rows of an offline run; its end is waited for here.
     wandb.teardown()
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What wandb is given of a row: no null, no step (wandb has its own)."""
-    return {key: value for key, value in row.items() if value is not None and key != "step"}
-
-
-def _rows_as_written(path: Path, poll_seconds: float) -> Iterator[dict[str, Any]]:
-    """Rows in file order as they appear, until standard input closes and none is left. Half-written lines wait."""
-    position, open_ = 0, True
-    while True:
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place at once.
-            file.seek(position)
-            *lines, _ = file.read().split(b"\n")
-            for line in lines:
-                position += len(line) + 1
-                row = parse(line)
-                if row is not None and "step" in row:
-                    yield row
-        if not open_:
-            return
-        open_ = not _input_closed(poll_seconds)
-
-
-def _input_closed(seconds: float) -> bool:
-    """Waits for at most `seconds`; True as soon as standard input has ended."""
-    try:
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
-    except (OSError, ValueError):
-        time.sleep(seconds)
-        return True
 
 
 def _last_sent(path: Path) -> int:

@@ -190,6 +190,10 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
             f"{checkpoint} was written with another model or optimizer: {_described(shapes)}. A checkpoint only continues "
             "with the tensors it has; restore the values, or start a new run"
         )
+    if read_origin(run.path)["data"]["train_hash"] is None:  # imported: its first text is named now, which changes nothing
+        of_text = [entry for entry in differences if entry[0].startswith("data.")]
+        accept_differences(run, [list(entry) for entry in of_text], True, "the text is named")
+        differences = [entry for entry in differences if entry not in of_text]
     accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
 
 
@@ -222,6 +226,24 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
     now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
     differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] not in (None, now[key])]
     accept_differences(run, differences, override, "the text has changed")
+
+
+def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
+    """An imported run has a recipe that nobody may have looked at: what it is first trained on must have been named.
+
+    Raises:
+        UsageError: it was not, neither at the import nor now.
+    """
+    origin = read_origin(run.path)
+    imported = origin.get("imported")
+    if not isinstance(imported, dict) or imported.get("names_text", True) or origin["data"]["train_hash"] is not None:
+        return
+    if not any(override.strip().startswith(("data.train", "data.sources")) for override in overrides):
+        raise UsageError(
+            f"run {run.path.name!r} was imported without text to train on: name it, as "
+            f"`efftrain pretrain --resume {run.path.name} --set data.train=my.txt --set data.repeat=true` (data.train=stdlib for the "
+            "source of Python's library)"
+        )
 
 
 def record_first_data(run: Run, data: object) -> None:

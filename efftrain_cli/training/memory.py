@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
@@ -19,6 +22,24 @@ from efftrain_cli.recipe.recipe import Recipe
 
 USABLE = 0.9
 """Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and fragments."""
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Bytes that this process has had in use at most: of the host, and of a CUDA device."""
+    peak = {"host_bytes": peak_resident_bytes()}
+    if device.type == "cuda":
+        peak["device_bytes"] = torch.cuda.max_memory_allocated(device)
+    return peak
+
+
+def peak_resident_bytes() -> int:
+    """Largest resident size of this process so far, bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage where this can be had: there a child starts with the peak of the process that began it.
+        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+    scale = 1 if sys.platform == "darwin" else 1024
+    return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def checkpoints_activations(recipe: Recipe, config: GPTConfig, device: torch.device, *, dtype: str, compiled: bool) -> bool:

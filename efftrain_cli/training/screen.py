@@ -108,7 +108,8 @@ class TrainingScreen:
     def _print_line(self, text: str) -> None:
         self._printed = time.monotonic()
         try:
-            print(text, flush=True)
+            if not self._console.quiet:
+                print(text, flush=True)
         except BrokenPipeError:
             stop_output()
 

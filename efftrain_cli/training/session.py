@@ -153,6 +153,7 @@ def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> d
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "efftrain": __version__,
         "git_commit": _git_commit(),
+        "project": project_commit(Path.cwd()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
@@ -181,8 +182,23 @@ def _git_commit() -> str | None:
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return None
-    result = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return result.stdout.strip() or None
+    return _git(root, "rev-parse", "HEAD")
+
+
+def project_commit(folder: Path) -> dict[str, object] | None:
+    """The commit of the user's own project around `folder`, and whether tracked files differ from it; None outside of git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    return {"git_commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # no git here, or a file system that does not answer
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _cpu_name() -> str:

@@ -62,6 +62,39 @@ def load_trained(name: str, checkpoint: str | None, device: torch.device) -> Tra
     )
 
 
+def load_exported(directory: Path, device: torch.device) -> Trained:
+    """The model in a directory that `export`, or transformers, wrote. It has no recipe of its own: the one it is given here
+    holds the model's shape and nothing that was trained with.
+
+    Raises:
+        CheckpointError: the directory holds no GPT-2 that efftrain can compute.
+        DataError: its tokenizer is missing, or has no end-of-text token.
+    """
+    from efftrain_cli.foundation.files import sha256_of
+    from efftrain_cli.model.hf import EXPORTED_FROM, read_hf
+
+    model, _ = read_hf(directory)
+    model.to(device).eval()
+    shape = model.config
+    sizes = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd, "seq_len": shape.seq_len}
+    recipe = load_recipe("small", [f"model.{name}={size}" for name, size in sizes.items()])
+    weights = directory / "model.safetensors"
+    try:
+        source = json.loads((directory / EXPORTED_FROM).read_text(encoding="utf-8"))
+        progress = Progress(step=int(source["step"]), tokens=int(source["tokens"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        progress = Progress()  # transformers wrote it
+    return Trained(
+        run=directory,
+        checkpoint=directory,
+        model_sha256=sha256_of(weights if weights.exists() else directory / "model.safetensors.index.json"),
+        recipe=recipe,
+        progress=progress,
+        model=model,
+        tokenizer=load_tokenizer(directory),
+    )
+
+
 def find_checkpoint(run: Path, wanted: str | None) -> Path:
     """The run's newest checkpoint that is whole, or the one `wanted` names: a step, or a name such as step-00000100.
 

@@ -5,13 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.console import human_count, human_seconds
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def plan_values(search: Search) -> dict[str, Any]:
+    """What `show_plan` says, for other programs. Durations and horizons in steps, costs in tokens."""
+    likely, worst = search.if_start_is_stable(), search.worst_case()
+    return {
+        "searches": search.start_name,
+        "starts": list(search.starts),
+        "durations": list(search.durations(search.starts[0])),
+        "window_steps": search.window,
+        "horizon_steps": search.horizon,
+        "threshold": search.threshold,
+        "if_first_start_is_stable": {"probes": likely.probes, "tokens": likely.tokens},
+        "worst_case": {"probes": worst.probes, "tokens": worst.tokens},
+    }
 
 
 def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()) -> None:

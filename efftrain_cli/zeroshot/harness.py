@@ -8,8 +8,12 @@ takes 15 to 20 s.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +23,8 @@ from efftrain_cli.data.hub import hub_unreachable
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.zeroshot import squad_metrics
 from efftrain_cli.zeroshot.local_data import FORMS, example, local_file, read_items
-from efftrain_cli.zeroshot.suites import TASKS, Task
-from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error
+from efftrain_cli.zeroshot.suites import SUITES, TASKS, Task
+from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, without
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -68,9 +72,12 @@ def require_extra() -> None:
         )
 
 
-def require_data(tasks: Iterable[str], data_dir: Path | None) -> None:
+def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: bool = False) -> None:
     """Checks that every task's items can be had: a local file, the Hub, or what the Hub's cache holds. Imports nothing slow;
     asks the Hub once, for a second at most. Local files are read and checked to the last line.
+
+    Args:
+        and_others: tasks are asked for beside, whose data nobody here knows.
 
     Raises:
         DataError: sets are missing (all are named at once), or a local file is damaged (file and line).
@@ -85,7 +92,7 @@ def require_data(tasks: Iterable[str], data_dir: Path | None) -> None:
             remote.append(TASKS[name])
         else:
             read_items(path, FORMS[name])
-    if not remote:
+    if not remote and not and_others:
         _switch_hub_off()  # else the libraries ask the Hub about files that are all here
         return
     reason = hub_unreachable()
@@ -172,46 +179,135 @@ def evaluate_task(
     task: Task, language_model: LanguageModel, data_dir: Path | None, limit: int | None, scratch: Path
 ) -> TaskScore:
     """Runs one of the harness's tasks by the harness's own evaluator."""
+    harness_task = load_task(task, data_dir, scratch)
+    path = local_file(task.name, data_dir)
+    protocol = protocol_of(task, harness_task, path, language_model.max_length)
+    return _run(task, harness_task, language_model, limit, protocol)
+
+
+def _run(
+    task: Task, harness_task: ConfigurableTask, language_model: LanguageModel, limit: int | None, protocol: str
+) -> TaskScore:
+    """One task by the harness's evaluator. Items of which an answer does not fit the context are left out, and named.
+
+    Raises:
+        DataError: no item fits.
+    """
     import lm_eval
 
-    harness_task = load_task(task, data_dir, scratch)
-    language_model.begin(task.name)
-    # Its bootstrap takes most of a minute for one standard error that has a closed form.
-    results = lm_eval.evaluate(
-        lm=language_model,
-        task_dict={"tasks": {task.name: harness_task}},
-        limit=limit,
-        bootstrap_iters=0,
-        log_samples=True,
-    )
-    found = results["results"][task.name]
-    values = {name.split(",")[0]: value for name, value in found.items() if name.split(",")[0] in task.metrics}
-    samples = sorted(results["samples"][task.name], key=lambda sample: sample["doc_id"])
+    from efftrain_cli.zeroshot.language_model import DoesNotFitError
+
+    name, total = task.name, len(harness_task.eval_docs)
+    left_out: set[int] = set()
+    while True:
+        language_model.begin(name)
+        kept = [number for number in range(total if limit is None else min(limit, total)) if number not in left_out]
+        if not kept:
+            raise DataError(f"not one of {len(left_out)} items fits a context of {language_model.max_length} tokens")
+        try:
+            # Its bootstrap takes most of a minute for one standard error that has a closed form.
+            results = lm_eval.evaluate(
+                lm=language_model,
+                task_dict={"tasks": {name: harness_task}},
+                limit=None if left_out else limit,
+                samples={name: kept} if left_out else None,
+                bootstrap_iters=0,
+                log_samples=True,
+            )
+            break
+        except DoesNotFitError as error:  # before anything was scored
+            left_out |= error.items
+    found = results["results"][name]
+    values = {key.split(",")[0]: value for key, value in found.items() if isinstance(value, (int, float))}
+    metrics = task.metrics or tuple(key for key in values if not key.endswith("_stderr") and key not in ("alias", "sample_len"))
+    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
+    shares = {key: [sample.get(key) for sample in samples] for key in metrics}
+    stderr: dict[str, float | None] = {}
+    for key in metrics:
+        if key == "perplexity":
+            stderr[key] = perplexity_and_error(shares[key])[1]
+        elif name == "wikitext" or not all(isinstance(share, (int, float)) for share in shares[key]):
+            stderr[key] = None  # a ratio of sums over documents, or another sum: the harness has none either
+        else:
+            mean, error = mean_and_error([float(share) for share in shares[key]])
+            stderr[key] = error if math.isclose(mean, values[key], rel_tol=1e-6, abs_tol=1e-9) else None
     items = [
-        {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], **{name: sample[name] for name in task.metrics}}
+        {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], **{key: sample.get(key) for key in metrics}}
         for sample in samples
     ]
-    stderr: dict[str, float | None] = {}
-    for name in task.metrics:
-        shares = [item[name] for item in items]
-        if name == "perplexity":
-            stderr[name] = perplexity_and_error(shares)[1]
-        elif task.name == "wikitext":
-            stderr[name] = None  # a ratio of sums over documents: the harness has none either
-        else:
-            stderr[name] = mean_and_error([float(share) for share in shares])[1]
-    path = local_file(task.name, data_dir)
     return TaskScore(
-        values={name: float(values[name]) for name in task.metrics},
+        values={key: float(values[key]) for key in metrics},
         stderr=stderr,
         items=items,
         scored=len(items),
-        total=len(harness_task.eval_docs),
-        protocol=protocol_of(task, harness_task, path, language_model.max_length),
+        total=total,
+        protocol=protocol + without(len(left_out), language_model.max_length),
         requests=language_model.requests,
         truncated=language_model.truncated,
         boundary_mismatches=language_model.boundary_mismatches,
+        left_out=tuple(f"item {number}" for number in sorted(left_out)),
     )
+
+
+def foreign_tasks(names: Iterable[str]) -> list[str]:
+    """Those of some task names that are not ours but the harness's: a name that its definitions hold, or a YAML file.
+
+    Raises:
+        UsageError: a YAML file is missing.
+    """
+    found = []
+    for name in names:
+        if name in TASKS or name in SUITES:
+            continue
+        if name.endswith((".yaml", ".yml")):
+            if not Path(name).is_file():
+                raise UsageError(f"--tasks {name}: no such file (looked in {Path.cwd()})")
+            found.append(name)
+        elif find_spec("lm_eval") is not None and _is_defined(name):
+            found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def _is_defined(name: str) -> bool:
+    """Whether a definition of the installed harness holds this name. Its own search builds an index for 15 to 20 s."""
+    spec = find_spec("lm_eval")
+    assert spec is not None and spec.origin is not None
+    word = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
+    return any(word.search(path.read_bytes()) for path in (Path(spec.origin).parent / "tasks").rglob("*.yaml"))
+
+
+def evaluate_foreign(
+    name: str, language_model: LanguageModel, limit: int | None, scratch: Path
+) -> list[tuple[Task, TaskScore]]:
+    """Runs a task, group or tag of the harness, or a YAML file, exactly as it is defined, and marks the scores so.
+
+    Raises:
+        UsageError: the harness has nothing of that name.
+        DataError: the items cannot be had.
+    """
+    import lm_eval.tasks
+
+    is_file = name.endswith((".yaml", ".yml"))
+    if not is_file:
+        print(f"{name}: looking it up among the tasks of lm_eval {harness_version()} ...", file=sys.stderr)
+    manager = lm_eval.tasks.TaskManager(include_defaults=not is_file)
+    if not is_file and name not in manager.task_index:
+        raise UsageError(f"lm_eval {harness_version()} has no task {name!r}; `lm-eval ls tasks` lists all")
+    try:
+        loaded = manager.load([str(Path(name).resolve()) if is_file else name])["tasks"]
+    except Exception as error:  # the Hub's libraries raise a dozen classes
+        raise DataError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+    scored = []
+    for own_name, harness_task in loaded.items():
+        harness_task.set_fewshot_seed(1234)
+        shots = harness_task.config.num_fewshot or 0
+        protocol = f"harness's default protocol: lm-eval {own_name} v{harness_task.VERSION} {shots}-shot"
+        task = Task(name=own_name, metric="", metrics=(), about="as lm-evaluation-harness defines it")
+        score = _run(task, harness_task, language_model, limit, protocol)
+        if not score.values:
+            raise DataError(f"{own_name} gives no number")
+        scored.append((replace(task, metric=next(iter(score.values)), metrics=tuple(score.values)), score))
+    return scored
 
 
 def protocol_of(task: Task, harness_task: ConfigurableTask, path: Path | None, context_length: int) -> str:

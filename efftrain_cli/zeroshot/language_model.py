@@ -21,6 +21,14 @@ from efftrain_cli.zeroshot.meter import Meter
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
 
 
+class DoesNotFitError(Exception):
+    """Continuations are longer than the context; nothing was scored. `items` are the doc_ids of their items."""
+
+    def __init__(self, items: set[int]) -> None:
+        super().__init__(f"{len(items)} items have a continuation longer than the context")
+        self.items = items
+
+
 class LanguageModel(TemplateLM):
     """Counts, beside answering, what a reader of the scores must know; `begin` sets the counts to 0."""
 
@@ -53,7 +61,11 @@ class LanguageModel(TemplateLM):
         return self.text.encode([string])[0].tolist()
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """`TemplateLM.loglikelihood` with all texts encoded at once; a test holds the two together."""
+        """`TemplateLM.loglikelihood` with all texts encoded at once; a test holds the two together.
+
+        Raises:
+            DoesNotFitError: a continuation alone is longer than the context. Longer contexts are cut from the left.
+        """
         pairs = []
         for request in requests:
             context, continuation = request.args
@@ -73,6 +85,10 @@ class LanguageModel(TemplateLM):
             tokens = encoded[context]
             self.boundary_mismatches += whole[: len(tokens)] != tokens
             asked.append(Request(tokens, whole[len(tokens) :]))
+        most = self.evaluator.context_length
+        too_long = {int(r.doc_id) for r, one in zip(requests, asked, strict=True) if len(one.continuation) > most}
+        if too_long:
+            raise DoesNotFitError(too_long)
         return [tuple(score) for score in self._score(asked)]
 
     def _loglikelihood_tokens(

@@ -12,8 +12,15 @@ import re
 from collections.abc import Sequence
 
 from efftrain_cli.data.tokenizer import Tokenizer
+from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
-from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, safe_exp
+from efftrain_cli.zeroshot.task_score import (
+    TaskScore,
+    mean_and_error,
+    perplexity_and_error,
+    safe_exp,
+    without,
+)
 
 CLOZE_WORDS = 50
 """Words of context before the word that is asked for."""
@@ -95,19 +102,27 @@ def offline_cloze(
     kept = passages[:limit]
     contexts = tokenizer.encode([context for context, _ in kept])
     wholes = tokenizer.encode([context + word for context, word in kept])
-    requests, mismatches = [], 0
-    for context, whole in zip(contexts, wholes, strict=True):
+    requests, mismatches, texts, left_out = [], 0, [], []
+    for number, (context, whole) in enumerate(zip(contexts, wholes, strict=True)):
         tokens = tuple(whole.tolist())
+        request = Request(tokens[: len(context)], tokens[len(context) :])
+        if len(request.continuation) > evaluator.context_length:
+            left_out.append(f"passage {number}")
+            continue
         mismatches += tokens[: len(context)] != tuple(context.tolist())
-        requests.append(Request(tokens[: len(context)], tokens[len(context) :]))
+        requests.append(request)
+        texts.append("".join(kept[number]))
+    if not requests:
+        raise DataError(f"offline_cloze: not one of {len(kept)} words fits a context of {evaluator.context_length} tokens")
     scores = evaluator.score(requests, "offline_cloze")
     return _cloze_score(
         scores,
-        [context + word for context, word in kept],
+        texts,
         total=len(passages),
-        protocol=f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}",
+        protocol=f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}" + without(len(left_out), evaluator.context_length),
         truncated=sum(map(evaluator.is_truncated, requests)),
         boundary_mismatches=mismatches,
+        left_out=tuple(left_out),
     )
 
 
@@ -183,6 +198,7 @@ def _cloze_score(
     protocol: str,
     truncated: int,
     boundary_mismatches: int,
+    left_out: tuple[str, ...] = (),
 ) -> TaskScore:
     accuracy, accuracy_error = mean_and_error([float(score.greedy) for score in scores])
     perplexity, perplexity_error = perplexity_and_error([score.logprob for score in scores])
@@ -199,6 +215,7 @@ def _cloze_score(
         requests=len(scores),
         truncated=truncated,
         boundary_mismatches=boundary_mismatches,
+        left_out=left_out,
     )
 
 

@@ -30,6 +30,13 @@ class TaskScore:
     """Requests whose context was cut from the left."""
     boundary_mismatches: int = 0
     """Requests whose context's tokens are not how the whole text begins."""
+    left_out: tuple[str, ...] = ()
+    """Items that were not scored because an answer of theirs alone is longer than the context."""
+
+
+def without(left_out: int, context_length: int) -> str:
+    """What a protocol's name says of items that do not fit: scores over other items are other measurements."""
+    return f" without {left_out} items that do not fit {context_length} tokens" if left_out else ""
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +101,110 @@ def test_refusals(exported: tuple[Trained, Path], tmp_path: Path) -> None:
         import_hf(directory, "random")
     with pytest.raises(UsageError, match=r"model\.n_layer"):
         import_hf(directory, "other", overrides=("model.n_layer=3",))
-    with pytest.raises(UsageError, match="no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         import_hf(tmp_path / "nothing", "other")
     with pytest.raises(EfftrainError, match="run name"):
         import_hf(directory, "../other")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"vocab_size": 299, "n_layer": 1}))
-    with pytest.raises(CheckpointError, match=r"h\.1\.attn"):
+    with pytest.raises(CheckpointError, match="n_layer = 1, the weights have 2 layers"):
         import_hf(directory, "other")
     (directory / "tokenizer.json").unlink()
     with pytest.raises(DataError):
         import_hf(directory, "other")
     assert not (tmp_path / "runs" / "other").exists()
+
+
+def test_training_on_asks_for_text_where_the_import_named_none(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+    _, directory = exported
+    assert efftrain("import", str(directory), "--name", "back", "--set", "train.tokens=3000").exit_code == 0
+    error = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe").exception
+    assert isinstance(error, UsageError) and "imported without text to train on" in str(error) and "--set data.train=my.txt" in str(error)
+    text = ("--set", f"data.train={tmp_path / 'text.txt'}", "--set", "data.repeat=true", "--set", "data.valid_fraction=0.3")
+    result = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe", *text)
+    assert result.exit_code == 0, result.output
+    assert load_trained("back", None, CPU).progress.step == 1
+    assert efftrain("pretrain", "--resume", "back", "--steps", "2", "--no-probe").exit_code == 0
+
+
+def test_a_model_of_the_hub_by_its_name(
+    exported: tuple[Trained, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub faked by a folder of files; without network the message is the Hub's, and a name that is none is refused."""
+    from efftrain_cli.data import hub
+
+    before, directory = exported
+    asked = []
+
+    def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
+        asked.append((repository, name, revision))
+        if not (directory / name).is_file():
+            raise DataError(f"{name} of {repository!r} is not there")
+        return directory / name
+
+    monkeypatch.setattr(hub, "hub_file", hub_file)
+    result = efftrain("import", "openai-community/gpt2@main")
+    assert result.exit_code == 0, result.output
+    assert ("openai-community/gpt2", "model.safetensors", "main") in asked
+    tokens = torch.arange(40)[None]
+    assert torch.equal(load_trained("gpt2", None, CPU).model(tokens), before.model(tokens))
+    origin = json.loads((tmp_path / "runs" / "gpt2" / "origin.json").read_text())
+    assert origin["imported"]["source"] == "openai-community/gpt2@main"
+    (directory / "model.safetensors").rename(directory / "part-1.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
+    assert efftrain("import", "openai-community/gpt2", "--name", "shards").exit_code == 0
+    for name in ("no-such", "./no-such", "a/b/c"):
+        error = efftrain("import", name).exception
+        assert isinstance(error, UsageError) and "the Hub as owner/name" in str(error)
+
+
+def test_hostile_directories_end_in_a_message(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+    """F74, F75: sizes that nothing could hold, values of wrong kinds, and weights that are not finite."""
+    from safetensors.torch import load_file, save_file
+
+    _, directory = exported
+    config = json.loads((directory / "config.json").read_text())
+    for changed, said in (
+        ({"n_layer": 10**9}, "n_layer = 1000000000 .must be a whole number from 1 to 1,024"),
+        ({"n_embd": 2**17, "n_layer": 1000}, "."),
+        ({"vocab_size": [1]}, "vocab_size"),
+        ({"n_head": None}, "n_head = null"),
+        ({"model_type": ["gpt2"]}, "model_type"),
+        ({"n_layer": True}, "n_layer = true"),
+    ):
+        (directory / "config.json").write_text(json.dumps({**config, **changed}))
+        error = efftrain("import", str(directory), "--name", "x").exception
+        assert isinstance(error, CheckpointError), error
+        assert re.search(said, str(error)), (changed, str(error)[:300])
+    for content in ("[]", "null", "3", "[" * 100_000):
+        (directory / "config.json").write_text(content)
+        assert isinstance(efftrain("import", str(directory), "--name", "x").exception, CheckpointError), content[:10]
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = load_file(directory / "model.safetensors")
+    weights["transformer.h.1.mlp.c_fc.bias"][3] = float("nan")
+    save_file(weights, directory / "model.safetensors")
+    error = efftrain("import", str(directory), "--name", "x").exception
+    assert isinstance(error, CheckpointError) and "h.1.mlp.c_fc.bias: the weights hold NaN or infinity" in str(error)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["far"] = 3_000_000_000
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    error = efftrain("import", str(directory), "--name", "x").exception
+    assert isinstance(error, DataError) and "ids up to 3,000,000,000" in str(error)
+    assert not (tmp_path / "runs" / "x").exists()
+
+
+def test_an_export_has_a_card_and_the_modes_of_other_files(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+    trained, directory = exported
+    assert efftrain("eval-zeroshot", "random", "--tasks", "offline_bytes").exit_code == 0
+    old = os.umask(0o027)
+    try:
+        assert efftrain("export", "random", "--out", "second").exit_code == 0
+    finally:
+        os.umask(old)
+    card = (tmp_path / "second" / "README.md").read_text()
+    assert "| offline_bytes | bits_per_byte | " in card and trained.model_sha256 in card
+    assert f"{trained.model.parameter_count:,} parameters" in card and 'tokenizer = "bpe:300"' in card
+    assert "Nothing was measured" in (directory / "README.md").read_text()
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "second").iterdir()} == {0o640}
+    source = json.loads((tmp_path / "second" / "efftrain.json").read_text())
+    assert (source["step"], source["tokens"], source["checkpoint_sha256"]) == (10, 10_000, trained.model_sha256)

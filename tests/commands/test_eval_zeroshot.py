@@ -110,3 +110,70 @@ def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(
     assert result.exit_code == 0, result.output
     assert "sequences of at most 40 of its 64 positions" in result.stderr
     assert read_results(run)[0]["context_length"] == 40
+
+
+def sets_in(folder: Path, tmp_path: Path) -> str:
+    """A task of one's own as the harness takes one: a YAML file and its items."""
+    folder.mkdir()
+    items = [{"q": "Anna found the", "a": ["lantern", "ship"], "gold": n % 2} for n in range(6)]
+    items.append({"q": "It was", "a": ["cold " * 200, "x"], "gold": 0})  # longer than the context of 64 by itself
+    items.append({"q": "long ago " * 300, "a": ["ship", "garden"], "gold": 0})  # its beginning is cut
+    (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    settings = {
+        "task": "my_choice",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "items.jsonl")}, "cache_dir": str(tmp_path / "datasets")},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "a",
+        "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc"}],
+        "metadata": {"version": 3.0},
+    }
+    (folder / "mine.yaml").write_text(json.dumps(settings))
+    return str(folder / "mine.yaml")
+
+
+def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run: Path, tmp_path: Path) -> None:
+    """F77: a long context is cut and counted; an answer longer than the context is left out and named; the next task is
+    scored; the table is printed whatever failed."""
+    pytest.importorskip("lm_eval")
+    task = sets_in(tmp_path / "sets", tmp_path)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(json.dumps({**json.loads(Path(task).read_text()), "task": "broken", "doc_to_text": "{{nothing.at.all}}"}))
+    result = efftrain("random", "--tasks", f"{broken},{task},offline_bytes")
+    assert isinstance(result.exception, DataError), result.output
+    assert "1 of 3 tasks could not be scored" in str(result.exception) and "broken.yaml: " in str(result.exception)
+    assert "my_choice: 1 left out, as an answer alone is longer than the context: item 6" in result.stdout
+    assert "offline_bytes" in result.stdout
+    entry = next(entry for entry in read_results(run) if entry["task"] == "my_choice")
+    assert (entry["items"], entry["items_total"], entry["left_out"], entry["limit"]) == (7, 8, ["item 6"], None)
+    assert entry["truncated"] == 2  # both answers of the item with the long context
+    assert entry["protocol"].startswith("harness's default protocol: lm-eval my_choice v3.0 0-shot without 1 items")
+    items = [item for item in read_items(run) if item["task"] == "my_choice"]
+    assert [item["doc_id"] for item in items] == [0, 1, 2, 3, 4, 5, 7]
+    assert entry["value"] == pytest.approx(sum(item["acc"] for item in items) / 7)
+    assert entry["stderr"] is not None
+
+
+def test_several_runs_and_an_exported_directory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["export", "random", "--out", "hf"]).exit_code == 0
+    task = sets_in(tmp_path / "sets", tmp_path)
+    result = efftrain("random", "hf", "--tasks", task, "--format", "json")
+    assert result.exit_code == 0, result.output
+    of_run, of_export = json.loads(result.stdout)
+    assert (of_run["run"], of_export["run"]) == ("random", "hf")
+    assert of_run["value"] == of_export["value"] and of_export["step"] == 10
+    assert [entry["task"] for entry in read_results(tmp_path / "hf")] == ["my_choice"]
+    error = efftrain("hf").exception
+    assert isinstance(error, UsageError) and "exported directory" in str(error)
+
+
+def test_task_names_of_the_harness_are_known_without_loading_it(run: Path) -> None:
+    pytest.importorskip("lm_eval")
+    assert harness.foreign_tasks(["piqa", "offline", "blimp", "no_such_task_anywhere"]) == ["blimp"]
+    with pytest.raises(UsageError, match="no such file"):
+        harness.foreign_tasks(["no_such.yaml"])

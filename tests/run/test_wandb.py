@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run import tensorboard
 from efftrain_cli.run import wandb as wandb_sync
 from efftrain_cli.run.rows import read_metrics
+from efftrain_cli.run.series import AXES, grouped, series_of
 from tests.fake_runs import rows_of, write_rows, write_run
-from tests.wandb_files import read_history
+from tests.wandb_files import read_history, read_records
 
 TINY = """\
 [model]
@@ -59,11 +61,93 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path: Pat
     frame = read_metrics(path)
     assert synced.rows == len(history) == len(frame) == 101
     assert [row["_step"] for row in history] == list(range(101))
-    assert [row["loss"] for row in history[1:]] == [9.0] * 40 + [2.0] * 60
+    assert [row["train/loss"] for row in history[1:]] == [9.0] * 40 + [2.0] * 60
     for row, expected in zip(history, frame.to_dict("records"), strict=True):
-        for key, value in expected.items():
-            if key != "step":
-                assert row.get(key) == (value if value == value else None), key
+        values = [value for value in expected.values() if value == value and value is not None]
+        assert sorted(map(float, values)) == sorted(float(value) for key, value in row.items() if not key.startswith("_"))
+
+
+def test_columns_stand_in_groups() -> None:
+    row = {
+        "step": 3, "tokens": 9, "total_flops": 2.0, "train_seconds": 1.5, "loss": 1.0, "val_loss": None, "lr": 0.1, "check": "ab",
+        "tokens_per_second": 7.0, "loss_ratio": 1.1, "pld_theta": 0.5, "simigrad_noise_scale": 4.0, "of_tomorrow": 1,
+    }  # fmt: skip
+    assert grouped(row) == {
+        "axis/step": 3, "axis/tokens": 9, "axis/flops": 2.0, "axis/train_seconds": 1.5, "train/loss": 1.0, "optim/lr": 0.1,
+        "throughput/tokens_per_second": 7.0, "stability/loss_ratio": 1.1, "progressive_layer_drop/theta": 0.5,
+        "simigrad/noise_scale": 4.0, "other/of_tomorrow": 1,
+    }  # fmt: skip
+
+
+def test_every_column_of_a_row_has_a_group() -> None:
+    """What the trainer writes (tests/fake_runs.py follows it) is nowhere "other"."""
+    (row,) = [row for row in rows_of(10, 0) if row["step"] == 10]
+    assert not [name for name in map(series_of, row) if name.startswith("other/")]
+
+
+def test_axes_summaries_scores_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves over tokens, the lowest loss in the summary, zero-shot scores and memory beside it; wandb's variables win."""
+    path = write_run(tmp_path, "small", 0)
+    entry = {"task": "piqa", "metric": "acc_norm", "value": 0.53, "limit": None}
+    (path / "zeroshot.json").write_text(json.dumps([entry, {**entry, "task": "rte", "limit": 10}]))
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "memory", "time": "2026-01-02T03:04:05+00:00", "host_bytes": 123456}) + "\n")
+    for name, value in (("PROJECT", "p1"), ("NAME", "n1"), ("RUN_GROUP", "g1"), ("ENTITY", "e1")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb_sync.sync(path)
+    records = read_records(path / "wandb")
+    (run,) = [record.run for record in records if record.HasField("run")][:1]
+    assert (run.project, run.display_name, run.run_group, run.entity) == ("p1", "n1", "g1", "e1")
+    metrics = {m.metric.name or m.metric.glob_name: m.metric for m in records if m.HasField("metric")}
+    assert metrics["*"].step_metric == "axis/tokens" and set(metrics) >= set(AXES.values())
+    assert metrics["val/loss"].summary.min and metrics["train/loss"].summary.min and metrics["stability/loss_ratio"].summary.max
+    summary = {
+        (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+        for record in records
+        if record.HasField("summary")
+        for item in record.summary.update
+    }
+    assert (summary["zeroshot/piqa/acc_norm"], summary["memory/host_bytes"]) == (0.53, 123456)
+    assert not [key for key in summary if "rte" in key]
+
+
+def test_events_that_matter_are_alerts(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "small", 0, rows=rows_of(5, 0))
+    old = {"event": "spike", "time": "2026-01-02T03:04:05+00:00", "step": 2, "ratio": 1.9}
+    (path / "events.jsonl").write_text(json.dumps(old) + "\n")
+    child = follower(path)
+    deadline = time.monotonic() + 60
+    while not list((path / "wandb").glob("offline-run-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with (path / "events.jsonl").open("a") as file:
+        for event in ({"event": "checkpoint", "step": 3}, {"event": "spike", "step": 4, "ratio": 2.5}):
+            file.write(json.dumps(event) + "\n")
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    (alert,) = [record.alert for record in read_records(path / "wandb") if record.HasField("alert")]
+    assert "loss spike" in alert.title and alert.text == "step 4, ratio 2.5" and alert.level == "WARN"
+
+
+def test_tensorboard_has_the_same_curves(tmp_path: Path) -> None:
+    """Read back with TensorBoard's own reader: each step once, the last write wins, also while a run is followed."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    rows = rows_of(60, 0, loss=9.0) + rows_of(100, 0, segment=1, first=41, loss=2.0)
+    path = write_run(tmp_path, "small", 0, rows=rows)
+
+    def read() -> tuple[list[int], list[float]]:
+        events = accumulator.EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+        assert {"val/loss", "optim/lr", "throughput/tokens_per_second", "stability/loss_ratio"} <= set(events.Tags()["scalars"])
+        loss = events.Scalars("train/loss")
+        return [event.step for event in loss], [event.value for event in loss]
+
+    tensorboard.write(path)
+    assert read() == (list(range(101)), [9.0] * 41 + [2.0] * 60)
+    child = follower(path, "offline", "--tensorboard")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows_of(110, 0, segment=1, first=101, loss=1.0))
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 0 and errors == b""
+    assert read() == (list(range(111)), [9.0] * 41 + [2.0] * 60 + [1.0] * 10)
 
 
 def test_the_same_rows_give_the_same_run(tmp_path: Path) -> None:
@@ -86,10 +170,10 @@ def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path: Path, monk
     assert not list(path.rglob("wandb-metadata.json"))
 
 
-def follower(path: Path, mode: str = "offline", **env: str) -> subprocess.Popen[bytes]:
+def follower(path: Path, mode: str = "offline", *more: str, **env: str) -> subprocess.Popen[bytes]:
     os_env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     return subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(path), "--follow", "--mode", mode],
+        [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(path), "--follow", "--mode", mode, *more],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -149,7 +233,7 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> Non
     path = write_run(tmp_path, "small", 0)
     script = (
         "import sys, time; from pathlib import Path; from efftrain_cli.run.wandb import start_follower\n"
-        f"child = start_follower(Path({str(path)!r}), 'offline', 'p'); print(child.pid, flush=True); time.sleep(60)"
+        f"child = start_follower(Path({str(path)!r}), ['--mode', 'offline']); print(child.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -188,4 +272,6 @@ def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
         assert first[column].equals(second[column])
     history = read_history(tmp_path / "runs" / "on" / "wandb")
     assert [row["_step"] for row in history] == list(range(51))
-    assert [row["loss"] for row in history[1:]] == list(second.loss[1:])
+    assert [row["train/loss"] for row in history[1:]] == list(second.loss[1:])
+    (folder,) = (tmp_path / "runs" / "on" / "wandb").glob("offline-run-*")
+    assert f"send it with: wandb sync {Path('runs') / 'on' / 'wandb' / folder.name}" in on.stdout or f"wandb sync {folder}" in on.stdout

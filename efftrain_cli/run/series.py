@@ -1,0 +1,52 @@
+"""The names under which a run's columns are drawn by wandb and TensorBoard, in groups; metrics.jsonl stays flat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+AXES = {"step": "axis/step", "tokens": "axis/tokens", "total_flops": "axis/flops", "train_seconds": "axis/train_seconds"}
+"""What a curve can be drawn over."""
+
+GROUPS = {
+    "train": ("loss", "tokens_discarded", "windows", "sequences", "seq_len", "batch_size", "accumulation_steps", "stage", "segment"),
+    "val": ("val_loss",),
+    "optim": ("lr", "grad_norm"),
+    "throughput": (
+        "tokens_per_second", "mfu", "flops", "flops_without_logits", "seconds", "eval_seconds", "checkpoint_seconds",
+        "compile_seconds", "wall_seconds", "other_seconds",
+    ),
+    "stability": ("loss_ratio", "adam_sqrt_v_l1", "adam_sqrt_v_max", "nonfinite"),
+}
+NAMES = {"val_loss": "val/loss", "seconds": "throughput/step_seconds", "flops": "throughput/step_flops"}
+METHODS = {
+    "pld": "progressive_layer_drop",
+    "simigrad": "simigrad",
+    "slw": "seq_len_warmup",
+    "growth": "staged_growth",
+    "ouroboros": "ouroboros",
+    "chunked": "chunked_accumulation",
+    "std": "standardization_loss",
+}
+"""Prefix of a method's columns -> its section."""
+LOWEST = ("train/loss", "val/loss")
+"""Series whose best value is the least one."""
+HIGHEST = ("stability/loss_ratio", "stability/adam_sqrt_v_max")
+"""Series whose extreme says most."""
+
+_SERIES = {column: NAMES.get(column, f"{group}/{column}") for group, columns in GROUPS.items() for column in columns} | AXES
+
+
+def series_of(column: str) -> str:
+    """The grouped name of a column: "loss" is "train/loss", "pld_theta" is "progressive_layer_drop/theta"."""
+    if column in _SERIES:
+        return _SERIES[column]
+    prefix, _, name = column.partition("_")
+    if name and prefix in METHODS:
+        return f"{METHODS[prefix]}/{name}"
+    return f"other/{column}"
+
+
+def grouped(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics.jsonl under grouped names, without what is null and what only the file needs."""
+    return {series_of(column): value for column, value in row.items() if value is not None and column != "check"}

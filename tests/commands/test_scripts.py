@@ -1,0 +1,95 @@
+"""What other programs read: `--format json` of the commands that read, and `--quiet`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.commands import register
+from efftrain_cli.training.session import project_commit
+from tests.trained_run import make_run
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def _commands() -> None:
+    register()
+
+
+def read(*args: str) -> object:
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_recipe_as_json() -> None:
+    about = read("recipes", "show", "small-slw", "--set", "optim.lr=0.5", "--format", "json")
+    assert about["values"]["optim"]["lr"] == 0.5 and about["values"]["seq_len_warmup"]
+    assert about["origins"]["optim.lr"] == "--set optim.lr=0.5" and about["origins"]["data.format"] == "default"
+    assert [Path(base).stem for base in about["bases"]] == ["small-large-batch"]
+
+
+def test_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    run = make_run(tmp_path, steps=(10, 20))
+    found = read("checkpoint", "list", "random", "--format", "json")
+    assert [entry["step"] for entry in found] == [10, 20]
+    path = run / "checkpoints" / "step-00000020"
+    assert found[1]["path"] == str(path) and found[1]["bytes"] == sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_a_warmup_search_as_json() -> None:
+    about = read("tune-warmup", "--recipe", "small-slw", "--plan", "--format", "json")
+    assert about["searches"] and about["worst_case"]["probes"] >= about["if_first_start_is_stable"]["probes"] > 0
+    assert about["starts"] == sorted(about["starts"]) and about["durations"]
+
+
+TINY = """
+[model]
+n_layer = 1
+n_head = 1
+n_embd = 16
+seq_len = 32
+[data]
+train = "book.txt"
+valid_fraction = 0.1
+tokenizer = "bpe:300"
+[optim]
+lr = 1e-3
+[train]
+tokens = 512
+batch_size = 8
+[eval]
+windows = 8
+"""
+
+
+def test_quiet_prints_nothing(efftrain: Command, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "book.txt").write_text("".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500)))
+    prepared = efftrain("prepare", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache"))
+    assert (prepared.returncode, prepared.stdout, prepared.stderr) == (0, "", "")
+    trained = efftrain("pretrain", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache"))
+    assert (trained.returncode, trained.stdout) == (0, ""), trained.stderr
+    assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
+
+
+def test_the_users_own_commit_and_its_dirty_flag(tmp_path: Path) -> None:
+    assert project_commit(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    (tmp_path / "recipe.toml").write_text("a = 1\n")
+    for args in (["init", "-q"], ["add", "recipe.toml"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *args], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert project_commit(tmp_path) == {"git_commit": head, "dirty": False}
+    (tmp_path / "untracked").write_text("")
+    assert project_commit(tmp_path)["dirty"] is False
+    (tmp_path / "recipe.toml").write_text("a = 2\n")
+    assert project_commit(tmp_path) == {"git_commit": head, "dirty": True}
