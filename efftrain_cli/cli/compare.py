@@ -46,13 +46,17 @@ def check_target_loss(value: float | None) -> None:
 )
 def compare(
     runs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="Runs, globs over runs ('small-*'), or recipes: all their seeds.",
             metavar="RUN...",
             autocompletion=run_or_recipe_names,
         ),
-    ],
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="Study file: judge its primaries, and compare its runs, exploratory, instead of RUN...", metavar="FILE"),
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(help="Recipe or run to compare with; without it, the only recipe without a method, else the first.")
     ] = None,
@@ -89,6 +93,7 @@ def compare(
 ) -> None:
     """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how stable."""
     check_target_loss(target_loss)
+    runs = runs or []
     if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:
         print(f"note: {', '.join(twice)} named more than once, and counted once", file=sys.stderr)
     from efftrain_cli.compare.comparison import compare as compare_runs
@@ -97,13 +102,22 @@ def compare(
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
 
+    if study is not None:
+        if runs or baseline is not None:
+            raise UsageError("--study names the runs and the baseline itself; leave out RUN... and --baseline")
+        from efftrain_cli.study.main import show_judged
+
+        # As the study printed it: verdicts first. What a program reads is the comparison, so they go beside it.
+        baseline, runs = show_judged(study, allow, format_ is CompareFormat.table and output is None)
+    elif not runs:
+        raise UsageError("name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs")
     sound, left_out = read_sound(select_runs(runs))
     comparison = compare_runs(
         sound,
         baseline=baseline,
         target_loss=target_loss,
         margin=margin,
-        every_setting=every_setting,
+        every_setting=every_setting or study is not None,
         allow=allow,
         costs=Costs(price_per_hour, power_watts),
         left_out=left_out,

@@ -43,6 +43,7 @@ def study(
     take_over: Annotated[
         str | None, typer.Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
     ] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw the losses over learning rates in the terminal too.")] = False,
     format_: Annotated[StudyFormat, typer.Option("--format", help="Form of plan, status and verdict.")] = StudyFormat.table,
 ) -> None:
     """Train what a study file asks for, and judge it as the file said beforehand.
@@ -61,4 +62,4 @@ def study(
     elif rehearse:
         main.run_rehearsal(study_file, jobs, device, as_json)
     else:
-        main.run_study(study_file, jobs, device, allow, take_over, as_json)
+        main.run_study(study_file, jobs, device, allow, take_over, as_json, plot)

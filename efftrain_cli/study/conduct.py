@@ -44,12 +44,14 @@ def conduct(file: StudyFile, crew: Crew, tell: Callable[[Judgement], None] = lam
     """
     trials = tuning(file)
     if trials:
-        crew.train([trial for _, trial in trials])
+        crew.train([trial for _, trial in trials], "tuning")
         write_receipts(file)
     chosen = {tuned.arm: tuned.settings for tuned in choices(file)}
     judgement = judge(file, read_runs(file, chosen))
     while not judgement.complete:
-        crew.train([trial for _, trial in confirmation(file, chosen, file.seeds[: file.looks[judgement.look]])])
+        seeds = file.seeds[: file.looks[judgement.look]]
+        title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
+        crew.train([trial for _, trial in confirmation(file, chosen, seeds)], title)
         judgement = judge(file, read_runs(file, chosen))
         write_receipts(file, chosen)
         write_looks(file, judgement)

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from efftrain_cli.compare import inference
+from efftrain_cli.compare.fairness import why_seconds_differ
 from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.compare.measures import match_ratio, needed_for
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sequential import nominal_levels, sequential_p
 from efftrain_cli.study.file import Primary, StudyFile
@@ -123,9 +125,13 @@ def _verdict(
     alpha, looks = file.study.alpha, file.looks
     seeds = file.seeds[: looks[taken - 1]]
     comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
+    if primary.measure == "seconds_to_target" and (
+        reason := why_seconds_differ([side[seed] for side in (baseline, method) for seed in seeds])
+    ):
+        why = f"seconds are not judged: {reason}"
+        return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
     scores = [score(primary, baseline[seed], method[seed]) for seed in seeds]
-    failures = [value for value in scores if not math.isfinite(value)]
-    if failures:
+    if not all(map(math.isfinite, scores)):
         return _ranked(file, primary, arm, baseline, method, taken)
     levels = nominal_levels(alpha, looks, 2)
     estimates = [_paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)]
@@ -188,16 +194,33 @@ def _opposite(primary: Primary, estimate: Estimate) -> bool:
 
 
 def score(primary: Primary, baseline: RunNumbers, method: RunNumbers) -> float:
-    """One pair of runs: the method's loss less the baseline's, or the logarithm of baseline's cost / method's. Infinite, or NaN
-    where both failed, where a run has no number."""
+    """One pair of runs: the method's loss less the baseline's, or the logarithm of baseline's cost / method's. Not finite where
+    a run failed or did not reach the target."""
+    if baseline.status != "finished" or method.status != "finished":
+        return math.nan
     if primary.measure == "final_loss":
-        return value_of(primary, method) - value_of(primary, baseline)
-    raise NotImplementedError
+        return _final(method) - _final(baseline)
+    axis = primary.measure.removesuffix("_to_target")
+    if primary.target is None:
+        return match_ratio(baseline, method, axis)
+    costs = [needed_for(run, axis, primary.target) for run in (baseline, method)]
+    return math.log(costs[0] / costs[1]) if costs[0] and costs[1] else math.nan
 
 
-def value_of(primary: Primary, run: RunNumbers) -> float:
-    """A run's final loss; infinite where it diverged."""
-    return float(run.evaluated["val_loss"][-1]) if run.status == "finished" else FAILED
+def rank_value(primary: Primary, run: RunNumbers) -> tuple[float, bool]:
+    """What a run is ranked by, lower is better, and whether it needs more than that: infinite where it failed. Without a target a
+    cost is ranked by the final loss: the lower of two reaches the other's with less."""
+    if run.status != "finished":
+        return FAILED, False
+    if primary.target is None:
+        return _final(run), False
+    axis = primary.measure.removesuffix("_to_target")
+    cost = needed_for(run, axis, primary.target)
+    return (float(run.evaluated[axis][-1]), True) if cost is None else (cost, False)
+
+
+def _final(run: RunNumbers) -> float:
+    return float(run.evaluated["val_loss"][-1])
 
 
 def _ranked(
@@ -208,11 +231,13 @@ def _ranked(
     method: Mapping[int, RunNumbers],
     taken: int,
 ) -> Verdict:
-    """Where runs failed: the exact rank-sum test, failed runs last. It can show a difference, and no margin."""
+    """Where runs failed or did not reach the target: the exact rank-sum test, failed runs last. It can show a difference, and no
+    margin."""
     seeds = file.seeds[: file.looks[taken - 1]]
-    before, after = ([value_of(primary, side[seed]) for seed in seeds] for side in (baseline, method))
-    failed = sum(map(math.isinf, before)), sum(map(math.isinf, after))
-    test = inference.rank_sum(before, after)
+    before, after = ([rank_value(primary, side[seed]) for seed in seeds] for side in (baseline, method))
+    values = [[value for value, _ in side] for side in (before, after)]
+    beyond = [[more for _, more in side] for side in (before, after)]
+    test = inference.rank_sum(*values, *beyond)
     # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated for them.
     p = min(1.0, test.p * len(file.looks))
     wins = test.wins > 0.5
@@ -222,10 +247,21 @@ def _ranked(
         outcome, p = "better", p / 2 if wins else 1.0
     else:
         outcome, p = "undecided", 1.0
-    words = f"{failed[0]} of {len(seeds)} baseline runs and {failed[1]} of this arm's diverged; exact rank-sum test"
+    parts = [
+        f"{count[0]} of {len(seeds)} baseline runs and {count[1]} of this arm's {what}"
+        for what, count in (
+            ("diverged", [sum(map(math.isinf, side)) for side in values]),
+            ("did not reach the target", [sum(side) for side in beyond]),
+        )
+        if sum(count)
+    ]
+    smallest = test.smallest_p * len(file.looks)
     if primary.direction in ("noninferior", "equivalent"):
-        words = f"{words.partition(';')[0]}: a margin cannot be tested"
-    elif test.smallest_p * len(file.looks) > file.study.alpha:
-        words += f", whose smallest p with so many runs is {test.smallest_p * len(file.looks):.2g}"
+        parts.append("a margin cannot be tested then")
+    elif smallest > file.study.alpha:
+        parts.append(f"exact rank-sum test, whose smallest p with so many runs is {smallest:.2g}")
+    else:
+        parts.append("exact rank-sum test")
+    words = "; ".join(parts)
     estimate = Estimate(math.nan, n=len(seeds), reason=words)
     return Verdict(primary, arm, seeds, estimate, p, p, outcome, not wins and test.outcome == "worse", None, words)

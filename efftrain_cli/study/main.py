@@ -6,18 +6,35 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from efftrain_cli.compare import sensitivity
+from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.console import human_count, human_seconds
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study import screen
 from efftrain_cli.study.budget import left_of, phases_of
-from efftrain_cli.study.conduct import Tuned, all_trials, choices, conduct, read_runs, tuning_done
-from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.conduct import (
+    Tuned,
+    all_trials,
+    choices,
+    conduct,
+    read_if_there,
+    read_runs,
+    tuning_done,
+)
+from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.judge import Judgement, judge
+from efftrain_cli.study.phases import tuning
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
-from efftrain_cli.sweep.needs import check_memory, free_disk
+from efftrain_cli.sweep.curves import sensitivity_curves
+from efftrain_cli.sweep.needs import free_disk
+from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, last_loss, tokens_so_far
+from efftrain_cli.sweep.screen import curve_lines
 from efftrain_cli.sweep.trials import recipe_of, state_of
 
 
@@ -80,7 +97,7 @@ def print_status(file: StudyFile, as_json: bool) -> None:
     tuned = choices(file) if tuning_done(file) else []
     judgement = judge(file, read_runs(file, chosen))
     if as_json:
-        print(json.dumps(screen.as_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
+        print(json.dumps(verdict_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
         return
     print("\n".join(screen.table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows)))
     time_left = "" if left.seconds is None else f", about {human_seconds(left.seconds)} one after the other"
@@ -90,7 +107,7 @@ def print_status(file: StudyFile, as_json: bool) -> None:
 
 
 def run_study(
-    file: StudyFile, jobs: int, device: str, allow: bool, take_over: str | None, as_json: bool
+    file: StudyFile, jobs: int, device: str, allow: bool, take_over: str | None, as_json: bool, plot: bool
 ) -> None:
     """Trains what the study still needs, and prints its verdict.
 
@@ -105,7 +122,7 @@ def run_study(
         taken = crew.claims.take_over(take_over)
         say(f"{len(taken)} runs of {take_over} taken over" + (f": {', '.join(taken)}" if taken else ""))
     judgement = conduct(file, crew, tell=lambda judgement: say(_look_line(judgement)))
-    _show(file, judgement, registration, as_json)
+    _show(file, judgement, registration, as_json, plot)
 
 
 def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool) -> None:
@@ -121,11 +138,12 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool) -> Non
         registration = register(small, allow=False)
         judgement = conduct(small, crew)
         tuned = choices(small)
-        lines = [*screen.tuning_lines(tuned), "", *screen.verdict_lines(small, judgement, registration, tuned)]
+        found = verdict_json(small, judgement, registration, tuned) | {"rehearsal": True}
+        text = verdict_text(small, judgement, registration, tuned)
     if as_json:
-        print(json.dumps(screen.as_json(small, judgement, registration, tuned) | {"rehearsal": True}, indent=1))
+        print(json.dumps(found, indent=1))
     else:
-        print("\n".join(f"  {line}" if line else "" for line in lines))
+        print("\n".join(f"  {line}" if line else "" for line in text.splitlines()))
     say(
         f"rehearsal: every phase of {file.name} works, at toy size on made text, in "
         f"{human_seconds(time.monotonic() - started)}; the numbers above mean nothing. Its runs are in {folder}"
@@ -145,11 +163,7 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[
 
 
 def _crew(file: StudyFile, jobs: int, device: str) -> Crew:
-    crew = Crew(study_folder(file.name), device=device, jobs=jobs, say=say)
-    if device in ("auto", "cpu"):
-        recipes = {(trial.recipe, trial.settings): trial for _, (_, trial) in all_trials(file)}
-        check_memory([recipe_of(trial) for trial in recipes.values()], jobs)
-    return crew
+    return Crew(study_folder(file.name), device=device, jobs=jobs, say=say)
 
 
 def _look_line(judgement: Judgement) -> str:
@@ -157,23 +171,69 @@ def _look_line(judgement: Judgement) -> str:
     return f"look {judgement.look} of {len(judgement.looks)} ({judgement.looks[judgement.look - 1]} seeds): {found}"
 
 
-def _show(file: StudyFile, judgement: Judgement, registration: Registration, as_json: bool) -> None:
-    tuned: Sequence[Tuned] = choices(file)
-    if as_json:
-        print(json.dumps(screen.as_json(file, judgement, registration, tuned), indent=1))
-        return
+def verdict_text(
+    file: StudyFile, judgement: Judgement, registration: Registration, tuned: Sequence[Tuned], plot: bool = False
+) -> str:
+    """The verdicts, how each arm's setting was chosen, and the losses over learning rates."""
     lines = screen.verdict_lines(file, judgement, registration, tuned)
     if tuning := screen.tuning_lines(tuned):
         lines += ["", *[line for line in tuning if not line.startswith("warning")]]
-    print("\n".join(lines))
+    if curves := learning_rates(file):
+        lines += ["", *[line for line in curve_lines(curves) if not line.startswith("warning")]]
+        if plot:
+            lines += ["", terminal_plot(curves, 80)]
+    return "\n".join(lines)
+
+
+def verdict_json(
+    file: StudyFile, judgement: Judgement, registration: Registration | None, tuned: Sequence[Tuned]
+) -> dict[str, Any]:
+    """The same as plain values."""
+    return screen.as_json(file, judgement, registration, tuned) | {"sensitivity": sensitivity.as_json(learning_rates(file))}
+
+
+def learning_rates(file: StudyFile) -> list[Curve]:
+    """Each arm's losses over the learning rates of its grid, from the tuning runs; empty where none was tuned over them."""
+    named = []
+    for arm, trial in tuning(file):
+        tried = trial.settings[len(file.settings_of(next(a for a in file.study.arms if a.name == arm))) :]
+        others = [setting for setting in tried if not setting.startswith("optim.lr=")]
+        named.append((" ".join((arm, *others)), trial))
+    return sensitivity_curves(named, read_if_there)
+
+
+def _show(
+    file: StudyFile, judgement: Judgement, registration: Registration, as_json: bool, plot: bool
+) -> None:
+    tuned = choices(file)
     folder = study_folder(file.name)
+    figures = write_figures(curves, folder) if (curves := learning_rates(file)) else []
+    if as_json:
+        print(json.dumps(verdict_json(file, judgement, registration, tuned), indent=1))
+        return
+    print(verdict_text(file, judgement, registration, tuned, plot))
+    if figures:
+        print(f"figure: {' and '.join(map(str, figures))}")
     print(f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}")
 
 
-def runs_of(file: StudyFile) -> list[str]:
-    """Names of the study's confirmation runs that exist."""
-    return [
-        trial.name
-        for phase, (_, trial) in all_trials(file)
-        if phase == "confirmation" and (run_path(trial.name) / "recipe.toml").is_file()
+def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str]]:
+    """Prints a study's verdicts for `compare --study`; returns the baseline's run and the runs to compare besides.
+
+    Raises:
+        UsageError: the study was never registered, was changed since, or has no runs to compare.
+    """
+    file = read_study(path)
+    judgement, registration, tuned = judged(file, allow)
+    text = verdict_text(file, judgement, registration, tuned)
+    there = [
+        (arm, trial.name)
+        for phase, (arm, trial) in all_trials(file)
+        if phase == "confirmation" and (run_path(trial.name) / "metrics.jsonl").is_file()
     ]
+    first = next((name for arm, name in there if arm == file.study.baseline), None)
+    if first is None:
+        raise UsageError(f"study {file.name!r} has no run of its baseline {file.study.baseline!r} yet\n  train it: efftrain study {path}")
+    exploratory = "Exploratory: everything below was not fixed beforehand, and is no part of the verdict"
+    print(f"{text}\n\n{exploratory}\n{'-' * len(exploratory)}", file=sys.stdout if on_stdout else sys.stderr, flush=True)
+    return first, [name for _, name in there]

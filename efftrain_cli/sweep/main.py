@@ -11,7 +11,7 @@ from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.sweep import screen
 from efftrain_cli.sweep.curves import gains_of, ladders, sensitivity_curves, without
-from efftrain_cli.sweep.needs import START_SECONDS, check_memory, disk_bytes, speed_of
+from efftrain_cli.sweep.needs import START_SECONDS, disk_bytes, speed_of
 from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, tokens_so_far
 from efftrain_cli.sweep.trials import Trial, choose, recipe_of, state_of
@@ -61,8 +61,6 @@ def train(trials: Sequence[Trial], device: str, jobs: int, name: str | None, tak
         EfftrainError: as `Crew.train`.
     """
     crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, say=say)
-    if device in ("auto", "cpu"):
-        check_memory([recipe_of(trial) for trial in {(trial.recipe, trial.settings): trial for trial in trials}.values()], jobs)
     if take_over is not None:
         crew.claims.take_over(take_over)
     crew.train(trials)
@@ -91,7 +89,7 @@ def grid_lines(
                 lines += screen.gain_lines(ladder.label, base.label, gains_of(base, ladder))
         lines.append("")
     choices = choose(trials)
-    if len(choices) > recipes and not curves:
+    if len(choices) > recipes and not curves and not found:
         lines += [*screen.choice_lines(choices), ""]
     return lines
 

@@ -25,7 +25,7 @@ from efftrain_cli.foundation.errors import EfftrainError, RunLockedError, Stoppe
 from efftrain_cli.foundation.signals import SECOND_CTRL_C
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.sweep.claims import SILENT, Claims
-from efftrain_cli.sweep.needs import last_row
+from efftrain_cli.sweep.needs import check_memory, last_row
 from efftrain_cli.sweep.trials import Trial, recipe_of, state_of
 
 DIVERGED = 4
@@ -175,25 +175,34 @@ class Crew:
         self._tokens_done = 0
         self._status_shown = False
 
-    def train(self, trials: Sequence[Trial]) -> list[End]:
+    def train(self, trials: Sequence[Trial], title: str = "") -> list[End]:
         """Trains what is not trained yet; returns how each ended, in the order of `trials`. A run that diverges is a result.
+
+        Args:
+            title: what these runs are, said first where any is to train.
 
         Raises:
             StoppedError: a signal came; all runs are saved, and the same command continues.
             RunLockedError: another machine has a run and has been silent for long.
+            OutOfMemoryError: so many runs at once do not fit into memory; none was started.
             EfftrainError: a run failed; the others are saved; the exit code is its own.
         """
         # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
         states = {trial.name: state_of(trial) for trial in trials}
-        tokens = {trial.name: recipe_of(trial).train.tokens for trial in trials}
+        recipes = {trial.name: recipe_of(trial) for trial in trials}
+        tokens = {name: recipe.train.tokens for name, recipe in recipes.items()}
+        if not any(device.startswith("cuda") for device, _ in self.places):
+            check_memory(list(recipes.values()), len(self.places))
         numbers = {trial.name: i + 1 for i, trial in enumerate(trials)}
         ends: dict[str, End] = {}
         for trial in trials:
             if states[trial.name] in ("finished", "diverged"):
                 ends[trial.name] = End(trial, states[trial.name], 0.0)
-        if ends:
-            self._line(f"{len(ends)} of {len(trials)} runs are trained already")
         waiting = [trial for trial in trials if trial.name not in ends]
+        if waiting:
+            already = f", {len(ends)} of {len(trials)} trained already" if ends else f", {len(trials)} runs"
+            if title or ends:
+                self._line(f"{title or 'sweep'}{already}")
         with self._signals():
             try:
                 self._work(waiting, ends, tokens, numbers)
@@ -205,6 +214,7 @@ class Crew:
 
     def _work(self, waiting: list[Trial], ends: dict[str, End], tokens: dict[str, int], numbers: dict[str, int]) -> None:
         elsewhere: dict[str, Trial] = {}
+        looked = time.monotonic()
         while waiting or self._active or elsewhere:
             self._fill(waiting, elsewhere, ends)
             self._show_status(waiting, tokens)
@@ -217,7 +227,8 @@ class Crew:
                     self._ended(slot, code, ends, numbers, waiting, tokens)
             if self._stopping is not None:
                 raise self._stopped()
-            if elsewhere and not waiting and not self._active:
+            if elsewhere and not waiting and not self._active and time.monotonic() - looked >= 10 * TICK:
+                looked = time.monotonic()
                 self._look_elsewhere(waiting, elsewhere, ends)
 
     def _fill(self, waiting: list[Trial], elsewhere: dict[str, Trial], ends: dict[str, End]) -> None:
@@ -307,7 +318,8 @@ class Crew:
             self._last_status = time.monotonic()
             name = next(iter(elsewhere))
             owner = self.claims.owner(name)
-            self._line(f"waiting for {len(elsewhere)} runs of other processes, such as {name} ({owner or 'still running'})")
+            which = name if len(elsewhere) == 1 else f"{len(elsewhere)} runs, such as {name},"
+            self._line(f"waiting for {which} of {owner or 'another process'}")
 
     def _show_status(self, waiting: Sequence[Trial], tokens: dict[str, int]) -> None:
         terminal = sys.stderr.isatty()
@@ -316,7 +328,7 @@ class Crew:
         self._last_status = time.monotonic()
         under_way = []
         for slot in self._active.values():
-            share = tokens_so_far(slot.trial.name) / tokens[slot.trial.name]
+            share = min(1.0, tokens_so_far(slot.trial.name) / tokens[slot.trial.name])
             under_way.append(f"{slot.trial.name} {100 * share:.0f} %")
         text = f"training {', '.join(under_way)}" + self._eta(waiting, tokens, "; {} left")
         if terminal:
@@ -350,7 +362,9 @@ class Crew:
                 self._last_ctrl_c = now
             self._stopping = self._stopping or signal.Signals(number).name
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` asked to go on without a terminal
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import NOT_COMPUTED
 
@@ -197,17 +197,19 @@ def state_of(trial: Trial) -> str:
     from efftrain_cli.compare.groups import differing_keys
     from efftrain_cli.compare.reading import status_of
     from efftrain_cli.recipe.file import flatten
-    from efftrain_cli.recipe.recipe import dump_recipe
+    from efftrain_cli.recipe.recipe import flat_values, load_recipe
     from efftrain_cli.run.rows import read_rows, read_run
 
     path = run_path(trial.name)
     if not (path / "recipe.toml").is_file():
         return "new"
-    import tomllib
-
     run = read_run(path)
-    wanted = flatten(tomllib.loads(dump_recipe(recipe_of(trial))))
-    differing = differing_keys([wanted, flatten(run.recipe)], but=())
+    try:
+        # Read as this version reads it: a key that an older version did not know has its default.
+        there = flat_values(load_recipe(str(path / "recipe.toml")))
+    except RecipeError:
+        there = flatten(run.recipe)
+    differing = differing_keys([flat_values(recipe_of(trial)), there], but=())
     if differing:
         raise UsageError(
             f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ); give the sweep a --name of its own, "

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import DataError, StoppedError, UsageError
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.file import recipe_names
@@ -188,3 +190,19 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder: 
     assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
     assert [path.name for path in (folder / "runs").iterdir()] == ["study-study"]
     assert register(file, allow=False).exploratory == ()
+
+
+def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Path, file: StudyFile) -> None:
+    register(file, allow=False)
+    conduct(file, crew(file, launcher(file)))
+    done = CliRunner().invoke(app, ["compare", "--study", "study.toml"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    verdicts, rest = done.stdout.split("Exploratory: everything below was not fixed beforehand")
+    assert verdicts.startswith("warm: better than plain in final loss: ")
+    assert "plain" in rest and "warm" in rest
+    for words, message in (
+        (["compare", "--study", "study.toml", "small"], "leave out RUN"),
+        (["compare"], "or give --study FILE"),
+    ):
+        refused = CliRunner().invoke(app, words)
+        assert refused.exit_code != 0 and message in str(refused.exception)

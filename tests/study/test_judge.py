@@ -126,7 +126,7 @@ def test_failed_runs_are_the_worst_rank() -> None:
     (verdict,) = judge(study("better", seeds="0..6"), runs(base=method, method=base)).verdicts
     assert verdict.outcome == "better"
     (verdict,) = judge(study("noninferior", 0.1, seeds="0..6"), runs(base=base, method=method)).verdicts
-    assert verdict.outcome == "undecided" and "a margin cannot be tested" in verdict.note
+    assert verdict.outcome == "undecided" and "a margin cannot be tested then" in verdict.note
     (verdict,) = judge(study(seeds="0..2"), runs(base=BASE[:3], method=[None, None, None])).verdicts
     assert verdict.outcome == "undecided" and "smallest p with so many runs is 0.1" in verdict.note
 
@@ -134,6 +134,68 @@ def test_failed_runs_are_the_worst_rank() -> None:
 def test_equal_runs_are_no_claim() -> None:
     (verdict,) = judge(study(), runs(base=BASE, method=BASE)).verdicts
     assert verdict.outcome == "undecided" and "no spread" in verdict.note
+
+
+class Curve(FakeRun):
+    """A run whose loss falls as 7 - `speed` log(1 + tokens / 1000) over ten evaluations to 100,000 tokens."""
+
+    def __init__(self, speed: float, status: str = "finished") -> None:
+        tokens = np.linspace(0, 100_000, 11)
+        super().__init__(0.0, status)
+        self.evaluated = {"tokens": tokens, "val_loss": 7 - speed * np.log1p(tokens / 1000)}
+        self.name = f"run at {speed}"
+        self.origin = {"device": "cpu"}
+        self.speeds = (1.0, 1.0)
+
+
+def cost_study(direction: str = "better", measure: str = "tokens_to_target", **more: float) -> StudyFile:
+    file = study(direction, seeds="0..6")
+    primary = Primary(measure=measure, direction=direction, **more)
+    return StudyFile(file.path, Study(seeds="0..6", baseline="base", primary=(primary,), arms=file.study.arms))
+
+
+def curves(**speeds: list[float]) -> dict[str, dict[int, Curve]]:
+    return {arm: {seed: Curve(speed) for seed, speed in enumerate(values)} for arm, values in speeds.items()}
+
+
+SPEEDS = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
+
+
+def test_cost_to_a_fixed_target_is_a_ratio() -> None:
+    there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
+    (verdict,) = judge(cost_study(target=4.0), there).verdicts
+    # 3 = 0.8 log(1 + x) needs x = 41.5; 3 = 0.88 log(1 + x) needs 29.2; the straight lines between evaluations bend that a little
+    assert verdict.outcome == "better" and verdict.estimate.log
+    assert verdict.estimate.mean == pytest.approx(41.5 / 29.2, rel=0.05)
+
+
+def test_cost_without_a_target_is_to_the_worse_one_s_final_loss() -> None:
+    faster = [speed * 1.05 + 0.001 * i for i, speed in enumerate(SPEEDS)]
+    (better,) = judge(cost_study("different"), curves(base=SPEEDS, method=faster)).verdicts
+    (worse,) = judge(cost_study("different"), curves(base=faster, method=SPEEDS)).verdicts
+    assert (better.outcome, worse.outcome) == ("better", "worse")
+    assert better.estimate.mean == pytest.approx(1 / worse.estimate.mean)
+    (same,) = judge(cost_study("noninferior", margin=0.05), curves(base=SPEEDS, method=faster)).verdicts
+    assert same.outcome == "noninferior"
+
+
+def test_a_target_that_is_not_reached_is_a_rank() -> None:
+    there = curves(base=[0.5] * 7, method=SPEEDS)
+    (verdict,) = judge(cost_study(target=4.0), there).verdicts
+    assert verdict.outcome == "better"
+    assert "7 of 7 baseline runs and 0 of this arm's did not reach the target" in verdict.note
+
+
+def test_seconds_of_different_machines_are_not_judged() -> None:
+    there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
+    for side in there.values():
+        for run in side.values():
+            run.evaluated["seconds"] = run.evaluated["tokens"] / 1000
+    asked = cost_study(measure="seconds_to_target", target=4.0)
+    assert judge(asked, there).verdicts[0].outcome == "better"
+    there["method"][3].origin = {"device": "gpu"}
+    (verdict,) = judge(asked, there).verdicts
+    assert verdict.outcome == "undecided" and verdict.note == "seconds are not judged: different device"
 
 
 @pytest.mark.slow

@@ -96,6 +96,18 @@ def test_a_signal_ends_all_runs_saved(folder: Path, monkeypatch: pytest.MonkeyPa
     assert not list((folder / "state" / "claims").iterdir()), "claims are given back"
 
 
+def test_nohup_is_respected(folder: Path) -> None:
+    (trial,) = grid(["plain.toml"], (0,), [])
+    launch = Pretrain([trial], polls=3)
+    launch.on_launch = lambda name: os.kill(os.getpid(), signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert statuses(crew(folder, launch), [trial]) == ["finished"]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
     assert statuses(crew(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == ["diverged", "finished"]
@@ -124,6 +136,20 @@ def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"'warm-seed0' exists with another recipe \(seq_len_warmup\.start differ"):
         crew(folder, launch).train(trials)
     assert launch.calls == []
+
+
+def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: Path) -> None:
+    trials = grid(["plain.toml"], (0,), [])
+    crew(folder, Pretrain(trials)).train(trials)
+    path = folder / "runs" / "plain-seed0" / "recipe.toml"
+    lines = path.read_text().splitlines()
+    assert "repeat = true" in lines and "text_field = \"text\"" in lines
+    path.write_text("\n".join(line for line in lines if not line.startswith("text_field")))
+    launch = Pretrain(trials)
+    assert statuses(crew(folder, launch), trials) == ["finished"] and launch.calls == []
+    path.write_text("\n".join(line for line in lines if not line.startswith("repeat")))  # true here, false by default
+    with pytest.raises(UsageError, match=r"data\.repeat differ"):
+        crew(folder, launch).train(trials)
 
 
 def test_a_start_that_was_killed_leaves_nothing_in_the_way(folder: Path) -> None:
@@ -231,6 +257,12 @@ def test_more_runs_than_memory_holds_are_refused(folder: Path, monkeypatch: pyte
     needs.check_memory([recipe], 2)
     with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
         needs.check_memory([recipe], 3)
+    monkeypatch.setattr(runner, "_cores", lambda: 4)
+    trials = grid(["plain.toml"], (0, 1, 2), [])
+    launch = Pretrain(trials)
+    with pytest.raises(OutOfMemoryError):
+        crew(folder, launch, jobs=3).train(trials)
+    assert launch.calls == []
 
 
 def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:

@@ -1,0 +1,118 @@
+"""Looking more than once: what planned looks and the anytime-valid t test find and err, as the tables of docs/studies.md.
+
+    python benchmarks/sequential_looks.py            about two minutes on one core
+    python benchmarks/sequential_looks.py --draws 2000   a rehearsal of seconds
+
+Paired differences are normal with standard deviation 1, so an effect of 1.2 is a difference of 1.2 standard deviations of the
+differences between pairs of runs. "Unpaid" is a t test at 5 % at every look, as if it were the only one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import special
+
+from efftrain_cli.compare.sequential import (
+    half_width,
+    mixture_half_width,
+    mixture_log_e,
+    nominal_levels,
+    schedule,
+    t_statistic,
+)
+
+PLANS = ((5, 2), (10, 3), (12, 4), (20, 5), (22, 20))
+"""(seeds, looks)."""
+EFFECTS = (0.0, 0.8, 1.2, 2.0)
+SHAPES = {"planned, shape 0.25": 0.25, "O'Brien-Fleming": 0.0, "Pocock": 0.5}
+MIXTURE = 1.0
+"""Variance of the mixture over effects; 1 was the narrowest at ten seeds of 0.5, 1, 2, 4 and 8."""
+ALPHA = 0.05
+
+
+def normal(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return random.standard_normal(shape)
+
+
+def skewed(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Lognormal with sigma 1, mean 0, as differences never are: two equal recipes' are symmetric."""
+    return np.exp(random.standard_normal(shape)) - math.exp(0.5)
+
+
+def outliers(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """One seed of ten is eight times as noisy."""
+    return random.standard_normal(shape) * np.where(random.random(shape) < 0.1, 8.0, 1.0)
+
+
+def by_levels(values: np.ndarray, plan: Sequence[int], levels: Sequence[float]) -> tuple[float, float]:
+    """(share of studies that decide, mean number of seeds they took)."""
+    found, seeds = np.zeros(len(values), bool), np.full(len(values), plan[-1])
+    for n, level in zip(plan, levels, strict=True):
+        now = ~found & (2 * special.stdtr(n - 1, -np.abs(t_statistic(values, n))) <= level)
+        seeds[now] = n
+        found |= now
+    return float(found.mean()), float(seeds.mean())
+
+
+def by_mixture(values: np.ndarray, plan: Sequence[int]) -> tuple[float, float]:
+    """As `by_levels`, by the anytime-valid t test at the same numbers of seeds."""
+    found, seeds = np.zeros(len(values), bool), np.full(len(values), plan[-1])
+    for n in plan:
+        now = ~found & (mixture_log_e(t_statistic(values, n), n, MIXTURE) >= -math.log(ALPHA))
+        seeds[now] = n
+        found |= now
+    return float(found.mean()), float(seeds.mean())
+
+
+def rules(plan: Sequence[int]) -> dict[str, Callable[[np.ndarray], tuple[float, float]]]:
+    found: dict[str, Callable[[np.ndarray], tuple[float, float]]] = {
+        "unpaid": lambda values: by_levels(values, plan, [ALPHA] * len(plan))
+    }
+    for name, shape in SHAPES.items():
+        levels = nominal_levels(ALPHA, plan, 2, shape)
+        found[name] = lambda values, levels=levels: by_levels(values, plan, levels)
+    found["anytime-valid t"] = lambda values: by_mixture(values, plan)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=40_000, help="studies per cell")
+    draws = parser.parse_args().draws
+    print(f"{draws:,} studies per cell: share decided (mean seeds per arm)\n")
+    print("| seeds, looks | rule | no effect | " + " | ".join(f"effect {effect:g}" for effect in EFFECTS[1:]) + " |")
+    print("|---|---|" + "---|" * len(EFFECTS))
+    for seeds, looks in PLANS:
+        plan = schedule(seeds, looks)
+        random = np.random.default_rng(7)
+        samples = [normal(random, (draws, seeds)) + effect for effect in EFFECTS]
+        for name, rule in rules(plan).items():
+            cells = []
+            for sample in samples:
+                share, taken = rule(sample)
+                cells.append(f"{100 * share:.1f} % ({taken:.1f})")
+            print(f"| {seeds}, {looks} | {name} | " + " | ".join(cells) + " |", flush=True)
+    print("\nNo effect, differences that are not normal (planned, shape 0.25):\n")
+    print("| seeds, looks | normal | one seed of ten 8x noisier | lognormal |\n|---|---|---|---|")
+    for seeds, looks in PLANS:
+        plan = schedule(seeds, looks)
+        levels = nominal_levels(ALPHA, plan, 2)
+        shares = [by_levels(kind(np.random.default_rng(8), (draws, seeds)), plan, levels)[0] for kind in (normal, outliers, skewed)]
+        print(f"| {seeds}, {looks} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |", flush=True)
+    print("\nHalf width of the 95 % interval, in standard deviations of a difference; 18 looks at 3 to 20 seeds:\n")
+    print("| seeds | one look, here | planned, shape 0.25 | O'Brien-Fleming | Pocock | anytime-valid t |\n|---|---|---|---|---|---|")
+    plan = schedule(20, 18)
+    levels = {name: nominal_levels(ALPHA, plan, 2, shape) for name, shape in SHAPES.items()}
+    for i, n in enumerate(plan):
+        if n in (3, 4, 5, 6, 8, 10, 12, 16, 20):
+            widths = [half_width(1.0, n, ALPHA), *(half_width(1.0, n, level[i]) for level in levels.values())]
+            widths.append(mixture_half_width(1.0, n, ALPHA, MIXTURE))
+            print(f"| {n} | " + " | ".join("none" if math.isinf(w) else f"{w:.2f}" for w in widths) + " |")
+
+
+if __name__ == "__main__":
+    main()

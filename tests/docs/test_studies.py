@@ -1,0 +1,78 @@
+"""docs/studies.md: its commands run, its keys are those of a study file, its example is planned and rehearsed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.study.file import Primary, Study, read_study
+from tests.conftest import REPOSITORY
+
+TEXT = (REPOSITORY / "docs" / "studies.md").read_text()
+COMMANDS = [line for line in "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).splitlines() if line.startswith("efftrain ")]
+EXAMPLE = "docs/studies/length-warmup.toml"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with the project's docs."""
+    shutil.copytree(REPOSITORY / "docs" / "studies", tmp_path / "docs" / "studies")
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_has_commands() -> None:
+    assert len(COMMANDS) >= 5
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str, folder: Path) -> None:
+    """Without its training: the plan of it, or the status of nothing yet."""
+    words = shlex.split(command, comments=True)[1:]
+    assert words[0] in ("study", "sweep")
+    if not {"--plan", "--status"} & {*words}:
+        words = [word for word in words if word != "--rehearse"] + ["--plan"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, (result.output, result.exception)
+
+
+def test_the_example_is_a_plan_of_minutes(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["study", EXAMPLE, "--plan", "--format", "json"])
+    found = json.loads(result.output)
+    assert found["runs_left"] == 16 and found["tokens_left"] == 16 * 150_000 and found["looks"] == [3, 5]
+    assert not (folder / "runs").exists()
+
+
+def test_every_study_of_the_docs_can_be_read(folder: Path) -> None:
+    for path in (REPOSITORY / "docs").rglob("*.toml"):
+        if "[[arms]]" in path.read_text():
+            read_study(path)
+
+
+def test_the_page_names_every_key() -> None:
+    told = {key for row in re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE) for key in re.findall(r"`\[*([a-z_]+)\]*`", row)}
+    assert {field.name for field in fields(Study)} - {"primary", "tuning", "arms"} <= told
+    for kind in ("measure", "direction"):
+        annotation = next(field.type for field in fields(Primary) if field.name == kind)
+        for word in re.findall(r'"(\w+)"', str(annotation)):
+            assert f"`{word}`" in TEXT, word
+
+
+@pytest.mark.slow
+def test_the_example_rehearses(folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = efftrain("study", EXAMPLE, "--rehearse", "--jobs", "2", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "rehearsal: every phase of length-warmup works" in done.stderr
+    assert "not worse than none" in done.stdout or "undecided" in done.stdout
+    assert [path.name for path in (folder / "runs").iterdir()] == ["length-warmup-study"]

@@ -1,0 +1,104 @@
+"""Real training: a study that is stopped by Ctrl-C and by kill -9, finished, judged, and never trains a run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+SMALL = """\
+seeds = "5..6"
+baseline = "plain"
+set = ["train.tokens=12800"]
+[[primary]]
+measure = "final_loss"
+direction = "equivalent"
+margin = 4.0
+[[arms]]
+name = "plain"
+recipe = "plain.toml"
+[[arms]]
+name = "warm"
+recipe = "warm.toml"
+"""
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "efftrain_cli", "study", "small.toml", "--device", "cpu", *words],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def rows_of(folder: Path) -> int:
+    return sum(path.read_text().count("\n") for path in (folder / "runs").glob("small-*/metrics.jsonl"))
+
+
+def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 300
+    while not condition():
+        assert child.poll() is None and time.monotonic() < end, child.communicate()
+        time.sleep(0.02)
+
+
+def trainers(folder: Path) -> list[int]:
+    """Processes that train in the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"pretrain" in command and (entry / "cwd").resolve() == folder.resolve():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts processes by /proc")
+def test_a_study_survives_ctrl_c_and_kill_9(folder: Path) -> None:
+    (folder / "small.toml").write_text(SMALL)
+    first = start(folder, "--jobs", "2")
+    wait_for(lambda: rows_of(folder) > 4, first)
+    first.send_signal(signal.SIGINT)
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 75 and "every run is saved" in errors, errors
+    assert trainers(folder) == []
+    before = rows_of(folder)
+    second = start(folder, "--jobs", "2")
+    wait_for(lambda: rows_of(folder) > before + 4, second)
+    second.kill()
+    second.wait(timeout=60)
+    end = time.monotonic() + 120
+    while trainers(folder):  # they save and end by themselves
+        assert time.monotonic() < end, "the runs of a killed study go on"
+        time.sleep(0.05)
+    third = start(folder, "--jobs", "2", "--format", "json")
+    out, errors = third.communicate(timeout=600)
+    assert third.returncode == 0, errors
+    found = json.loads(out)
+    assert found["complete"] and [verdict["outcome"] for verdict in found["verdicts"]] == ["equivalent"]
+    for run in (folder / "runs").glob("small-*-seed*"):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert rows[-1]["step"] == 50 or "warm" in run.name
+        events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+        assert events.count("start") == 1
+    assert list((folder / "runs" / "small-study" / "claims").iterdir()) == []
+    again = start(folder)
+    out, errors = again.communicate(timeout=120)
+    assert again.returncode == 0 and "\nwarm: equivalent to plain in final loss" in f"\n{out}"
+    assert errors == "", "nothing is left to train"

@@ -1,0 +1,94 @@
+"""`efftrain sweep` as a user gives it: its plan, real training stopped on the way, curves and the comparison."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.run.rows import read_run
+from efftrain_cli.sweep.main import grid_lines
+from efftrain_cli.sweep.trials import grid
+from tests.conftest import REPOSITORY
+from tests.sweep.crew import write_trial
+
+WORDS = ["sweep", "--recipe", "plain.toml", "--recipe", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
+
+
+def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
+    shown = CliRunner().invoke(app, [*WORDS, "--plan", "--jobs", "2"])
+    assert shown.exit_code == 0, shown.output
+    assert "4 of 4 runs to train, at most 10.2K tokens; time unknown" in shown.output
+    done = CliRunner().invoke(app, [*WORDS, "--plan", "--format", "json"])
+    found = json.loads(done.output)
+    assert [run["run"] for run in found["runs"]] == ["plain-seed0", "warm-seed0", "plain-seed1", "warm-seed1"]
+    assert {run["tokens_left"] for run in found["runs"]} == {2560}
+    refused = CliRunner().invoke(app, [*WORDS, "--plan", "--format", "latex"])
+    assert refused.exit_code != 0 and "printed as table or json" in str(refused.exception)
+    assert not (folder / "runs").exists()
+
+
+def test_learning_rates_are_kept_as_curves(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3", "4e-3"])])
+    for trial in trials:
+        write_trial(trial, 4 if trial.name == "plain-lr4e-3-seed1" else 0)
+    text = "\n".join(grid_lines(trials, 2, None, plot=True, figures=folder / "figures"))
+    assert "plain" in text and "sensitivity" in text
+    row = next(line for line in text.splitlines() if line.startswith("0.004"))
+    assert "1 of 2 without a loss" in row
+    assert "warm" in text and "the best learning rate, 0.002" not in text  # warm's best lies inside the grid
+    assert (folder / "figures" / "learning-rate.png").stat().st_size > 10_000
+    assert "<svg" in (folder / "figures" / "learning-rate.svg").read_text()
+
+
+def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("train.tokens", ["1280", "2560"])])
+    for trial in trials:
+        write_trial(trial)
+    text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
+    assert "every point a finished run of its own budget" in text
+    (folder / "plain.toml").write_text((folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 1e-3\ndecay_tokens = 2560"))
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("train.tokens", ["1280", "2560"])], "fixed")
+    for trial in trials:
+        write_trial(trial)
+    text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
+    assert "no speed-up at matched loss: optim.decay_tokens = 2,560 is another budget than train.tokens = 1,280" in text
+
+
+@pytest.mark.slow
+def test_sweep_end_to_end(folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Real training: two recipes, two seeds, ended by SIGTERM on the way, continued two at once, compared."""
+    budget = ["--set", "train.tokens=25600"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "efftrain_cli", *WORDS, *budget],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    metrics = folder / "runs" / "plain-tokens25600-seed0" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 75, errors.decode()
+    done = efftrain(*WORDS, *budget, "--jobs", "2", "--format", "json", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "[4/4] warm-tokens25600-seed1: val loss" in done.stderr
+    found = json.loads(done.stdout)
+    assert [group["label"] for group in found["groups"]] == ["plain", "warm"]
+    assert [run["status"] for group in found["groups"] for run in group["runs"]] == ["finished"] * 4
+    assert any("resumed once" in label["text"] for label in found["labels"])
+    again = efftrain(*WORDS, *budget, "--format", "json")
+    assert json.loads(again.stdout) == found
+    assert read_run(folder / "runs" / "warm-tokens25600-seed1").origin["recipe"] == "warm"
