@@ -237,6 +237,6 @@ _LIBRARY.define("narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, Sy
 _LIBRARY.impl("narrow_matmul", _narrow_matmul, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("efftrain::narrow_matmul", lib=_LIBRARY)
+@torch.library.register_fake("efftrain::narrow_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _shape_of_matmul(a: Tensor, b: Tensor, bits: int, chunk: int, block: int, draw: Tensor | None) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])

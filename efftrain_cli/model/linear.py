@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -186,7 +186,7 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Ar
 class _Emulated(Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -206,7 +206,7 @@ class _Emulated(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, weight, scale, draw = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
         grad = grad.float()
@@ -237,7 +237,7 @@ def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
 class _Hardware(Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -256,7 +256,7 @@ class _Hardware(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
         of_gradient, format_ = arithmetic.gradient_operands, arithmetic.operands
