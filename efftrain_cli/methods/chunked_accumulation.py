@@ -205,15 +205,17 @@ class ChunkedAccumulation(Method):
         Raises:
             UsageError: fidelity is "hardware" and the device is a GPU without fp8 matrix units.
         """
-        from efftrain_cli.model.linear import NarrowHead, replace_linears
+        from efftrain_cli.model.linear import NarrowHead, NarrowLinear
 
         if self.fidelity == "hardware" and device.type == "cuda":
             import torch
 
             check_fp8(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
         arithmetic = self.arithmetic()
-        for block in model.h if self.layers == "all" else model.h[1:-1]:
-            replace_linears(block, arithmetic)
+        outer = () if self.layers == "all" else ("h.0.", f"h.{len(model.h) - 1}.")
+        model.replace_linears(
+            lambda name, layer: layer if name.startswith(outer) else NarrowLinear(layer, arithmetic)
+        )
         if self.head:
             model.narrow_head = NarrowHead(arithmetic, device)
 

@@ -115,14 +115,6 @@ class NarrowHead(nn.Module):
         return narrow_linear(x, weight, None, self.arithmetic, self.draw)
 
 
-def replace_linears(module: nn.Module, arithmetic: Arithmetic) -> None:
-    """Puts a `NarrowLinear` in the place of every `nn.Linear` below `module`; parameters and their names stay."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, NarrowLinear(child, arithmetic))
-
-
 def set_draws(module: nn.Module, seed: int, step: int, micro_step: int) -> None:
     """Gives every narrow layer below `module` the random bits of one forward and backward pass."""
     layers = (layer for layer in module.modules() if isinstance(layer, NarrowLinear | NarrowHead))
