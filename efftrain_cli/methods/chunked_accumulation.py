@@ -158,7 +158,7 @@ class ChunkedAccumulation(Method):
         if self.fidelity != "hardware" and recipe.train.dtype == "bf16":
             found.append(
                 'train.dtype = "bf16" acts outside the layers of chunked_accumulation only: those take their operands in '
-                f"{self.operands} and give fp32 sums to what follows"
+                f"{self.operands}, add as they say, and round only their result to bf16"
             )
         if not any(self.roles.values()) and self.operands == "fp32" and self.gradient_format == "fp32":
             found.append("chunked_accumulation has fp32 operands and no role: it changes nothing")
