@@ -372,7 +372,7 @@ def test_links_in_a_run_directory_are_never_written_through(run: Path, name: str
 def test_a_pipe_in_place_of_the_rows_does_not_hang(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
-    with pytest.raises(CheckpointError, match="no ordinary file"):
+    with pytest.raises(CheckpointError, match="ordinary file: move it away"):
         Run.open("r")
 
 

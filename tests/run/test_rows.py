@@ -245,7 +245,7 @@ def test_nan_is_not_json(tmp_path: Path) -> None:
     for i in (20, 50):
         lines[i] = lines[i].replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match="no JSON object"):
+    with pytest.raises(DataError, match="not a JSON object"):
         read_metrics(path)
 
 
@@ -288,7 +288,7 @@ def test_damaged_small_files_are_named(tmp_path: Path) -> None:
     (path / "recipe.toml").write_text("= 1")
     with pytest.raises(DataError, match=r"recipe\.toml is damaged"):
         read_run(path)
-    with pytest.raises(DataError, match="no run directory"):
+    with pytest.raises(DataError, match="not a run directory"):
         read_run(tmp_path)
 
 
