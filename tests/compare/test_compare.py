@@ -297,6 +297,8 @@ def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
     assert comparison.points["tokens"].limited_by == "small-seed0"  # what has not finished moves no point
     # It is never the baseline while another has finished, whatever the order.
     assert of("small-slw", "small").baseline.label == "small"
+    write_run(root, "small-pld", 0, more=PLD)
+    assert of("small-slw", "small-pld").baseline.label == "small-pld"
 
 
 def test_a_run_that_was_not_started_is_pending(root: Path) -> None:
