@@ -38,10 +38,10 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
         problems.append(str(error))
     try:
         validation = len(Windows(corpus.valid, seq_len, recipe.seed).validation_starts(recipe.eval.windows))
-        if epochs is not None:
-            warnings += data_warnings(train, plan.windows, validation)
     except DataError as error:
         problems.append(str(error))
+    if epochs is not None:
+        warnings += data_warnings(train, plan.windows, validation)
     sides = {
         side: {
             "sources": manifest["sources"][side],

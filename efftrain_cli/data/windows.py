@@ -228,7 +228,7 @@ def data_warnings(train: Windows, windows: int, validation_windows: int) -> list
             f"the run reads the text {epochs:,.0f} times: it will learn it by heart, and lower losses then say little. "
             "Give more text (data.train) or lower train.tokens"
         )
-    if validation_windows < FEW_WINDOWS:
+    if 0 < validation_windows < FEW_WINDOWS:  # without any the run is refused
         found.append(
             f"validation is on {validation_windows} window{'s' * (validation_windows != 1)} only, so its loss depends on which "
             "text they hold: raise data.valid_fraction or eval.windows, or give data.valid more text"
