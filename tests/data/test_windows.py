@@ -112,7 +112,7 @@ def test_reshape_cuts_each_window_into_pieces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_share_the_batch(tmp_path: Path, pieces: int, world_size: int) -> None:
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
-    step = plan(11, 20, 5, pieces)
+    step = plan(11, 20, 5, pieces)._replace(accumulation_steps=world_size)
     shares = [windows.batch(step, rank, world_size).tokens.tolist() for rank in range(world_size)]
     assert [row for share in shares for row in share] == windows.batch(step).tokens.tolist()
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
