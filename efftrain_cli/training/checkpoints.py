@@ -190,7 +190,7 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
             f"{checkpoint} was written with another model or optimizer: {_described(shapes)}. A checkpoint only continues "
             "with the tensors it has; restore the values, or start a new run"
         )
-    if read_origin(run.path)["data"]["train_hash"] is None:  # imported: its first text is named now, which changes nothing
+    if origin_data(run.path)["train_hash"] is None:  # imported: its first text is named now, which changes nothing
         of_text = [entry for entry in differences if entry[0].startswith("data.")]
         accept_differences(run, [list(entry) for entry in of_text], True, "the text is named")
         differences = [entry for entry in differences if entry not in of_text]
@@ -236,7 +236,7 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
     """
     origin = read_origin(run.path)
     imported = origin.get("imported")
-    if not isinstance(imported, dict) or imported.get("names_text", True) or origin["data"]["train_hash"] is not None:
+    if not isinstance(imported, dict) or imported.get("names_text", True) or origin_data(run.path)["train_hash"] is not None:
         return
     if not any(override.strip().startswith(("data.train", "data.sources")) for override in overrides):
         raise UsageError(
@@ -251,7 +251,7 @@ def record_first_data(run: Run, data: object) -> None:
     on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes it."""
     path = run.path / "origin.json"
     origin = read_origin(run.path)
-    if origin["data"]["train_hash"] is None:
+    if origin_data(run.path)["train_hash"] is None:
         write_whole(path, json.dumps({**origin, "data": data}, indent=1))
 
 

@@ -190,7 +190,7 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"):
         load_tokenizer("gpt2")
     (source,) = find_sources("owner/name", "train")
-    with pytest.raises(DataError, match=r"no file or folder here, the Hugging Face Hub cannot be asked .* the cache of `datasets` has no copy"):
+    with pytest.raises(DataError, match=r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the cache of `datasets` has no copy"):
         list(read_documents(source, "text", BadDocuments("error")))
     assert time.monotonic() - begin < 4
 
