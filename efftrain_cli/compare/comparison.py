@@ -36,6 +36,7 @@ from efftrain_cli.compare.measures import (
     measure_run,
     measures,
     schedule_position,
+    why_not_matched,
 )
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
@@ -269,10 +270,13 @@ def _methods(group: Group) -> set[str]:
 
 
 def _at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
-    """Runs that were evaluated at different intervals, reduced to the steps that all of them evaluated and each one's last."""
+    """Runs evaluated at different intervals, reduced to the steps that all finished ones evaluated, and each one's last."""
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
-    grids = [set(run.evaluated["step"].tolist()) for run in runs if len(run.evaluated["step"])]
+    evaluated = [run for run in runs if len(run.evaluated["step"])]
+    # A run that ended early has few evaluations: it must not take away those that the others share.
+    over = [run for run in evaluated if run.status == "finished"] or evaluated
+    grids = [set(run.evaluated["step"].tolist()) for run in over]
     common = set.intersection(*grids) if grids else set()
     kept = []
     for run in runs:
@@ -386,6 +390,8 @@ def _one(
         reason = why_seconds_differ([*base.runs, *group.runs])
     if not reason and (measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")):
         reason = _other_schedule(measure, base, group, points)
+    if not reason and measure.tested == "match":
+        reason = why_not_matched([*base.runs, *group.runs], measure.axis)
     reason = reason and f"not judged: {reason}"
     if measure.tested == "match":
         estimate, exact = _matched(measure.axis, base, group)
@@ -408,6 +414,7 @@ def _other_schedule(measure: Measure, base: Group, group: Group, points: dict[st
     """Why the two stand at different places of their learning rates' decay; "" where they do not."""
 
     def position(side: Group) -> float | None:
+        """Of its finished runs, on average; None where nothing decays, NaN where it is unknown."""
         found = []
         for run in side.runs:
             if run.status == "finished" and len(run.evaluated["step"]):
@@ -415,18 +422,29 @@ def _other_schedule(measure: Measure, base: Group, group: Group, points: dict[st
                 at = points[axis].value if measure.key.startswith("loss_at_") else float(run.evaluated[axis][-1])
                 found.append(schedule_position(run, axis, at))
         there = [value for value in found if value is not None]
-        return sum(there) / len(there) if there and len(there) == len(found) else None
+        return sum(there) / len(there) if there else None
 
-    a, b = position(base), position(group)
-    if a is None or b is None or abs(a - b) <= SAME_SCHEDULE:
+    if not all(any(run.status == "finished" and len(run.evaluated["step"]) for run in side.runs) for side in (base, group)):
         return ""
-    return f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
+    a, b = position(base), position(group)
+    unknown = [side.label for side, at in ((base, a), (group, b)) if at is not None and math.isnan(at)]
+    if unknown:
+        return f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at the run's end"
+    if a is None and b is None:
+        return ""
+    if a is not None and b is not None:
+        return "" if abs(a - b) <= SAME_SCHEDULE else f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
+    known, decaying, constant = (a, base, group) if b is None else (b, group, base)
+    # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
+    if known is not None and known < 1 - SAME_SCHEDULE:
+        return f"{decaying.label} is at {100 * known:.0f} % of its decay, {constant.label} does not decay"
+    return ""
 
 
 def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest | None]:
     """How much less the better one needs for the worse one's final loss: per shared seed, or over all pairs of runs."""
     if any(run.failed or not len(run.evaluated["val_loss"]) for run in (*base.runs, *group.runs)):
-        # Which of two runs is ahead on this scale is which has the lower final loss.
+        # At equal cost, which of two runs is ahead on this scale is which has the lower final loss.
         return Estimate(math.nan), _ranks(base, group, lambda run: run.evaluated["val_loss"][-1:])
     if base.seeds == group.seeds:
         pairs = zip(base.runs, group.runs, strict=True)
@@ -466,10 +484,8 @@ def _from_cells(
             for run, value in zip(runs, cell.values, strict=True):
                 short = value == NOT_REACHED and not run.failed
                 beyond.append(short)
-                # A cost that was reached before the run failed was reached; a loss on the way there is nobody's result.
-                lost = run.failed and (measure.tested == "difference" or isinstance(value, str))
                 spent = float(run.evaluated[measure.axis][-1]) if short else 0.0
-                values.append(math.inf if lost else spent if short else float(value))
+                values.append(math.inf if run.failed else spent if short else float(value))
             sides.append((values, beyond))
         (a, a_beyond), (b, b_beyond) = sides
         estimate = Estimate(math.nan)

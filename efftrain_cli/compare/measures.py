@@ -167,19 +167,54 @@ def _match(baseline: _Ended, method: _Ended) -> float:
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
     """Where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
 
-    None where nothing decays, and where growth sets the schedule, whose place the rows do not hold.
+    None where nothing decays. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end, NaN before.
     """
-    recipe = run.recipe
-    if recipe.get("optim.schedule") == "constant" or any(key.startswith("stages.") for key in recipe):
+    recipe, x = run.recipe, run.evaluated[axis]
+    if recipe.get("optim.schedule") == "constant":
         return None
+    if any(key.startswith("stages.") for key in recipe):
+        return 1.0 if len(x) and value >= (1 - SAME_SCHEDULE) * x[-1] else math.nan
     by_steps = recipe.get("optim.decay_steps")
     end = by_steps or recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
-    x = run.evaluated[axis]
     if not end or not len(x):
-        return None
+        return math.nan
     # Steps that a rewind abandoned are cost; the schedule went back with the run.
     clock = run.evaluated["step"] if by_steps else run.evaluated["schedule_tokens"]
     return float(min(1.0, np.interp(value, x, clock) / end))
+
+
+def schedule_tokens(run: RunNumbers) -> float:
+    """Tokens at which the decay of the learning rate ends; of a constant one, the budget; NaN where that is unknown."""
+    recipe = run.recipe
+    end = recipe.get("optim.decay_steps")
+    if not end:
+        return float(recipe.get("optim.decay_tokens") or recipe.get("train.tokens") or math.nan)
+    steps, tokens = run.evaluated["step"], run.evaluated["schedule_tokens"]
+    if not len(steps) or steps[-1] <= 0:
+        return math.nan
+    # Beyond the last step, as many tokens a step as the whole run had.
+    return float(np.interp(end, steps, tokens) if end <= steps[-1] else tokens[-1] * end / steps[-1])
+
+
+def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
+    """Why costs to match among these runs are not judged; "" where they are.
+
+    The better run's cost is read along its way. A longer schedule stands earlier in its decay there, so it looks more costly than it
+    is. And where a run failed, ranks by final loss stand for ranks by cost, which they are only at equal cost.
+    """
+    finished = [run for run in runs if run.status == "finished" and len(run.evaluated[axis])]
+    if any(run.recipe.get("optim.schedule") != "constant" for run in finished):
+        lengths = [schedule_tokens(run) for run in finished]
+        least, most = min(lengths), max(lengths)
+        if not most <= (1 + SAME_SCHEDULE) * least:
+            return (
+                f"schedules of {human(least)} and {human(most)} tokens, and the longer is read in mid-decay; compare over a ladder "
+                "of budgets instead: efftrain sweep --set train.tokens=a,b,c"
+            )
+    spent = [float(run.evaluated[axis][-1]) for run in finished]
+    if any(run.status != "finished" for run in runs) and spent and max(spent) > (1 + SAME_SCHEDULE) * min(spent):
+        return "cost to match cannot be ranked where a run failed and costs differ"
+    return ""
 
 
 def measures(

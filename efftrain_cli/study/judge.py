@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.fairness import why_seconds_differ
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import match_ratio, needed_for
+from efftrain_cli.compare.measures import match_ratio, needed_for, why_not_matched
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sequential import nominal_levels, sequential_p
 from efftrain_cli.study.file import Primary, StudyFile
@@ -130,6 +130,11 @@ def _verdict(
     ):
         why = f"seconds are not judged: {reason}"
         return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
+    if primary.measure != "final_loss" and primary.target is None:
+        axis = primary.measure.removesuffix("_to_target")
+        if reason := why_not_matched([side[seed] for side in (baseline, method) for seed in seeds], axis):
+            why = f"not judged: {reason}"
+            return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
     scores = [score(primary, baseline[seed], method[seed]) for seed in seeds]
     if not all(map(math.isfinite, scores)):
         return _ranked(file, primary, arm, baseline, method, taken)
@@ -209,7 +214,7 @@ def score(primary: Primary, baseline: RunNumbers, method: RunNumbers) -> float:
 
 def rank_value(primary: Primary, run: RunNumbers) -> tuple[float, bool]:
     """What a run is ranked by, lower is better, and whether it needs more than that: infinite where it failed. Without a target a
-    cost is ranked by the final loss: the lower of two reaches the other's with less."""
+    cost is ranked by the final loss: at equal cost, the lower of two reaches the other's with less (`why_not_matched`)."""
     if run.status != "finished":
         return FAILED, False
     if primary.target is None:

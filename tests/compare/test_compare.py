@@ -414,6 +414,73 @@ def test_only_common_evaluations_are_compared(root: Path) -> None:
     assert any("only the 5 evaluations" in label.text for label in comparison.labels)
 
 
+def test_a_run_that_failed_takes_no_common_evaluations_away(root: Path) -> None:
+    for seed in range(3):
+        write_run(root, "small", seed, more="\n[eval]\nevery = 10\n")
+        more = SLW + "\n[eval]\nevery = 20\n"
+        write_run(root, "small-slw", seed, rows=rows_of(100, seed, every=20), more=more)
+    dead = [{"event": "start"}, {"event": "diverged", "step": 25}]
+    write_run(root, "small-slw", 3, rows=rows_of(25, 3, every=20), budget=102400, more=more, events=dead)
+    finished = [run for run in of("small", "small-slw").runs if run.status == "finished"]
+    assert {tuple(run.evaluated["step"].tolist()) for run in finished} == {(0, 20, 40, 60, 80, 100)}
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "verdict"),
+    [
+        ("", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on the learning-rate schedule is known only at the run's end"),
+        ("[[stages]]\nn_layer = 2\n", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on"),
+        ('schedule = "constant"', "", "not judged: b is at 50 % of its decay, a does not decay"),
+        ('schedule = "constant"', 'schedule = "constant"\nmin_lr = 0', "worse"),
+    ],
+)
+def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(root: Path, base: str, method: str, verdict: str) -> None:
+    """At the FLOPs of `a`, whose tokens cost half as many, `b` is in the middle of its run."""
+    for seed in range(3):
+        for name, own, share, speed in (("a", base, 0.5, 1.0), ("b", method, 1.0, 1.1)):
+            rows = [row | {"total_flops": share * row["total_flops"]} for row in rows_of(100, seed, speed)]
+            more = f"\n{own}" if own.startswith("[[") else ""
+            path = write_run(root, name, seed, rows=rows, more=more)
+            if own and not more:
+                recipe = path / "recipe.toml"
+                recipe.write_text(recipe.read_text().replace("[optim]", f"[optim]\n{own}"))
+    found = of("a", "b", baseline="a").difference("loss_at_flops", "b")
+    assert found.verdict.startswith(verdict)
+    assert of("a", "b", baseline="a").difference("final_loss", "b").verdict == "better"
+
+
+def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
+    """One recipe with twice the budget: to the shorter one's loss it would be called slower."""
+    for seed in range(3):
+        write_run(root, "short", seed, steps=50)
+        write_run(root, "long", seed, rows=rows_of(100, seed, speed=0.6), steps=100)
+    found = of("short", "long", baseline="short").difference("tokens_to_match", "long")
+    assert found.verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in found.verdict
+    assert found.p_holm is None
+
+
+def test_cost_to_match_is_ranked_only_at_equal_cost(root: Path) -> None:
+    """The method has the lower loss at three times the FLOPs; one of its runs failed."""
+    for seed in range(5):
+        write_run(root, "small", seed)
+        rows = [row | {"total_flops": 3 * row["total_flops"]} for row in rows_of(100 if seed else 30, seed, 1.3)]
+        dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
+        write_run(root, "small-slw", seed, rows=rows, budget=102400, more=SLW, events=None if seed else dead)
+    comparison = of("small", "small-slw")
+    flops = comparison.difference("flops_to_match", "small-slw")
+    assert flops.verdict == "not judged: cost to match cannot be ranked where a run failed and costs differ"
+    assert comparison.difference("tokens_to_match", "small-slw").reason == ""
+
+
+def test_a_run_that_failed_after_the_target_is_the_worst_rank(root: Path) -> None:
+    dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
+    for seed in range(5):
+        curve(root, [6.0, 4.0, 3.5, 3.0], "base", seed)
+        curve(root, [6.0, 2.0, 2.0, 2.0], "method", seed, more=SLW, budget=102400, events=dead)
+    tokens = of("base", "method", target_loss=3.2, baseline="base").difference("tokens_to_target", "method")
+    assert tokens.exact.wins == 0 and tokens.verdict == "worse"
+
+
 def test_tokens_that_a_rewind_abandoned_are_cost(root: Path) -> None:
     """Step 60 was reached, 20 steps were given up, so the run ends after 120 steps' worth of tokens, not 100."""
     rows = rows_of(60, 0) + rows_of(100, 0, segment=1, first=41)

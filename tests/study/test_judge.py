@@ -145,6 +145,7 @@ class Curve(FakeRun):
         self.evaluated = {"tokens": tokens, "val_loss": 7 - speed * np.log1p(tokens / 1000)}
         self.name = f"run at {speed}"
         self.origin = {"device": "cpu"}
+        self.recipe = {"train.tokens": 100_000}
         self.speeds = (1.0, 1.0)
 
 
@@ -177,6 +178,19 @@ def test_cost_without_a_target_is_to_the_worse_one_s_final_loss() -> None:
     assert better.estimate.mean == pytest.approx(1 / worse.estimate.mean)
     (same,) = judge(cost_study("noninferior", margin=0.05), curves(base=SPEEDS, method=faster)).verdicts
     assert same.outcome == "noninferior"
+
+
+def test_cost_without_a_target_is_judged_at_one_budget_and_ranked_at_one_cost_only() -> None:
+    there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
+    assert judge(cost_study(), there).verdicts[0].outcome == "better"
+    there["method"][3].recipe = {"train.tokens": 200_000}
+    (verdict,) = judge(cost_study(), there).verdicts
+    assert verdict.outcome == "undecided" and "schedules of 100K and 200K tokens" in verdict.note
+    there["method"][3] = Curve(0.9, "diverged")
+    assert judge(cost_study(), there).verdicts[0].outcome == "better"
+    there["method"][4].evaluated["tokens"] = 2 * there["method"][4].evaluated["tokens"]
+    (verdict,) = judge(cost_study(), there).verdicts
+    assert verdict.outcome == "undecided" and verdict.note.endswith("cannot be ranked where a run failed and costs differ")
 
 
 def test_a_target_that_is_not_reached_is_a_rank() -> None:
