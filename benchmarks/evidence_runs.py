@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training.session import fresh_state, prepare_setting
+from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.trainer import read_records, train
 
 COLUMNS = (
@@ -48,11 +48,11 @@ def run_arm(base: str, overrides: Sequence[str]) -> dict[str, float | int | str]
     """One training run on one thread."""
     torch.set_num_threads(1)
     recipe = load_recipe(base, overrides)
-    setting = prepare_setting(recipe, torch.device("cpu"))
-    state = fresh_state(setting)
+    session = prepare_session(recipe, torch.device("cpu"))
+    state = fresh_state(session)
     start = time.process_time()
     rows = []
-    for record in train(state, recipe, setting.train_data, setting.val_windows):
+    for record in train(state, recipe, session.train_data, session.val_windows):
         rows += read_records(state, recipe, [record])
     cpu_seconds = time.process_time() - start
     steps = rows[1:]

@@ -81,7 +81,7 @@ def train_first_steps(path: Path, settings: Sequence[str], seeds: Sequence[int])
     go to first-steps-rows.csv."""
     import torch
 
-    from efftrain_cli.training.session import fresh_state, prepare_setting
+    from efftrain_cli.training.session import fresh_state, prepare_session
     from efftrain_cli.training.trainer import read_records, train
 
     torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def train_first_steps(path: Path, settings: Sequence[str], seeds: Sequence[int])
             if (setting_name, arm, str(seed)) in done or setting_name not in settings:
                 continue
             recipe = load_recipe(base, [*overrides, f"seed={seed}"])
-            setting = prepare_setting(recipe, torch.device("cpu"))
+            setting = prepare_session(recipe, torch.device("cpu"))
             state = fresh_state(setting)
             rows = []
             for record in train(state, recipe, setting.train_data, setting.val_windows, until=FIRST_STEPS):

@@ -28,8 +28,8 @@ from efftrain_cli.model.accumulation import sum_in_order, to_operand
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.linear import ROLES
 from efftrain_cli.plan.plan import full_plan
-from efftrain_cli.training.session import choose_device, prepare_setting
-from efftrain_cli.training.trained import Trained, load_trained
+from efftrain_cli.training.session import choose_device, prepare_session
+from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 
 BITS = tuple(range(4, 13))
 """Mantissa bits that are tried."""
@@ -116,9 +116,9 @@ def analyse(
         samples: outputs drawn from each product.
 
     Raises:
-        UsageError, CheckpointError, DataError: as `load_trained`, and where the run's training data are not there.
+        UsageError, CheckpointError, DataError: as `load_trained_model`, and where the run's training data are not there.
     """
-    trained = load_trained(run, checkpoint, choose_device(device))
+    trained = load_trained_model(run, checkpoint, choose_device(device))
     section = trained.recipe.chunked_accumulation
     if operands is None:
         operands = section.operands if section is not None and section.operands != "fp32" else "fp8_e5m2"
@@ -139,14 +139,14 @@ def analyse(
     )
 
 
-def _micro_batch(trained: Trained) -> tuple[Tensor, Tensor]:
+def _micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
     """Tokens and targets of a full micro-batch at the place in the data that the checkpoint has reached."""
     recipe, device = trained.recipe, next(trained.model.parameters()).device
-    setting = prepare_setting(recipe, device)
+    session = prepare_session(recipe, device)
     seq_len = trained.model.config.seq_len
     sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // seq_len))
     plan = full_plan(recipe, sequences, seq_len, trained.model.config.n_layer)
-    batch = setting.train_data.batch(plan._replace(window_start=trained.progress.windows)).to(device)
+    batch = session.train_data.batch(plan._replace(window_start=trained.progress.windows)).to(device)
     return batch.tokens, batch.targets
 
 
@@ -225,7 +225,7 @@ class _Measure:
         settings = [(bits_, chunk) for bits_ in BITS for chunk in CHUNKS if chunk < n]
         # PyTorch lets go of the interpreter within each operation, and these are too small for threads of its own.
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            errors = list(pool.map(lambda setting: _error(terms, exact, *setting), settings))
+            errors = list(pool.map(lambda session: _error(terms, exact, *session), settings))
         return SumReport(
             layer=name,
             role=role,

@@ -36,7 +36,7 @@ from efftrain_cli.zeroshot.results import SCHEMA_VERSION, save_result
 from efftrain_cli.zeroshot.suites import TASKS, Task, task_names
 
 if TYPE_CHECKING:
-    from efftrain_cli.training.trained import Trained
+    from efftrain_cli.training.trained_model import TrainedModel
     from efftrain_cli.zeroshot.language_model import LanguageModel
     from efftrain_cli.zeroshot.score import Evaluator
     from efftrain_cli.zeroshot.task_score import TaskScore
@@ -97,10 +97,10 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
         _quieten()
 
     from efftrain_cli.training.session import choose_device
-    from efftrain_cli.training.trained import load_exported, load_trained
+    from efftrain_cli.training.trained_model import load_exported, load_trained_model
 
     device = choose_device(question.device)
-    trained = load_trained(question.run, question.checkpoint, device) if exported is None else load_exported(exported, device)
+    trained = load_trained_model(question.run, question.checkpoint, device) if exported is None else load_exported(exported, device)
     evaluator = build_evaluator(trained, question)
     stride = question.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
@@ -141,7 +141,7 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
         raise DataError(f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed))
 
 
-def build_evaluator(trained: Trained, question: Question) -> Evaluator:
+def build_evaluator(trained: TrainedModel, question: Question) -> Evaluator:
     """The trained model, ready to be asked as the question says.
 
     Raises:
@@ -176,7 +176,7 @@ def build_evaluator(trained: Trained, question: Question) -> Evaluator:
     )
 
 
-def trained_length(trained: Trained) -> int:
+def trained_length(trained: TrainedModel) -> int:
     """The longest sequence that the model has been trained on, in tokens: under a warmup that had not ended, less than its
     positions, whose later embeddings are then untrained."""
     positions = trained.model.config.seq_len
@@ -192,7 +192,7 @@ def trained_length(trained: Trained) -> int:
     return min(int(lengths.max()), positions) if len(lengths) else positions
 
 
-def validation_documents(trained: Trained) -> list[str]:
+def validation_documents(trained: TrainedModel) -> list[str]:
     """Text of the run's own validation documents, the first `OFFLINE_TOKENS` tokens of them.
 
     Raises:
@@ -221,7 +221,7 @@ def validation_documents(trained: Trained) -> list[str]:
 
 
 def entry_of(
-    task: Task, score: TaskScore, trained: Trained, evaluator: Evaluator, question: Question, seconds: float
+    task: Task, score: TaskScore, trained: TrainedModel, evaluator: Evaluator, question: Question, seconds: float
 ) -> dict[str, Any]:
     """The entry of zeroshot.json for one task."""
     import torch
@@ -284,7 +284,7 @@ def _from_harness(
 
 
 def _offline(
-    task: Task, evaluator: Evaluator, trained: Trained, documents: Sequence[str], limit: int | None
+    task: Task, evaluator: Evaluator, trained: TrainedModel, documents: Sequence[str], limit: int | None
 ) -> TaskScore:
     from efftrain_cli.zeroshot.own_tasks import offline_bytes, offline_cloze
 

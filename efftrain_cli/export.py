@@ -12,18 +12,18 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.model.hf import write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.rows import read_counting, read_origin
-from efftrain_cli.training.trained import Trained, load_trained
+from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.results import read_results
 
 
-def export_run(run: str, checkpoint: str | None, directory: Path) -> Trained:
+def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedModel:
     """Writes the model of a run's checkpoint, its tokenizer and a model card into a directory that does not exist yet.
 
     Raises:
         UsageError: there is no such run or checkpoint, or the directory holds files.
         CheckpointError: the run has no checkpoint, or none that is whole.
     """
-    trained = load_trained(run, checkpoint, torch.device("cpu"))
+    trained = load_trained_model(run, checkpoint, torch.device("cpu"))
     try:
         origin = read_origin(trained.run)
     except DataError:
@@ -43,7 +43,7 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> Trained:
     return trained
 
 
-def model_card(trained: Trained, origin: dict[str, Any]) -> str:
+def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
     """README.md of an export: what the model is, its recipe, the hashes of its data, and the scores that were measured."""
     shape, progress = trained.model.config, trained.progress
     losses = [

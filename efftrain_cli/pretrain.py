@@ -54,12 +54,12 @@ from efftrain_cli.training.memory import memory_errors, peak_memory
 from efftrain_cli.training.ranks import Ranks, joined
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
-    Setting,
+    Session,
     choose_device,
     environment_of,
     fresh_state,
     origin_of,
-    prepare_setting,
+    prepare_session,
     probe,
 )
 from efftrain_cli.training.stages import describe_stages
@@ -95,14 +95,14 @@ def start(
         if ranks.rank:
             follow(device, ranks)
             return run_path(name)
-        setting = _prepare(recipe, choose_device(device, ranks), ranks)
-        plan = _plan(setting, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
-        state = fresh_state(setting)
+        session = _prepare(recipe, choose_device(device, ranks), ranks)
+        plan = _plan(session, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
+        state = fresh_state(session)
         check_disk(run_path(name), state, recipe)
-        origin = origin_of(setting, recipe_name, sys.argv)
-        with Run.create(name, dump_recipe(recipe), origin, setting.corpus.tokenizer_path) as run:
-            run.event("start", {**environment_of(setting), "calibrated_gflops": calibrated_gflops(setting.device)})
-            return _train(run, state, setting, plan, steps, with_probe, rewinding)
+        origin = origin_of(session, recipe_name, sys.argv)
+        with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
+            run.event("start", {**environment_of(session), "calibrated_gflops": calibrated_gflops(session.device)})
+            return _train(run, state, session, plan, steps, with_probe, rewinding)
 
 
 def resume(
@@ -155,17 +155,17 @@ def _resume(
             recipe = _trained_longer(run, written, recipe)
         check_recipe(run, checkpoint, recipe, override)
         check_text_is_named(run, overrides)
-        setting = _prepare(recipe, chosen, ranks)
-        check_data(run, setting.corpus, override)
-        state = fresh_state(setting)
+        session = _prepare(recipe, chosen, ranks)
+        check_data(run, session.corpus, override)
+        state = fresh_state(session)
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, recipe)
-        plan = _plan(setting, state.progress, steps)
+        plan = _plan(session, state.progress, steps)
         if plan.steps == state.progress.step and not state.progress.evaluation_due:
             print(_nothing_left(run, state.progress, recipe, steps))
             return run.path
         _show_rate(run, state.progress, written, recipe)
-        record_first_data(run, origin_of(setting, name, sys.argv)["data"])
+        record_first_data(run, origin_of(session, name, sys.argv)["data"])
         if overrides:
             write_whole(recipe_path, dump_recipe(recipe))
         check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
@@ -178,16 +178,16 @@ def _resume(
                 "step": state.progress.step,
                 "segment": segment,
                 "checkpoint": checkpoint.name if checkpoint else None,
-                **_environment(run, setting),
-                "calibrated_gflops": calibrated_gflops(setting.device),
+                **_environment(run, session),
+                "calibrated_gflops": calibrated_gflops(session.device),
             },
         )
-        return _train(run, state, setting, plan, steps, with_probe, rewinding)
+        return _train(run, state, session, plan, steps, with_probe, rewinding)
 
 
-def _environment(run: Run, setting: Setting) -> dict[str, object]:
+def _environment(run: Run, session: Session) -> dict[str, object]:
     """Where the run is continued; says in one line what is not as it was, since results may then differ in their last bits."""
-    now = environment_of(setting)
+    now = environment_of(session)
     starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
     origin = read_origin(run.path)
     before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
@@ -252,27 +252,27 @@ def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) ->
     print(f"lr         {change} with step {progress.step + 1:,}")
 
 
-def _plan(setting: Setting, progress: Progress, steps: int | None) -> PlanSummary:
+def _plan(session: Session, progress: Progress, steps: int | None) -> PlanSummary:
     """The plan from `progress` on.
 
     Raises:
         RecipeError: it reads the corpus more than once and the recipe does not allow that.
     """
-    summary = summarize_plan(setting.recipe, progress, setting.corpus.vocab_size, steps)
-    check_ranks(setting.recipe, summary, setting.ranks)
-    setting.train_data.check_budget(summary.windows, setting.recipe.data)
+    summary = summarize_plan(session.recipe, progress, session.corpus.vocab_size, steps)
+    check_ranks(session.recipe, summary, session.ranks)
+    session.train_data.check_budget(summary.windows, session.recipe.data)
     return summary
 
 
-def _prepare(recipe: Recipe, device: torch.device, ranks: Ranks) -> Setting:
-    """The setting; a stop meanwhile leaves nothing behind, as preparing can be killed anywhere."""
+def _prepare(recipe: Recipe, device: torch.device, ranks: Ranks) -> Session:
+    """The session; a stop meanwhile leaves nothing behind, as preparing can be killed anywhere."""
 
     def stopped() -> str:
         return f"stopped by {stop_reason()} while the data was prepared: no step was trained; give the same command again"
 
     try:
         with rescued_by(lambda: print(stopped(), file=sys.stderr)), interruptible(rescuable=True):
-            return replace(prepare_setting(recipe, device), ranks=ranks)
+            return replace(prepare_session(recipe, device), ranks=ranks)
     except Stop:
         raise StoppedError(stopped()) from None
 
@@ -280,34 +280,34 @@ def _prepare(recipe: Recipe, device: torch.device, ranks: Ranks) -> Setting:
 def _train(
     run: Run,
     state: TrainState,
-    setting: Setting,
+    session: Session,
     summary: PlanSummary,
     until: int | None,
     with_probe: bool,
     rewinding: bool,
 ) -> Path:
-    recipe = setting.recipe
+    recipe = session.recipe
     console = make_console()
-    show_header(console, run, setting, state, summary)
+    show_header(console, run, session, state, summary)
     # Where gradients decide the batch size, the plan's number of steps is only an assumption.
     steps = None if "steps" in recipe.varies else summary.steps
     try:
         with memory_errors(recipe, summary):
             if with_probe:
-                _show_time(console, setting, state, summary)
+                _show_time(console, session, state, summary)
             console.print()
-            lead(run.path, state, setting, until)
+            lead(run.path, state, session, until)
             with (
                 followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
                 TrainingScreen(console, summary.tokens, state.progress.tokens, steps) as screen,
             ):
                 while True:
                     try:
-                        val_loss = train_and_log(run, state, setting, until, screen, rewinding)
-                        run.event("memory", peak_memory(setting.device))
+                        val_loss = train_and_log(run, state, session, until, screen, rewinding)
+                        run.event("memory", peak_memory(session.device))
                         break
                     except DivergedError as error:
-                        rewound = rewind(run, state, setting) if rewinding else None
+                        rewound = rewind(run, state, session) if rewinding else None
                         if rewound is None:
                             raise
                         screen.say(f"{error}\nrewound to step {rewound.progress.step}; the batches up to there are skipped")
@@ -322,49 +322,49 @@ def _train(
         raise
     finished = state.progress.tokens >= recipe.train.tokens
     status = "finished" if finished else "paused"
-    speed = calibrated_gflops(setting.device)
+    speed = calibrated_gflops(session.device)
     run.event("end", {"status": status, "step": state.progress.step, "calibrated_gflops": speed})
     show_summary(console, run, state, val_loss, finished)
     return run.path
 
 
-def _show_time(console: Console, setting: Setting, state: TrainState, summary: PlanSummary) -> None:
+def _show_time(console: Console, session: Session, state: TrainState, summary: PlanSummary) -> None:
     """Says how long training will take, by a probe that also shows whether memory suffices."""
-    seconds = probe(setting, state, summary) * (summary.tokens - state.progress.tokens)
-    if state.progress.stage + 1 < len(setting.recipe.stages):
-        seconds = _staged_seconds(setting, state, summary)
+    seconds = probe(session, state, summary) * (summary.tokens - state.progress.tokens)
+    if state.progress.stage + 1 < len(session.recipe.stages):
+        seconds = _staged_seconds(session, state, summary)
     console.print(f"time       about {human_seconds(seconds)} of training, by a probe of the largest micro-batch")
 
 
-def _staged_seconds(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
+def _staged_seconds(session: Session, state: TrainState, summary: PlanSummary) -> float:
     """Seconds of training ahead, by a probe of the largest stage: it must fit into memory, and its rate is that of most FLOPs."""
-    last = fresh_state(setting, stage=len(setting.recipe.stages) - 1)
-    seconds = probe(setting, last, summary)
+    last = fresh_state(session, stage=len(session.recipe.stages) - 1)
+    seconds = probe(session, last, summary)
     per_token = last.model.flops_per_token().with_logits
     return seconds * (summary.flops - state.progress.flops) / per_token
 
 
-def show_header(console: Console, run: Run, setting: Setting, state: TrainState, plan: PlanSummary) -> None:
+def show_header(console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary) -> None:
     """What is about to be spent, before anything is."""
-    recipe, corpus = setting.recipe, setting.corpus
+    recipe, corpus = session.recipe, session.corpus
     model = recipe.model
     rows = padded_vocab_size(recipe, corpus.vocab_size)
     parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, rows)
     outside = (rows + model.seq_len) * model.n_embd
     before = state.progress
-    threads = f", {counted(torch.get_num_threads(), 'thread')}" if setting.device.type == "cpu" else ""
-    ranks = setting.ranks
-    devices = str(setting.device) if ranks.alone else f"{ranks.world_size} x {setting.device.type}"
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
+    ranks = session.ranks
+    devices = str(session.device) if ranks.alone else f"{ranks.world_size} x {session.device.type}"
     lines = [
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
         f"{human_count(parameters)} parameters ({human_count(parameters - outside)} without embeddings)",
         f"data       {_source(recipe)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
-        f"{counted(setting.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
+        f"{counted(session.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "
-        f"{setting.train_data.epochs(plan.windows):.2f} epochs of the data",
+        f"{session.train_data.epochs(plan.windows):.2f} epochs of the data",
         f"compute    {human_flops(plan.flops - before.flops)}s on {devices} in "
-        f"{compute_dtype(recipe.train.dtype, setting.device)}{threads}"
+        f"{compute_dtype(recipe.train.dtype, session.device)}{threads}"
         f"{', deterministic kernels' if recipe.train.deterministic else ''}",
         f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(largest_checkpoint_bytes(state, recipe))}",
     ]
@@ -372,12 +372,12 @@ def show_header(console: Console, run: Run, setting: Setting, state: TrainState,
         lines.insert(2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}")
     if before.step:
         lines.insert(1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
-    mix = setting.train_data.epochs_of_sources(plan.windows)
+    mix = session.train_data.epochs_of_sources(plan.windows)
     if mix:
         lines.insert(-2, "           of each source: " + ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items()))
     for line in lines:
         console.print(line, markup=False)
-    for warning in (*corpus.notes, *data_warnings(setting.train_data, plan.windows, setting.val_windows.shape[0])):
+    for warning in (*corpus.notes, *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0])):
         console.print(f"warning: {warning}", markup=False)
 
 

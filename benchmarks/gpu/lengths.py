@@ -16,7 +16,7 @@ from benchmarks.gpu.measuring import Bench, Figure, Part, Training, figure, reci
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs
-from efftrain_cli.training.session import Setting, probe
+from efftrain_cli.training.session import Session, probe
 
 
 def warmup(
@@ -30,8 +30,8 @@ def warmup(
     run = training(bench, recipe)
     if probed:  # as pretrain does: the full shape is compiled and run before the first step
         unused: object = None
-        setting = Setting(recipe=recipe, corpus=unused, train_data=unused, val_windows=unused, device=bench.device)  # type: ignore
-        probe(setting, run.state, summarize_plan(recipe, until=steps + after))
+        session = Session(recipe=recipe, corpus=unused, train_data=unused, val_windows=unused, device=bench.device)  # type: ignore
+        probe(session, run.state, summarize_plan(recipe, until=steps + after))
     rows = run.rows(steps + after)
     compiled = [row for row in rows if row["compile_seconds"]]
     note = f"{compile_seconds() - seconds:.0f} s, in {len(compiled)} steps"

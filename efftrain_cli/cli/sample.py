@@ -51,9 +51,9 @@ def sample(
     run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.model.generate import Sampling, generate_text
     from efftrain_cli.training.session import choose_device
-    from efftrain_cli.training.trained import load_trained
+    from efftrain_cli.training.trained_model import load_trained_model
 
-    trained = load_trained(run, checkpoint, choose_device(device))
+    trained = load_trained_model(run, checkpoint, choose_device(device))
     for number in range(count):
         if count > 1:
             print(f"--- seed {seed + number}")

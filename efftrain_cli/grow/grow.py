@@ -35,7 +35,7 @@ from efftrain_cli.run.directory import (
 )
 from efftrain_cli.run.manifest import MANIFEST
 from efftrain_cli.run.rows import origin_data, read_counting
-from efftrain_cli.training.session import Setting, fresh_state, origin_of, prepare_setting
+from efftrain_cli.training.session import Session, fresh_state, origin_of, prepare_session
 from efftrain_cli.training.stages import grow_stage, set_stage
 from efftrain_cli.training.state import (
     TrainState,
@@ -44,7 +44,7 @@ from efftrain_cli.training.state import (
     read_checkpoint,
     write_checkpoint,
 )
-from efftrain_cli.training.trained import find_checkpoint
+from efftrain_cli.training.trained_model import find_checkpoint
 from efftrain_cli.training.trainer import evaluate
 
 LOSS_TOLERANCE = 1e-5
@@ -116,17 +116,17 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
     recipe = grown_recipe(load_recipe(str(checkpoint / "recipe.toml")), progress.stage, progress.step, operators, options)
     section = recipe.staged_growth or StagedGrowth()
 
-    setting = prepare_setting(recipe, device)
-    _check_data(source_path, setting, options)
-    state = _state_of(checkpoint, setting, options.weights_only)
-    windows = setting.val_windows.to(device)  # all of them, so that the losses are those of the runs' own rows
-    before = _measure(state, setting, windows)
+    session = prepare_session(recipe, device)
+    _check_data(source_path, session, options)
+    state = _state_of(checkpoint, session, options.weights_only)
+    windows = session.val_windows.to(device)  # all of them, so that the losses are those of the runs' own rows
+    before = _measure(state, session, windows)
     parameters = state.model.parameter_count
     try:
         grow_stage(state, recipe)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
-    after = _measure(state, setting, windows)
+    after = _measure(state, session, windows)
     preserves = section.preserves_loss(parsed)
     if preserves and not abs(after[0] - before[0]) <= LOSS_TOLERANCE * max(1.0, before[0]):
         raise CheckpointError(
@@ -148,7 +148,7 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
         recipe=recipe,
         budget_left=max(0, recipe.train.tokens - state.progress.tokens),
     )
-    _write_run(name, source_path, state, setting, grown, operators)
+    _write_run(name, source_path, state, session, grown, operators)
     return grown
 
 
@@ -234,11 +234,11 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
     raise CheckpointError(f"run {source.name!r} has no such checkpoint" if options.checkpoint else f"run {source.name!r} has no checkpoint")
 
 
-def _state_of(checkpoint: Path, setting: Setting, weights_only: bool) -> TrainState:
+def _state_of(checkpoint: Path, session: Session, weights_only: bool) -> TrainState:
     """The source's state, in its own size, under the new recipe."""
     from safetensors.torch import load_file
 
-    state = fresh_state(setting)
+    state = fresh_state(session)
     if weights_only:
         progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
         model, optimizer, method = load_file(checkpoint / "model.safetensors"), None, {}
@@ -249,21 +249,21 @@ def _state_of(checkpoint: Path, setting: Setting, weights_only: bool) -> TrainSt
             f"{checkpoint} holds tensors of a method ({', '.join(sorted(method)[:3])}) that no growth operator knows"
         )
     if progress.stage:
-        set_stage(state, setting.recipe, progress.stage)
+        set_stage(state, session.recipe, progress.stage)
     load_tensors(state, model, state.optimizer.tensors() if optimizer is None else optimizer)
     state.progress = progress
     return state
 
 
-def _check_data(source: Path, setting: Setting, options: GrowOptions) -> None:
+def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
     """Refuses to continue a run on tokens that mean something else, or silently on another text."""
     origin = origin_data(source)
-    if (origin["tokenizer_hash"], origin["vocab_size"]) != (setting.corpus.tokenizer_sha256, setting.corpus.vocab_size):
+    if (origin["tokenizer_hash"], origin["vocab_size"]) != (session.corpus.tokenizer_sha256, session.corpus.vocab_size):
         raise CheckpointError(
             f"run {source.name!r} was trained with another tokenizer than data.train and data.tokenizer make now: its weights "
             "belong to other tokens. Restore the text"
         )
-    changed = origin["train_hash"] not in (None, setting.corpus.train.sha256)
+    changed = origin["train_hash"] not in (None, session.corpus.train.sha256)
     if changed and not any(override.startswith("data.") for override in options.overrides):
         raise UsageError(
             f"run {source.name!r} was trained on another text than data.train names now. Restore the text, or say that it "
@@ -271,9 +271,9 @@ def _check_data(source: Path, setting: Setting, options: GrowOptions) -> None:
         )
 
 
-def _measure(state: TrainState, setting: Setting, windows: torch.Tensor) -> tuple[float, torch.Tensor]:
+def _measure(state: TrainState, session: Session, windows: torch.Tensor) -> tuple[float, torch.Tensor]:
     """(loss, logits of the first window on the CPU), in fp32."""
-    loss = evaluate(state.model, windows, setting.recipe.train.micro_batch_tokens, "fp32")
+    loss = evaluate(state.model, windows, session.recipe.train.micro_batch_tokens, "fp32")
     return float(loss), _logits(state.model, windows)
 
 
@@ -283,7 +283,7 @@ def _logits(model: GPT, windows: torch.Tensor) -> torch.Tensor:
 
 
 def _write_run(
-    name: str, source: Path, state: TrainState, setting: Setting, grown: Grown, operators: Sequence[str]
+    name: str, source: Path, state: TrainState, session: Session, grown: Grown, operators: Sequence[str]
 ) -> None:
     """Writes the new run beside its place and renames it, so that it exists with its checkpoint or not at all."""
     target = run_path(name)
@@ -292,15 +292,15 @@ def _write_run(
     root.mkdir(parents=True)
     lock = take_lock(root / "lock")
     try:
-        recipe_toml = dump_recipe(setting.recipe)
-        origin = origin_of(setting, source.name, sys.argv) | {
+        recipe_toml = dump_recipe(session.recipe)
+        origin = origin_of(session, source.name, sys.argv) | {
             "grown_from": {
                 "run": source.name,
                 "checkpoint": grown.checkpoint.name,
                 "model_sha256": sha256_of(grown.checkpoint / "model.safetensors"),
             }
         }
-        with Run.create(name, recipe_toml, origin, setting.corpus.tokenizer_path, root) as run:
+        with Run.create(name, recipe_toml, origin, session.corpus.tokenizer_path, root) as run:
             # One segment, however often the source was resumed: the new run was not.
             run.log([{**row, "segment": 0} for row in read_counting(source, grown.step)])
             run.event(

@@ -15,12 +15,12 @@ from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number
 from efftrain_cli.training.checkpoints import load_checkpoint, save, some_tensors
 from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.session import Setting, fresh_state
+from efftrain_cli.training.session import Session, fresh_state
 from efftrain_cli.training.state import TrainState, model_tensors, nonfinite_tensors
 from efftrain_cli.training.trainer import StepRecord, finite_or_none
 
 
-def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRecord, before: Progress) -> NoReturn:
+def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRecord, before: Progress) -> NoReturn:
     """Records the first step that was not finite, saves the state before it, and ends the run.
 
     The update of that step and of all later ones was not applied, so weights and moments are still those of `before`.
@@ -35,10 +35,10 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
     state.nonfinite.zero_()
     # Where the weights were not finite before the step, its gradient says nothing, and there is nothing to save.
     if wrong := nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors()}):
-        raise_unsound(run, state, setting, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not")
-    loss, norms = gradient_norms_by_layer(state, setting, plan)
+        raise_unsound(run, state, session, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not")
+    loss, norms = gradient_norms_by_layer(state, session, plan)
     bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
-    overflow = narrow_overflow(state, setting, plan)
+    overflow = narrow_overflow(state, session, plan)
     run.event(
         "diverged",
         {
@@ -48,7 +48,7 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
             "seq_len": plan.seq_len,
             "batch_size": plan.batch_size,
             "window_start": plan.window_start,
-            "window_tokens": setting.train_data.starts(plan.window_start, plan.windows).tolist(),
+            "window_tokens": session.train_data.starts(plan.window_start, plan.windows).tolist(),
             "next_window": plan.window_start + plan.windows,
             "grad_norm_by_layer": {layer: finite_or_none(norm) for layer, norm in norms.items()},
             "nonfinite_layers": bad,
@@ -56,7 +56,7 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
         },
     )
     try:
-        save(run, state, setting.recipe)
+        save(run, state, session.recipe)
     except EfftrainError as error:
         run.event("save_failed", {"step": before.step, "reason": str(error)})
     if overflow is not None:
@@ -71,11 +71,11 @@ def raise_diverged(run: Run, state: TrainState, setting: Setting, record: StepRe
         f"step {plan.step}: the loss or a gradient is not finite ({where}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
         f"The update was not applied; weights are those after step {before.step}, and saved. events.jsonl has the step's "
         "windows and the gradient norm of every layer.\n"
-        f"{_way_on(run, state, setting.recipe)}"
+        f"{_way_on(run, state, session.recipe)}"
     )
 
 
-def raise_unsound(run: Run, state: TrainState, setting: Setting, what: str) -> NoReturn:
+def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> NoReturn:
     """Ends a run whose weights, moments or validation loss are not finite. Nothing is saved: the newest checkpoint is from
     before that, and is left alone.
 
@@ -87,7 +87,7 @@ def raise_unsound(run: Run, state: TrainState, setting: Setting, what: str) -> N
     run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
     sound = [path for path in checkpoints_of(run.path) if path not in run.damaged]
     last = f"the last sound checkpoint is {sound[-1].name}" if sound else "there is no checkpoint from before that"
-    raise DivergedError(f"{what}. This state was not saved; {last}.\n{_way_on(run, state, setting.recipe)}")
+    raise DivergedError(f"{what}. This state was not saved; {last}.\n{_way_on(run, state, session.recipe)}")
 
 
 def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
@@ -105,11 +105,11 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     return f"{advice}. To go on at half the learning rate: efftrain pretrain --resume {run.name} {changes} --override-resume"
 
 
-def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan) -> tuple[float, dict[str, float]]:
+def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan) -> tuple[float, dict[str, float]]:
     """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes nothing."""
-    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device, dict(state.method_tensors))
+    forward_backward = build_forward_backward(session.recipe, state.model, session.device, dict(state.method_tensors))
     state.model.zero_grad(set_to_none=True)
-    result = forward_backward(setting.train_data.batch(plan).to(setting.device), plan)
+    result = forward_backward(session.train_data.batch(plan).to(session.device), plan)
     layers: dict[str, list[torch.Tensor]] = {}
     for name, parameter in state.model.named_parameters():
         layer = ".".join(name.split(".")[:2]) if name.startswith("h.") else name.split(".")[0]
@@ -120,14 +120,14 @@ def gradient_norms_by_layer(state: TrainState, setting: Setting, plan: StepPlan)
     return float(result.scalars["loss"]), norms
 
 
-def narrow_overflow(state: TrainState, setting: Setting, plan: StepPlan) -> dict[str, str] | None:
+def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict[str, str] | None:
     """Layer and role of the first sum that overflows in a narrow accumulator in a planned step; None where none does."""
-    recipe = setting.recipe
+    recipe = session.recipe
     if recipe.chunked_accumulation is None:
         return None
     recipe = replace(recipe, train=replace(recipe.train, compile="off"))
-    forward_backward = build_forward_backward(recipe, state.model, setting.device, dict(state.method_tensors))
-    batch = setting.train_data.batch(plan).to(setting.device)
+    forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
+    batch = session.train_data.batch(plan).to(session.device)
     found = first_overflow(state.model, lambda: forward_backward(batch, plan))
     state.model.zero_grad(set_to_none=True)
     return None if found is None else {"layer": found[0], "role": found[1]}
@@ -156,7 +156,7 @@ def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoR
     )
 
 
-def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | None:
+def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | None:
     """The state to go on from after a divergence: the newest stable checkpoint's, with the batches up to the divergence
     skipped. None where `MOST_REWINDS` are used up.
 
@@ -175,12 +175,12 @@ def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | Non
     before = divergence["step"]
     if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:
         before = rewinds[-1]["to_step"]
-    state = fresh_state(setting)
+    state = fresh_state(session)
     for path in reversed(checkpoints_of(run.path)):
         if checkpoint_step(path) >= before or checkpoint_step(path) in unstable or path in run.damaged:
             continue
         try:
-            load_checkpoint(path, state, setting.recipe)
+            load_checkpoint(path, state, session.recipe)
         except CheckpointError as error:
             run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
             continue
@@ -202,7 +202,7 @@ def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | Non
     state.progress = here._replace(
         segment=segment,
         windows=divergence["next_window"],
-        tokens_discarded=here.tokens_discarded + skipped * setting.recipe.model.seq_len,
+        tokens_discarded=here.tokens_discarded + skipped * session.recipe.model.seq_len,
         flops=spent.flops,
         train_seconds=spent.train_seconds,
     )
@@ -211,5 +211,5 @@ def rewind(run: Run, diverged: TrainState, setting: Setting) -> TrainState | Non
         if checkpoint_step(path) >= here.step:
             run.verified.discard(path)
             run.set_aside(path)
-    save(run, state, setting.recipe)
+    save(run, state, session.recipe)
     return state

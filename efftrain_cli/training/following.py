@@ -14,7 +14,7 @@ from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.session import Setting, choose_device, fresh_state, prepare_setting
+from efftrain_cli.training.session import Session, choose_device, fresh_state, prepare_session
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import TrainState, model_tensors, progress_from_json, progress_to_json
 
@@ -44,14 +44,14 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
         )
 
 
-def lead(run: Path, state: TrainState, setting: Setting, until: int | None) -> None:
+def lead(run: Path, state: TrainState, session: Session, until: int | None) -> None:
     """Rank 0, just before training: gives the others the recipe, and the state bit for bit.
 
     Raises:
         UsageError: another rank has other versions, recipe or data.
         LostProcessError: another rank has ended.
     """
-    ranks = setting.ranks
+    ranks = session.ranks
     if ranks.alone:
         return
     tensors = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in state.method_tensors.items()}
@@ -64,7 +64,7 @@ def lead(run: Path, state: TrainState, setting: Setting, until: int | None) -> N
             "method_tensors": tensors,
         },
     )
-    ranks.check_alike(_facts(setting))
+    ranks.check_alike(_facts(session))
     _share(ranks, state)
 
 
@@ -78,19 +78,19 @@ def follow(device: str, ranks: Ranks) -> None:
     with stop_on_signals():
         heard = ranks.hear("start")
         recipe = load_recipe(heard["recipe"])
-        setting = replace(prepare_setting(recipe, choose_device(device, ranks)), ranks=ranks)
-        ranks.check_alike(_facts(setting))
-        state = fresh_state(setting)
+        session = replace(prepare_session(recipe, choose_device(device, ranks)), ranks=ranks)
+        ranks.check_alike(_facts(session))
+        state = fresh_state(session)
         progress = progress_from_json(heard["progress"])
         if progress.stage:
             set_stage(state, recipe, progress.stage)
         state.progress = progress
         for name, (shape, dtype) in heard["method_tensors"].items():
-            state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=setting.device)
+            state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=session.device)
         _share(ranks, state)
         try:
-            with memory_errors(recipe, summarize_plan(recipe, progress, setting.corpus.vocab_size, heard["until"])):
-                for _ in train_stages(state, recipe, setting.train_data, setting.val_windows, heard["until"], ranks):
+            with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, heard["until"])):
+                for _ in train_stages(state, recipe, session.train_data, session.val_windows, heard["until"], ranks):
                     pass
         except Stop:
             raise StoppedError(f"rank {ranks.rank} has stopped") from None
@@ -102,13 +102,13 @@ def _share(ranks: Ranks, state: TrainState) -> None:
     ranks.share(state.method_tensors)
 
 
-def _facts(setting: Setting) -> dict[str, str]:
+def _facts(session: Session) -> dict[str, str]:
     """What must be the same on every rank. The recipe is rank 0's."""
     return {
         "efftrain": __version__,
         "torch": torch.__version__,
-        "device": setting.device.type,
-        "training data": setting.corpus.train.sha256,
-        "validation data": setting.corpus.valid.sha256,
-        "tokenizer": setting.corpus.tokenizer_sha256,
+        "device": session.device.type,
+        "training data": session.corpus.train.sha256,
+        "validation data": session.corpus.valid.sha256,
+        "tokenizer": session.corpus.tokenizer_sha256,
     }

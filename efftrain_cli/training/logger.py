@@ -16,10 +16,10 @@ from efftrain_cli.run.stability import Spike, Watch, message
 from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
 from efftrain_cli.training.screen import TrainingScreen
-from efftrain_cli.training.session import Setting
+from efftrain_cli.training.session import Session
 from efftrain_cli.training.stages import GrowthRecord, growth_message, symmetry_warning, train_stages
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trained import load_run_tokenizer
+from efftrain_cli.training.trained_model import load_run_tokenizer
 from efftrain_cli.training.trainer import StepRecord, read_records
 
 SAMPLE_TOKENS = 48
@@ -32,14 +32,14 @@ class Logbook:
     """Writes a session's records to its run directory and shows them. One per session."""
 
     def __init__(
-        self, run: Run, state: TrainState, setting: Setting, screen: TrainingScreen, rewinding: bool = False
+        self, run: Run, state: TrainState, session: Session, screen: TrainingScreen, rewinding: bool = False
     ) -> None:
         self._rewinding = rewinding
-        self._run, self._state, self._setting, self._screen = run, state, setting, screen
-        every = setting.recipe.checkpoint.every
+        self._run, self._state, self._session, self._screen = run, state, session, screen
+        every = session.recipe.checkpoint.every
         self._every_seconds = parse_duration(every) if isinstance(every, str) else None
         self._every_steps = None if isinstance(every, str) else every
-        self._on_cpu = setting.device.type == "cpu"
+        self._on_cpu = session.device.type == "cpu"
         self._pending: list[StepRecord] = []
         self._good = state.progress
         self._started = self._last_save = self._last_read = time.monotonic()
@@ -82,7 +82,7 @@ class Logbook:
             DivergedError: a loss or gradient was not finite. The state is then that before the step.
         """
         records, self._pending = self._pending, []
-        rows = read_records(self._state, self._setting.recipe, records)
+        rows = read_records(self._state, self._session.recipe, records)
         self._last_read = time.monotonic()
         for record, row in zip(records, rows, strict=True):
             self._complete(record, row)
@@ -104,12 +104,12 @@ class Logbook:
                     train_seconds=rows[bad - 1]["train_seconds"],  # type: ignore
                     best_loss=min([*best, *([] if self._good.best_loss is None else [self._good.best_loss])]),  # type: ignore
                 )
-            raise_diverged(self._run, self._state, self._setting, records[bad], self._good)
+            raise_diverged(self._run, self._state, self._session, records[bad], self._good)
         for record, row in zip(records, rows, strict=True):
             if record.val_loss is not None and row["val_loss"] is None:
-                raise_unsound(self._run, self._state, self._setting, f"step {row['step']}: the validation loss is not finite")
+                raise_unsound(self._run, self._state, self._session, f"step {row['step']}: the validation loss is not finite")
         self._good = self._state.progress
-        prompt = self._setting.recipe.eval.sample
+        prompt = self._session.recipe.eval.sample
         if prompt is not None and rows and rows[-1]["val_loss"] is not None:
             self._show_sample(self._state.progress.step, prompt)
 
@@ -117,7 +117,7 @@ class Logbook:
         """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is untouched."""
         if self._tokenizer is None:
             self._tokenizer = load_run_tokenizer(self._run.path)
-        sampling = Sampling(seed=self._setting.recipe.seed)
+        sampling = Sampling(seed=self._session.recipe.seed)
         text = "".join(generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS))
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
         shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + text)
@@ -152,9 +152,9 @@ class Logbook:
             DiskError: the disk refused.
         """
         try:
-            return save(self._run, self._state, self._setting.recipe)
+            return save(self._run, self._state, self._session.recipe)
         except UnsoundError as error:
-            raise_unsound(self._run, self._state, self._setting, str(error))
+            raise_unsound(self._run, self._state, self._session, str(error))
 
     def _save(self) -> None:
         try:
@@ -175,12 +175,12 @@ class Logbook:
             self._warned = True
             self._screen.say(
                 f"warning: saving took {seconds:.1f} s of the last {between:.0f} s ({seconds / between:.0%}): raise "
-                f"checkpoint.every (now {self._setting.recipe.checkpoint.every})"
+                f"checkpoint.every (now {self._session.recipe.checkpoint.every})"
             )
 
 
 def train_and_log(
-    run: Run, state: TrainState, setting: Setting, until: int | None, screen: TrainingScreen, rewinding: bool = False
+    run: Run, state: TrainState, session: Session, until: int | None, screen: TrainingScreen, rewinding: bool = False
 ) -> float | None:
     """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the end;
     returns the last validation loss, nats per token.
@@ -191,7 +191,7 @@ def train_and_log(
             validation loss were not finite, and nothing is saved; or, with `rewinding`, a spike lasted.
         DiskError: the last checkpoint could not be written.
     """
-    book = Logbook(run, state, setting, screen, rewinding)
+    book = Logbook(run, state, session, screen, rewinding)
 
     def stop() -> None:
         state.model.zero_grad(set_to_none=True)
@@ -205,12 +205,12 @@ def train_and_log(
 
     try:
         with rescued_by(stop_from_another_thread):
-            for record in train_stages(state, setting.recipe, setting.train_data, setting.val_windows, until, setting.ranks):
+            for record in train_stages(state, session.recipe, session.train_data, session.val_windows, until, session.ranks):
                 if isinstance(record, GrowthRecord):
                     book.add_growth(record)
                     continue
                 book.add(record)
-                if (warning := symmetry_warning(setting.recipe, state)) is not None:
+                if (warning := symmetry_warning(session.recipe, state)) is not None:
                     run.event("symmetry", {"step": state.progress.step, "warning": warning})
                     screen.say(f"warning: {warning}")
     except (Stop, LostProcessError):

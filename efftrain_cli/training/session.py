@@ -35,7 +35,7 @@ from efftrain_cli.training.state import TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Session:
     """A recipe brought together with its data and device: what training needs beside the state."""
 
     recipe: Recipe
@@ -79,7 +79,7 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     return device
 
 
-def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
+def prepare_session(recipe: Recipe, device: torch.device) -> Session:
     """Reads or prepares the recipe's data and lays it out for training.
 
     Raises:
@@ -88,65 +88,65 @@ def prepare_setting(recipe: Recipe, device: torch.device) -> Setting:
     corpus = prepare_shown(recipe.data, limits=limits_of(recipe))
     train_data = Windows(corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda")
     val_windows = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
-    return Setting(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)
+    return Session(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)
 
 
-def fresh_state(setting: Setting, stage: int = 0) -> TrainState:
+def fresh_state(session: Session, stage: int = 0) -> TrainState:
     """The state before step 1, in the size of a stage where the recipe has stages.
 
     Raises:
         OutOfMemoryError: the model alone does not fit the device or the host.
     """
-    with building_errors(setting.recipe, setting.corpus.vocab_size, setting.device, stage):
-        model = build_model(setting.recipe, setting.corpus.vocab_size, setting.device, stage)
+    with building_errors(session.recipe, session.corpus.vocab_size, session.device, stage):
+        model = build_model(session.recipe, session.corpus.vocab_size, session.device, stage)
         return TrainState(
             model=model,
-            optimizer=build_optimizer(setting.recipe, model),
-            nonfinite=torch.zeros((), device=setting.device),
+            optimizer=build_optimizer(session.recipe, model),
+            nonfinite=torch.zeros((), device=session.device),
         )
 
 
-def probe(setting: Setting, state: TrainState, summary: PlanSummary) -> float:
+def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
     per token of a second, warm run. Leaves the state as it was."""
     sequences, seq_len = summary.largest_micro_batch
-    forward_backward = build_forward_backward(setting.recipe, state.model, setting.device, dict(state.method_tensors))
+    forward_backward = build_forward_backward(session.recipe, state.model, session.device, dict(state.method_tensors))
     micro_batches = 1
-    if "steps" in setting.recipe.varies:
+    if "steps" in session.recipe.varies:
         # A step that measures needs memory for the gradient of one half while it computes the other's.
         micro_batches = 2
         sequences *= 2
-    tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=setting.device)
-    plan = full_plan(setting.recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
+    tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=session.device)
+    plan = full_plan(session.recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()
         with interruptible(rescuable=True):
             forward_backward(Batch(tokens, tokens), plan)
-        if setting.device.type == "cuda":
-            torch.cuda.synchronize(setting.device)
+        if session.device.type == "cuda":
+            torch.cuda.synchronize(session.device)
         seconds = time.perf_counter() - start
     # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
     state.model.zero_grad(set_to_none=True)
     return seconds / (sequences * seq_len)
 
 
-def environment_of(setting: Setting) -> dict[str, object]:
+def environment_of(session: Session) -> dict[str, object]:
     """What may move the last bits of a result although the recipe and the data are the same."""
     return {
-        "device": str(setting.device),
-        "device_name": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _cpu_name(),
+        "device": str(session.device),
+        "device_name": torch.cuda.get_device_name(session.device) if session.device.type == "cuda" else _cpu_name(),
         "efftrain": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "dtype": compute_dtype(setting.recipe.train.dtype, setting.device),
+        "dtype": compute_dtype(session.recipe.train.dtype, session.device),
     }
 
 
-def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
+def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
     """Where a run comes from: everything that could explain a difference between two runs. Holds no environment
     variables, so no keys."""
-    corpus, recipe = setting.corpus, setting.recipe
+    corpus, recipe = session.corpus, session.recipe
     return {
         "recipe": recipe_name,
         "command": list(arguments),
@@ -157,21 +157,21 @@ def origin_of(setting: Setting, recipe_name: str, arguments: Sequence[str]) -> d
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(setting.device) if setting.device.type == "cuda" else _cpu_name(),
-        "device_kind": setting.device.type,
+        "device": torch.cuda.get_device_name(session.device) if session.device.type == "cuda" else _cpu_name(),
+        "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
         # How many runs a sweep trains side by side on this machine: they slow each other down.
         "jobs": int(os.environ.get("EFFTRAIN_JOBS", "1")),
-        "world_size": setting.ranks.world_size,
+        "world_size": session.ranks.world_size,
         "lanes": None if recipe.parallel is None else recipe.parallel.lanes,
-        "dtype": compute_dtype(recipe.train.dtype, setting.device),
+        "dtype": compute_dtype(recipe.train.dtype, session.device),
         "data": {
             "train_hash": corpus.train.sha256,
             "valid_hash": corpus.valid.sha256,
             "tokenizer_hash": corpus.tokenizer_sha256,
             "vocab_size": corpus.vocab_size,
             "eot_id": corpus.eot_id,
-            "valid_windows": int(setting.val_windows.shape[0]),
+            "valid_windows": int(session.val_windows.shape[0]),
             "seq_len": recipe.model.seq_len,
             "valid_bytes_per_token": corpus.bytes_per_token,
         },

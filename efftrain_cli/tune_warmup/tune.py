@@ -3,7 +3,7 @@
     runs/<name>/
       search.toml       the recipe being searched; search.json: the search's options
       probes/           a run directory per probe, with a probe.json once it is finished
-      receipts.csv      every probe: setting, tokens, seconds, largest fluctuation, verdict, curve
+      receipts.csv      every probe: session, tokens, seconds, largest fluctuation, verdict, curve
       probes.png        the perplexity curves
       tuned.toml        the recipe with the warmup found
 
@@ -33,7 +33,7 @@ from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newes
 from efftrain_cli.training.logger import Logbook
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.screen import TrainingScreen
-from efftrain_cli.training.session import Setting, choose_device, fresh_state, origin_of, prepare_setting
+from efftrain_cli.training.session import Session, choose_device, fresh_state, origin_of, prepare_session
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup.screen import (
@@ -65,15 +65,15 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
     console = make_console()
     with stop_on_signals():
         try:
-            setting = prepare_setting(search.recipe, choose_device(device))
+            session = prepare_session(search.recipe, choose_device(device))
             # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
             longest = summarize_plan(search.recipe_with(search.starts[0], search.durations(search.starts[0])[-1]))
-            setting.train_data.check_budget(longest.windows, search.recipe.data)
+            session.train_data.check_budget(longest.windows, search.recipe.data)
             receipts = read_receipts(folder)
             show_plan(console, search, receipts)
             while isinstance(probe := search.next(receipts), Probe):
                 announce(console, search, probe, receipts)
-                receipts.append(_run_probe(folder, search, probe, setting, recipe_name, console))
+                receipts.append(_run_probe(folder, search, probe, session, recipe_name, console))
                 show_receipt(console, receipts[-1])
                 write_receipts(folder / "receipts.csv", search, receipts)
         except Stop:
@@ -119,14 +119,14 @@ def _claim(folder: Path, search: Search) -> None:
 
 
 def _run_probe(
-    folder: Path, search: Search, probe: Probe, setting: Setting, recipe_name: str, console: Console
+    folder: Path, search: Search, probe: Probe, session: Session, recipe_name: str, console: Console
 ) -> Receipt:
     """Runs a probe, or what is left of it, until its verdict is clear."""
     recipe = search.recipe_of(probe)
-    setting = replace(setting, recipe=recipe)
+    session = replace(session, recipe=recipe)
     root = folder / "probes"
-    state = fresh_state(setting)
-    with _open_probe(root, probe, setting, recipe_name, state) as run:
+    state = fresh_state(session)
+    with _open_probe(root, probe, session, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
             for row in run.rows(state.progress.step)
@@ -137,7 +137,7 @@ def _run_probe(
             try:
                 check_disk(run.path, state, recipe)
                 with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
-                    _train_until_clear(run, state, setting, probe, search.threshold, curve, screen)
+                    _train_until_clear(run, state, session, probe, search.threshold, curve, screen)
             except DivergedError:
                 # The run's events have the details; for the search, a loss that is not finite is a verdict.
                 curve.append((state.progress.step + 1, math.inf))
@@ -160,41 +160,41 @@ def _run_probe(
     return receipt
 
 
-def _open_probe(root: Path, probe: Probe, setting: Setting, recipe_name: str, state: TrainState) -> Run:
+def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, state: TrainState) -> Run:
     """The probe's run directory: a new one, or the one that was left, whose newest checkpoint goes into `state`."""
     if not (root / probe.name / "recipe.toml").is_file():
-        origin = origin_of(setting, recipe_name, sys.argv)
+        origin = origin_of(session, recipe_name, sys.argv)
         run = Run.create(
-            probe.name, dump_recipe(setting.recipe), origin, setting.corpus.tokenizer_path, root
+            probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root
         )
-        run.event("start", {"device": str(setting.device)})
+        run.event("start", {"device": str(session.device)})
         return run
     run = Run.open(probe.name, root)
     checkpoint = newest_checkpoint(run)
     if checkpoint is not None:
-        load_checkpoint(checkpoint, state, setting.recipe)
+        load_checkpoint(checkpoint, state, session.recipe)
     segment = run.next_segment()
     state.progress = state.progress._replace(segment=segment)
-    run.event("resume", {"step": state.progress.step, "segment": segment, "device": str(setting.device)})
+    run.event("resume", {"step": state.progress.step, "segment": segment, "device": str(session.device)})
     return run
 
 
 def _train_until_clear(
     run: Run,
     state: TrainState,
-    setting: Setting,
+    session: Session,
     probe: Probe,
     threshold: float,
     curve: list[tuple[int, float]],
     screen: TrainingScreen,
 ) -> None:
     """Trains to the probe's horizon, or until its perplexity has fluctuated above `threshold`; extends `curve`."""
-    book = Logbook(run, state, setting, screen)
+    book = Logbook(run, state, session, screen)
 
     def stop() -> None:
         state.model.zero_grad(set_to_none=True)
         book.flush()
-        save(run, state, setting.recipe)
+        save(run, state, session.recipe)
         run.event("end", {"status": "stopped", "step": state.progress.step})
         run.sync()
 
@@ -204,7 +204,7 @@ def _train_until_clear(
 
     try:
         with rescued_by(stop_from_another_thread):
-            for record in train(state, setting.recipe, setting.train_data, setting.val_windows, probe.horizon):
+            for record in train(state, session.recipe, session.train_data, session.val_windows, probe.horizon):
                 book.add(record)
                 if record.val_loss is None:
                     continue

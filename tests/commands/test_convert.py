@@ -15,32 +15,32 @@ from typer.testing import CliRunner
 from efftrain_cli.cli.app import app
 from efftrain_cli.convert import import_hf
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
-from efftrain_cli.training.trained import Trained, load_trained
+from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from tests.trained_run import make_run
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Trained, Path]:
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainedModel, Path]:
     """A run, and its export."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path)
     assert efftrain("export", "random", "--out", "hf").exit_code == 0
-    return load_trained("random", None, CPU), tmp_path / "hf"
+    return load_trained_model("random", None, CPU), tmp_path / "hf"
 
 
 def efftrain(*args: str) -> Any:
     return CliRunner().invoke(app, args)
 
 
-def test_export_and_import_give_the_model_back(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+def test_export_and_import_give_the_model_back(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     before, directory = exported
     settings = ("--set", f"data.train={tmp_path / 'text.txt'}", "--set", "optim.lr=1e-3", "--set", "train.tokens=3000")
     result = efftrain("import", str(directory), "--name", "back", *settings)
     assert result.exit_code == 0, result.output
-    after = load_trained("back", None, CPU)
+    after = load_trained_model("back", None, CPU)
     assert after.progress.step == 0 and after.recipe.optim.lr == 1e-3
     assert after.tokenizer.sha256 == before.tokenizer.sha256
     assert after.model.config == before.model.config
@@ -52,7 +52,7 @@ def test_export_and_import_give_the_model_back(exported: tuple[Trained, Path], t
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "runs" / "back" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
-    assert load_trained("back", None, CPU).progress.step == 2
+    assert load_trained_model("back", None, CPU).progress.step == 2
     origin = json.loads((tmp_path / "runs" / "back" / "origin.json").read_text())
     assert origin["imported"]["directory"] == "hf" and origin["data"]["train_hash"] and origin["data"]["valid_windows"]
     # Data that change from here on are noticed, as in every run.
@@ -61,7 +61,7 @@ def test_export_and_import_give_the_model_back(exported: tuple[Trained, Path], t
     assert isinstance(error, UsageError) and "the text has changed" in str(error)
 
 
-def test_what_transformers_saved_itself(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+def test_what_transformers_saved_itself(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings (dropout 0.1 among them)."""
     transformers = pytest.importorskip("transformers")
     _, directory = exported
@@ -71,12 +71,12 @@ def test_what_transformers_saved_itself(exported: tuple[Trained, Path], tmp_path
     theirs.save_pretrained(tmp_path / "saved")
     (tmp_path / "saved" / "tokenizer.json").write_text((directory / "tokenizer.json").read_text())
     import_hf(tmp_path / "saved", "saved")
-    ours = load_trained("saved", None, CPU).model
+    ours = load_trained_model("saved", None, CPU).model
     tokens = torch.arange(40)[None]
     assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-4)
 
 
-def test_rows_beyond_the_tokenizer_are_padding(exported: tuple[Trained, Path]) -> None:
+def test_rows_beyond_the_tokenizer_are_padding(exported: tuple[TrainedModel, Path]) -> None:
     """Some exports pad the embedding: 20 rows more, which no token uses."""
     from safetensors.torch import load_file, save_file
 
@@ -89,13 +89,13 @@ def test_rows_beyond_the_tokenizer_are_padding(exported: tuple[Trained, Path]) -
     config["vocab_size"] += 20
     (directory / "config.json").write_text(json.dumps(config))
     import_hf(directory, "padded")
-    after = load_trained("padded", None, CPU).model
+    after = load_trained_model("padded", None, CPU).model
     assert after.config.vocab_size == wte.shape[0] and after.config.padded_vocab_size == wte.shape[0] + 20
     tokens = torch.arange(40)[None]
     assert torch.allclose(after(tokens), before.model(tokens), atol=1e-6)
 
 
-def test_refusals(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+def test_refusals(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     _, directory = exported
     with pytest.raises(UsageError, match="exists"):
         import_hf(directory, "random")
@@ -115,7 +115,7 @@ def test_refusals(exported: tuple[Trained, Path], tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "other").exists()
 
 
-def test_training_on_asks_for_text_where_the_import_named_none(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+def test_training_on_asks_for_text_where_the_import_named_none(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     _, directory = exported
     assert efftrain("import", str(directory), "--name", "back", "--set", "train.tokens=3000").exit_code == 0
     error = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe").exception
@@ -123,12 +123,12 @@ def test_training_on_asks_for_text_where_the_import_named_none(exported: tuple[T
     text = ("--set", f"data.train={tmp_path / 'text.txt'}", "--set", "data.repeat=true", "--set", "data.valid_fraction=0.3")
     result = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe", *text)
     assert result.exit_code == 0, result.output
-    assert load_trained("back", None, CPU).progress.step == 1
+    assert load_trained_model("back", None, CPU).progress.step == 1
     assert efftrain("pretrain", "--resume", "back", "--steps", "2", "--no-probe").exit_code == 0
 
 
 def test_a_model_of_the_hub_by_its_name(
-    exported: tuple[Trained, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: tuple[TrainedModel, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Hub faked by a folder of files; without network the message is the Hub's, and a name that is none is refused."""
     from efftrain_cli.data import hub
@@ -147,7 +147,7 @@ def test_a_model_of_the_hub_by_its_name(
     assert result.exit_code == 0, result.output
     assert ("openai-community/gpt2", "model.safetensors", "main") in asked
     tokens = torch.arange(40)[None]
-    assert torch.equal(load_trained("gpt2", None, CPU).model(tokens), before.model(tokens))
+    assert torch.equal(load_trained_model("gpt2", None, CPU).model(tokens), before.model(tokens))
     origin = json.loads((tmp_path / "runs" / "gpt2" / "origin.json").read_text())
     assert origin["imported"]["source"] == "openai-community/gpt2@main"
     (directory / "model.safetensors").rename(directory / "part-1.safetensors")
@@ -158,7 +158,7 @@ def test_a_model_of_the_hub_by_its_name(
         assert isinstance(error, UsageError) and "the Hub as owner/name" in str(error)
 
 
-def test_hostile_directories_end_in_a_message(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+def test_hostile_directories_end_in_a_message(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     """F74, F75: sizes that nothing could hold, values of wrong kinds, and weights that are not finite."""
     from safetensors.torch import load_file, save_file
 
@@ -193,7 +193,7 @@ def test_hostile_directories_end_in_a_message(exported: tuple[Trained, Path], tm
     assert not (tmp_path / "runs" / "x").exists()
 
 
-def test_an_export_has_a_card_and_the_modes_of_other_files(exported: tuple[Trained, Path], tmp_path: Path) -> None:
+def test_an_export_has_a_card_and_the_modes_of_other_files(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     trained, directory = exported
     assert efftrain("eval-zeroshot", "random", "--tasks", "offline_bytes").exit_code == 0
     old = os.umask(0o027)

@@ -22,7 +22,7 @@ from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_path
 from efftrain_cli.run.lines import sealed
 from efftrain_cli.training.checkpoints import load_checkpoint
-from efftrain_cli.training.session import fresh_state, prepare_setting
+from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.state import model_tensors, read_checkpoint, write_checkpoint
 from efftrain_cli.training.trainer import StepRecord, evaluate, read_records
@@ -119,12 +119,12 @@ def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(BASELINE.replace("TEXT", str(tmp_path / "text.txt")) + METHODS[method])
     recipe = load_recipe(str(path))
-    setting = prepare_setting(recipe, torch.device("cpu"))
+    session = prepare_session(recipe, torch.device("cpu"))
     checkpoints, rows = tmp_path / "checkpoints", {}
 
-    state = fresh_state(setting)
+    state = fresh_state(session)
     write_checkpoint(checkpoint_path(tmp_path, 0), state, "")
-    for record in train_stages(state, recipe, setting.train_data, setting.val_windows):
+    for record in train_stages(state, recipe, session.train_data, session.val_windows):
         if isinstance(record, StepRecord):
             rows[record.progress.step] = read_records(state, recipe, [record])[0]
             if record.progress.step:
@@ -134,9 +134,9 @@ def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
 
     for step in range(last):
         torch.manual_seed(step)  # no generator's state may matter
-        state = fresh_state(setting)
+        state = fresh_state(session)
         load_checkpoint(checkpoint_path(tmp_path, step), state, recipe)
-        records = train_stages(state, recipe, setting.train_data, setting.val_windows)
+        records = train_stages(state, recipe, session.train_data, session.val_windows)
         record = next(r for r in records if isinstance(r, StepRecord) and r.progress.step == step + 1)
         row = read_records(state, recipe, [record])[0]
         assert timeless(row) == timeless(rows[step + 1]), step
@@ -158,17 +158,17 @@ def test_other_activity_between_steps_draws_no_random_number(tmp_path: Path) -> 
     path = tmp_path / "recipe.toml"
     path.write_text(BASELINE.replace("TEXT", str(tmp_path / "text.txt")) + METHODS["progressive_layer_drop"])
     recipe = load_recipe(str(path))
-    setting = prepare_setting(recipe, torch.device("cpu"))
+    session = prepare_session(recipe, torch.device("cpu"))
     losses, generators = [], []
     for disturbed in (False, True):
-        state = fresh_state(setting)
+        state = fresh_state(session)
         if not disturbed:
             generators.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
-        for record in train_stages(state, recipe, setting.train_data, setting.val_windows, until=8):
+        for record in train_stages(state, recipe, session.train_data, session.val_windows, until=8):
             losses += [row["loss"] for row in read_records(state, recipe, [record]) if "loss" in row]
             if disturbed:
-                evaluate(state.model, setting.val_windows, 64, "fp32")
-                setting.train_data.read(100, 3)
+                evaluate(state.model, session.val_windows, 64, "fp32")
+                session.train_data.read(100, 3)
                 torch.rand(7), random.random(), np.random.rand(3)
         if not disturbed:
             generators.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))

@@ -19,7 +19,7 @@ lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
 from efftrain_cli.model.hf import write_hf  # noqa: E402
-from efftrain_cli.training.trained import Trained, load_trained  # noqa: E402
+from efftrain_cli.training.trained_model import TrainedModel, load_trained_model  # noqa: E402
 from efftrain_cli.zeroshot.harness import evaluate_task, load_task  # noqa: E402
 from efftrain_cli.zeroshot.language_model import LanguageModel  # noqa: E402
 from efftrain_cli.zeroshot.local_data import tasks_in  # noqa: E402
@@ -71,22 +71,22 @@ MADE: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EFFTRAIN_RUNS", str(folder / "runs"))
         make_run(folder, overrides=("model.seq_len=160",))
-        return load_trained("random", None, torch.device("cpu"))
+        return load_trained_model("random", None, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def ours(trained: Trained) -> LanguageModel:
+def ours(trained: TrainedModel) -> LanguageModel:
     evaluator = Evaluator(model=trained.model, context_length=trained.model.config.seq_len, batch_tokens=700)
     return LanguageModel(evaluator, trained.tokenizer)
 
 
 @pytest.fixture(scope="module")
-def theirs(trained: Trained, tmp_path_factory: pytest.TempPathFactory):
+def theirs(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory):
     from lm_eval.models.huggingface import HFLM
 
     directory = tmp_path_factory.mktemp("export") / "hf"
@@ -171,7 +171,7 @@ def test_batched_encoding_is_the_harness_s_own(ours: LanguageModel) -> None:
         assert ours_score[1] == their_score[1]
 
 
-def test_scores_do_not_depend_on_the_batch(trained: Trained, made: Path, tmp_path: Path) -> None:
+def test_scores_do_not_depend_on_the_batch(trained: TrainedModel, made: Path, tmp_path: Path) -> None:
     scores = []
     for batch_tokens in (64, 20_000):
         evaluator = Evaluator(model=trained.model, context_length=128, batch_tokens=batch_tokens)
@@ -185,7 +185,7 @@ def test_scores_do_not_depend_on_the_batch(trained: Trained, made: Path, tmp_pat
         assert one.protocol == other.protocol
 
 
-def test_cut_contexts_are_counted(trained: Trained, made: Path, tmp_path: Path) -> None:
+def test_cut_contexts_are_counted(trained: TrainedModel, made: Path, tmp_path: Path) -> None:
     model = LanguageModel(Evaluator(model=trained.model, context_length=20), trained.tokenizer)
     score = evaluate_task(TASKS["anli_r1"], model, made, None, tmp_path)
     assert score.requests == 9 and score.truncated == 9

@@ -20,7 +20,7 @@ from efftrain_cli.training.state import MANIFEST, progress_from_json, verify_che
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedModel:
     """A checkpoint's model, and what is needed to use it."""
 
     run: Path
@@ -33,7 +33,7 @@ class Trained:
     tokenizer: Tokenizer
 
 
-def load_trained(name: str, checkpoint: str | None, device: torch.device) -> Trained:
+def load_trained_model(name: str, checkpoint: str | None, device: torch.device) -> TrainedModel:
     """The model of run `name`: of the newest valid checkpoint, or of the one asked for by its step or name.
 
     Raises:
@@ -51,7 +51,7 @@ def load_trained(name: str, checkpoint: str | None, device: torch.device) -> Tra
     _load_weights(model, path / "model.safetensors")
     model.eval()
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    return Trained(
+    return TrainedModel(
         run=run,
         checkpoint=path,
         model_sha256=manifest["files"]["model.safetensors"]["sha256"],
@@ -62,7 +62,7 @@ def load_trained(name: str, checkpoint: str | None, device: torch.device) -> Tra
     )
 
 
-def load_exported(directory: Path, device: torch.device) -> Trained:
+def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     """The model in a directory that `export`, or transformers, wrote. It has no recipe of its own: the one it is given here
     holds the model's shape and nothing that was trained with.
 
@@ -84,7 +84,7 @@ def load_exported(directory: Path, device: torch.device) -> Trained:
         progress = Progress(step=int(source["step"]), tokens=int(source["tokens"]))
     except (OSError, ValueError, KeyError, TypeError):
         progress = Progress()  # transformers wrote it
-    return Trained(
+    return TrainedModel(
         run=directory,
         checkpoint=directory,
         model_sha256=sha256_of(weights if weights.exists() else directory / "model.safetensors.index.json"),

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
-from efftrain_cli.training.trained import load_trained
+from efftrain_cli.training.trained_model import load_trained_model
 from tests.trained_run import make_run
 
 CPU = torch.device("cpu")
@@ -32,34 +32,34 @@ def damage(path: Path) -> None:
 
 
 def test_the_newest_or_the_one_asked_for(run: Path) -> None:
-    newest = load_trained("random", None, CPU)
+    newest = load_trained_model("random", None, CPU)
     assert newest.progress.step == 20 and newest.checkpoint.name == "step-00000020"
     for wanted in ("10", "step-00000010"):
-        older = load_trained("random", wanted, CPU)
+        older = load_trained_model("random", wanted, CPU)
         assert older.progress.step == 10
         assert older.model_sha256 != newest.model_sha256
         assert not torch.equal(older.model.wpe.weight, newest.model.wpe.weight)
     with pytest.raises(UsageError, match="checkpoints of steps 10, 20"):
-        load_trained("random", "15", CPU)
+        load_trained_model("random", "15", CPU)
 
 
 def test_a_damaged_checkpoint_is_passed_over_or_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(run / "checkpoints" / "step-00000020" / "model.safetensors")
-    assert load_trained("random", None, CPU).progress.step == 10
+    assert load_trained_model("random", None, CPU).progress.step == 10
     assert "step-00000020" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
-        load_trained("random", "20", CPU)
+        load_trained_model("random", "20", CPU)
     damage(run / "checkpoints" / "step-00000010" / "progress.json")
     with pytest.raises(CheckpointError, match="no checkpoint of run 'random' is whole"):
-        load_trained("random", None, CPU)
+        load_trained_model("random", None, CPU)
 
 
 def test_no_checkpoint_and_no_run(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
-        load_trained("random", None, CPU)
+        load_trained_model("random", None, CPU)
     with pytest.raises(UsageError, match="did you mean random"):
-        load_trained("randon", None, CPU)
+        load_trained_model("randon", None, CPU)
 
 
 def test_another_tokenizer_is_refused(run: Path) -> None:
@@ -70,10 +70,10 @@ def test_another_tokenizer_is_refused(run: Path) -> None:
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(DataError, match="not the tokenizer this run was trained with"):
-        load_trained("random", None, CPU)
+        load_trained_model("random", None, CPU)
     path.unlink()
     with pytest.raises(DataError, match="missing"):
-        load_trained("random", None, CPU)
+        load_trained_model("random", None, CPU)
 
 
 def test_sample_and_export_commands(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
