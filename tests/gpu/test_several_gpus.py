@@ -1,0 +1,52 @@
+"""Several GPUs: the laws of ranks over NCCL. Run `pytest -m gpu` where there are two or more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices; this PyTorch sees fewer"),
+]
+Efftrain = Callable[..., subprocess.CompletedProcess[str]]
+SHORT = (
+    *("--set", "train.tokens=40_000", "--set", "train.batch_size=16", "--set", "train.micro_batch_tokens=1024"),
+    *("--set", "model.seq_len=64", "--set", "eval.every=5", "--set", "train.dtype=fp32", "--set", "train.deterministic=true"),
+)
+
+
+def losses(folder: Path, run: str) -> list[float]:
+    lines = (folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
+    return [row["loss"] for row in map(json.loads, lines) if row.get("loss") is not None]
+
+
+def train(efftrain: Efftrain, name: str, *args: str) -> None:
+    done = efftrain("pretrain", "--recipe", "small", "--name", name, "--no-probe", *SHORT, *args, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_gpus_give_the_losses_of_one(tmp_path: Path, efftrain: Efftrain) -> None:
+    train(efftrain, "one")
+    train(efftrain, "two", "--devices", "2")
+    one = losses(tmp_path, "one")
+    assert len(one) == 40 and losses(tmp_path, "two") == pytest.approx(one, rel=1e-4)
+
+
+def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path: Path, efftrain: Efftrain) -> None:
+    for name, devices in (("one", "1"), ("two", "2")):
+        train(efftrain, name, "--devices", devices, "--set", "parallel.lanes=2")
+    assert losses(tmp_path, "two") == losses(tmp_path, "one")
+
+
+def test_two_gpus_resume_exactly(tmp_path: Path, efftrain: Efftrain) -> None:
+    train(efftrain, "whole", "--devices", "2")
+    train(efftrain, "cut", "--devices", "2", "--steps", "17")
+    done = efftrain("pretrain", "--resume", "cut", "--no-probe", "--devices", "2", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path, "cut") == losses(tmp_path, "whole")
