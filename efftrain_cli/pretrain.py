@@ -333,7 +333,11 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
     seconds = probe(session, state, summary) * (summary.tokens - state.progress.tokens)
     if state.progress.stage + 1 < len(session.recipe.stages):
         seconds = _staged_seconds(session, state, summary)
-    console.print(f"time       about {human_seconds(seconds)} of training, by a probe of the largest micro-batch")
+    ranks = session.ranks
+    shared = "" if ranks.alone else f", shared by {ranks.world_size} devices without loss"
+    console.print(
+        f"time       about {human_seconds(seconds / ranks.world_size)} of training, by a probe of the largest micro-batch{shared}"
+    )
 
 
 def _staged_seconds(session: Session, state: TrainState, summary: PlanSummary) -> float:

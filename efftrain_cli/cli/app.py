@@ -12,8 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error
+from efftrain_cli.training.launch import process_rank
 
 
 def _shorten_types(parameters: Sequence[Any]) -> None:
@@ -98,8 +99,8 @@ def run_app() -> None:
         _check_place()
         app()
     except EfftrainError as error:
-        # Of several processes that stop for the same reason, the first one says so.
-        if os.environ.get("RANK", "0") == "0" or not isinstance(error, (StoppedError, UsageError, LostProcessError)):
+        # Of several processes the first one speaks; what only another one knows it has said itself.
+        if process_rank() == 0:
             _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.training.launch import speaks
 
 
 class OnDivergence(StrEnum):
@@ -116,7 +116,8 @@ def pretrain(
         from efftrain_cli.run.names import find_run
 
         resume = find_run(resume)
-        check_free(resume)  # before PyTorch is imported, which takes seconds
+        if speaks():
+            check_free(resume)  # before PyTorch is imported, which takes seconds
         if devices is not None and devices > 1:
             _launch(devices)
         from efftrain_cli.pretrain import resume as resume_run
@@ -147,7 +148,7 @@ def pretrain(
     if tensorboard:
         overrides.append("wandb.tensorboard=true")
     loaded = load_recipe(recipe, overrides)
-    if os.environ.get("RANK", "0") == "0" and "EFFTRAIN_PARENT" not in os.environ:  # one of several processes says it
+    if speaks():
         for warning in warnings_of(loaded):
             print(f"warning: {warning}", file=sys.stderr)
     if plan:

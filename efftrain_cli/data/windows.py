@@ -106,7 +106,7 @@ class Windows:
 
     def starts(self, first: int, count: int) -> np.ndarray:
         """Where the windows at stream positions first .. first+count-1 begin among the tokens, int64 (count,)."""
-        number, last = first // _BLOCK, (first + count - 1) // _BLOCK
+        number, last = first // _BLOCK, (first + max(count, 1) - 1) // _BLOCK
         parts = []
         for block in range(number, last + 1):
             places = self._block(block)

@@ -73,6 +73,9 @@ class BatchSizeWarmup(Method):
                 "set one of the two to false",
             )
 
+    def batch_bounds(self, batch_size: int) -> tuple[int, int]:
+        return min(self.start, batch_size), batch_size
+
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
         start = batch_size // 2
         return {"batch_size_warmup": replace(self, start=start, increment=start, sequences=half * batch_size)}

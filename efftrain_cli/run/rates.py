@@ -76,6 +76,8 @@ def _runs() -> Iterator[Rate]:
             row = _last_row(path)
             origin = json.loads((path.parent / "origin.json").read_text(encoding="utf-8"))
             model = _model(path.parent)
+            if origin.get("world_size", 1) != 1:
+                continue  # a rate of several devices
             yield Rate(
                 flops_per_second=float(row["total_flops"]) / float(row["train_seconds"]),
                 n_layer=int(model["n_layer"]),

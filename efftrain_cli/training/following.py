@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.foundation.errors import StoppedError, UsageError
+from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import Stop, stop_on_signals
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -75,6 +76,16 @@ def follow(device: str, ranks: Ranks) -> None:
         StoppedError: the ranks have agreed to stop.
         EfftrainError: any fault a user can act on.
     """
+    try:
+        _follow(device, ranks)
+    except (StoppedError, LostProcessError):
+        raise
+    except EfftrainError as error:  # rank 0 cannot know it, so this rank says it
+        print(f"error: rank {ranks.rank}: {error}", file=sys.stderr)
+        raise
+
+
+def _follow(device: str, ranks: Ranks) -> None:
     with stop_on_signals():
         heard = ranks.hear("start")
         recipe = load_recipe(heard["recipe"])

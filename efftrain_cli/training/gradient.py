@@ -180,7 +180,7 @@ def build_forward_backward(
             """Leaves the gradient of these micro-batches and of the other ranks' in `.grad`, and adds the losses to `losses`."""
             nonlocal agreed
             if lanes is not None:
-                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, lanes)
+                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, lanes_of(ranks, lanes), lanes)
             else:
                 sums = accumulate_here(micro_batches)
             if not agreed:
@@ -228,29 +228,33 @@ def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> list[MicroBatch]:
     return [MicroBatch(number, *part) for number, part in enumerate(parts, first) if part[0].numel()]
 
 
+def lanes_of(ranks: Ranks, lanes: int) -> range:
+    """The lanes that are this rank's."""
+    return range(lanes * ranks.rank // ranks.world_size, lanes * (ranks.rank + 1) // ranks.world_size)
+
+
 def add_lanes(
     accumulate: Callable[[Sequence[MicroBatch]], dict[str, Tensor]],
     micro_batches: Sequence[MicroBatch],
     parameters: Sequence[Tensor],
     plan: StepPlan,
+    here: range,
     lanes: int,
 ) -> dict[str, Tensor]:
-    """Leaves the gradient of these micro-batches in `.grad`, added up in a balanced tree over their lanes, and returns the sums of
-    their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order."""
+    """Leaves the gradient of these micro-batches in `.grad`, added up in a balanced tree over the lanes `here`, and returns the sums
+    of their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order; an empty one is zero."""
     each = plan.accumulation_steps // lanes
-    numbers = sorted({part.number // each for part in micro_batches})
+    nothing = {"ce": parameters[0].new_zeros(())}
     waiting: list[tuple[int, list[Tensor], dict[str, Tensor]]] = []  # (leaves, gradients, losses): trees not yet paired
-    for lane in numbers:
+    for lane in here:
         losses = accumulate([part for part in micro_batches if part.number // each == lane])
-        tree = (1, take_gradients(parameters), losses)
+        tree = (1, take_gradients(parameters), losses or nothing)
         while waiting and waiting[-1][0] == tree[0]:
             leaves, gradients, sums = waiting.pop()
             torch._foreach_add_(gradients, tree[1])
             tree = (2 * leaves, gradients, {name: sums[name] + tree[2][name] for name in sums})
         waiting.append(tree)
-    if len(waiting) != 1:
-        raise ValueError(f"{len(numbers)} lanes on a rank make no balanced tree")
-    _, gradients, losses = waiting[0]
+    ((_, gradients, losses),) = waiting  # a power of two of lanes
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     return losses

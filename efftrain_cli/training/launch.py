@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from efftrain_cli.foundation.errors import LostProcessError, UsageError
+from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
 
 PARENT = "EFFTRAIN_PARENT"
 """Environment variable that names the launching process in those that it started."""
@@ -46,13 +46,15 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             if child.poll() is None:
                 child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    wanted = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in wanted}  # under nohup a hangup stays ignored
     try:
         for rank in range(devices):
             environment = {
                 **os.environ,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(devices),
                 "WORLD_SIZE": str(devices),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
@@ -72,7 +74,10 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             children.append(child)
             if asked:
                 child.send_signal(asked[0])
-        return _wait(children)
+        code = _wait(children)
+        # A signal in the first moments may end a process before it listens.
+        early = asked and all(child.returncode in (0, 75, -asked[0], LostProcessError.exit_code) for child in children)
+        return StoppedError.exit_code if early else code
     finally:
         for child in children:
             if child.poll() is None:
@@ -84,6 +89,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     """Waits for all; the exit code of the cause."""
     ended: dict[int, int] = {}  # rank -> code, in the order of their ends
+    killed: set[int] = set()
     failed_at: float | None = None
     while len(ended) < len(children):
         for rank, child in enumerate(children):
@@ -92,13 +98,17 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
                 ended[rank] = code
                 if code and failed_at is None:
                     failed_at = time.monotonic()
-        if failed_at is not None and time.monotonic() - failed_at > PATIENCE:
-            stuck = [str(rank) for rank in range(len(children)) if rank not in ended]
-            print(f"error: rank {', '.join(stuck)} did not end within {PATIENCE:.0f} s of another and was killed", file=sys.stderr)
-            for child in children:
-                child.kill()
+        # Rank 0 saves after the others have stopped, however long that takes.
+        stuck = {rank for rank in range(1, len(children)) if rank not in ended}
+        if failed_at is not None and stuck - killed and time.monotonic() - failed_at > PATIENCE:
+            names = ", ".join(map(str, sorted(stuck)))
+            print(f"error: rank {names} did not end within {PATIENCE:.0f} s of another and was killed", file=sys.stderr)
+            for rank in stuck:
+                children[rank].kill()
+            killed |= stuck
         time.sleep(0.02)
-    causes = {rank: code for rank, code in ended.items() if code not in (0, LostProcessError.exit_code)}
+    harmless = (0, LostProcessError.exit_code)
+    causes = {rank: code for rank, code in ended.items() if code not in harmless and rank not in killed}
     for rank, code in causes.items():
         if code < 0:
             print(f"error: rank {rank} was ended by {signal.Signals(-code).name}; the others have stopped", file=sys.stderr)
@@ -106,6 +116,18 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
         return max(ended.values())
     code = causes.get(0) or next(iter(causes.values()))
     return 128 - code if code < 0 else code
+
+
+def process_rank() -> int:
+    """This process's rank by its environment; 0 where it was started alone."""
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in os.environ:
+        return int(os.environ.get("SLURM_PROCID", "0"))
+    return int(os.environ.get("RANK", "0") or "0")
+
+
+def speaks() -> bool:
+    """Whether warnings before training are this process's to print: of those that `--devices` started, the launcher has."""
+    return process_rank() == 0 and PARENT not in os.environ
 
 
 def end_with_parent() -> None:

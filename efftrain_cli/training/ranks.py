@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BUCKET = 1 << 24
 """Elements that are added up at once: 64 MiB of fp32 beside the gradients."""
 FOREVER = timedelta(days=7)
-"""How long a rank waits for another that prepares data, compiles or saves. A rank that has died is noticed at once."""
+"""How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at once."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,25 @@ class Ranks:
         """Compares facts (versions, hashes) that must be the same on every rank.
 
         Raises:
-            UsageError: they are not; on rank 0 the message names rank, fact and values.
+            UsageError: they are not; the message names rank, fact and values.
+            LostProcessError: they are not, on the other ranks.
         """
         if self.alone:
             return
-        self.announce(f"facts {self.rank}", facts)
-        first = self.hear("facts 0")
+        said = json.dumps(facts).encode().ljust(_FACTS)
+        mine = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
+        # A collective rather than the store: it notices a rank that has ended.
+        self._carry(lambda dist: dist.all_gather(everyone, mine))
+        first, *others = [json.loads(bytes(buffer.tolist())) for buffer in everyone]
         different = [
             f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
-            for rank in range(1, self.world_size)
-            for theirs in [self.hear(f"facts {rank}")]
+            for rank, theirs in enumerate(others, 1)
             for name in first
             if theirs.get(name) != first[name]
         ]
+        if different and self.rank:
+            raise _lost(self.rank, "it says why")
         if different:
             raise UsageError(
                 "the processes of this run differ, so they would not train one model: "
@@ -158,16 +164,18 @@ class Ranks:
         try:
             work(dist)
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
-            raise _lost(self.rank) from error
+            raise _lost(self.rank, f"see its message, or the system's log ({str(error).splitlines()[0]})") from error
 
 
 ALONE = Ranks()
+_FACTS = 4096
+"""Bytes in which a rank says its facts."""
 
 
-def _lost(rank: int) -> LostProcessError:
-    return LostProcessError(f"rank {rank}: another process of this run has ended; see its message, or the system's log")
+def _lost(rank: int, why: str = "see its message, or the system's log") -> LostProcessError:
+    return LostProcessError(f"rank {rank}: another process of this run has ended; {why}")
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

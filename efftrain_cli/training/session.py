@@ -10,7 +10,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,8 +59,8 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         raise UsageError(f"--device {name}: each of the {ranks.world_size} processes takes its own device\nuse --device cuda or cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not ranks.alone:
-        name = f"cuda:{ranks.local_rank}"
+    if name == "cuda" and not ranks.alone and torch.cuda.is_available():
+        name = f"cuda:{_local_index(ranks)}"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -77,6 +77,22 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         # What is allocated, timed and compiled without naming a device then belongs to this one.
         torch.cuda.set_device(device)
     return device
+
+
+def _local_index(ranks: Ranks) -> int:
+    """Index of this rank's CUDA device. srun may show each process its own device only, which then is the first.
+
+    Raises:
+        UsageError: there are more processes on this machine than devices.
+    """
+    there = torch.cuda.device_count()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))  # set by torchrun and --devices
+    if here > there:
+        raise UsageError(
+            f"{here} processes on this machine, and {there} CUDA device{'s' * (there != 1)}\n"
+            f"use --devices {max(1, there)}, or --device cpu; CUDA_VISIBLE_DEVICES may hide others"
+        )
+    return 0 if there == 1 else ranks.local_rank
 
 
 def prepare_session(recipe: Recipe, device: torch.device) -> Session:
@@ -110,7 +126,8 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
     per token of a second, warm run. Leaves the state as it was."""
     sequences, seq_len = summary.largest_micro_batch
-    forward_backward = build_forward_backward(session.recipe, state.model, session.device, dict(state.method_tensors))
+    alone = replace(session.recipe, parallel=None)  # one micro-batch has no lanes
+    forward_backward = build_forward_backward(alone, state.model, session.device, dict(state.method_tensors))
     micro_batches = 1
     if "steps" in session.recipe.varies:
         # A step that measures needs memory for the gradient of one half while it computes the other's.
@@ -140,6 +157,7 @@ def environment_of(session: Session) -> dict[str, object]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "dtype": compute_dtype(session.recipe.train.dtype, session.device),
+        "devices": session.ranks.world_size,
     }
 
 

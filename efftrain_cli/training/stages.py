@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.errors import LostProcessError
 from efftrain_cli.foundation.signals import Stop, interruptible
 from efftrain_cli.methods.growth_operators import GrowthState, grow, width_asymmetry
 from efftrain_cli.methods.staged_growth import (
@@ -140,7 +141,7 @@ def train_stages(
         )
         try:
             record = replace(record, val_loss_after=measure())
-        except Stop:
+        except (Stop, LostProcessError):
             yield record
             raise
         yield record

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.errors import LostProcessError
 from efftrain_cli.foundation.signals import Stop, interruptible
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
@@ -90,6 +91,8 @@ class StepRecord:
     """0-d fp32, nats per token at full length, all blocks, measured after the step's update."""
     training: Stopwatch | None = None
     evaluation: Stopwatch | None = None
+    devices: int = 1
+    """That shared the step."""
     compile_seconds: float = 0.0
     """Seconds of the step that went into compilation; they are not training time."""
 
@@ -184,13 +187,14 @@ def train(
             plan=plan,
             result=result,
             training=training,
+            devices=ranks.world_size,
             compile_seconds=compile_seconds() - compiled,
         )
         due = plan.evaluate or stage_ended(recipe, state.progress)
         if due or plan.step == until:
             try:
                 val_loss, evaluation = measure()
-            except Stop:
+            except (Stop, LostProcessError):
                 # The step itself is finished: its row is written, its evaluation made up for after a resume.
                 state.progress = state.progress._replace(evaluation_due=due)
                 yield record
@@ -277,12 +281,12 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "loss_ratio": None if best is None else finite_or_none(loss / best),
                 "nonfinite": nonfinite,
                 "seconds": seconds,
-                "cpu_seconds": record.training.cpu_seconds,
+                "cpu_seconds": record.training.cpu_seconds if record.devices == 1 else None,
                 "compile_seconds": record.compile_seconds,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,
                 "flops_without_logits": result.flops_without_logits,
-                "mfu": None if peak is None else result.flops / seconds / peak,
+                "mfu": None if peak is None else result.flops / seconds / (peak * record.devices),
                 **method_columns(recipe, plan, result),
             }
             if loss == loss and not nonfinite:

@@ -118,6 +118,12 @@ def test_ranks_share_the_batch(tmp_path: Path, pieces: int, world_size: int) -> 
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_a_rank_without_a_sequence_gets_none_wherever_the_step_begins(tmp_path: Path) -> None:
+    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
+    step = plan(5, 20, 4096 - 5)._replace(accumulation_steps=8)
+    assert [len(windows.batch(step, rank, 4).tokens) for rank in range(4)] == [2, 2, 1, 0]
+
+
 def test_too_long_sequences_are_a_bug(tmp_path: Path) -> None:
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     with pytest.raises(ValueError, match="3 sequences of 24"):

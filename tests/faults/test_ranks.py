@@ -22,7 +22,7 @@ RECIPE = BASELINE.replace("tokens = 2560", "tokens = 1_000_000").replace("every 
 class Launched:
     """`efftrain pretrain --devices 2` in a folder of its own."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, probe: bool = False) -> None:
         self.folder = folder
         (folder / "text.txt").write_text(made_text())
         (folder / "r.toml").write_text(RECIPE.replace("TEXT", str(folder / "text.txt")))
@@ -33,7 +33,8 @@ class Launched:
             "EFFTRAIN_CACHE": str(folder / "cache"),
             "OMP_NUM_THREADS": "1",
         }
-        self.process = self.start("pretrain", "--recipe", "r.toml", "--name", "r", "--no-probe", "--devices", "2", *args)
+        args = (*args, "--devices", "2") if probe else (*args, "--devices", "2", "--no-probe")
+        self.process = self.start("pretrain", "--recipe", "r.toml", "--name", "r", *args)
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "efftrain_cli", *args]
@@ -85,6 +86,13 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
     resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", str(step + 2), "--devices", "1")
     assert resumed.wait(timeout=120) == 0, resumed.communicate()[1]
     assert run.last_step() == step + 2
+
+
+def test_lanes_train_after_the_probe_too(tmp_path: Path) -> None:
+    run = Launched(tmp_path, "--set", "parallel.lanes=4", "--steps", "3", probe=True)
+    _, errors = run.process.communicate(timeout=120)
+    assert run.process.returncode == 0, errors
+    assert run.last_step() == 3
 
 
 def test_a_killed_rank_ends_the_run_with_its_last_step_saved(tmp_path: Path) -> None:

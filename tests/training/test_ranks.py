@@ -8,7 +8,7 @@ import torch
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.plan.step import MicroBatch, StepPlan
 from efftrain_cli.training.gradient import add_lanes
-from efftrain_cli.training.launch import launch
+from efftrain_cli.training.launch import _wait, launch
 from efftrain_cli.training.ranks import TORCHRUN, _first_host, ranks_wanted
 
 SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_ID")
@@ -85,9 +85,45 @@ def test_lanes_are_added_in_a_balanced_tree() -> None:
         return {"ce": torch.tensor(float(number))}
 
     token = torch.zeros(1, 1, dtype=torch.int64)
-    losses = add_lanes(accumulate, [MicroBatch(i, token, token) for i in range(4)], [parameter], plan, lanes=4)
+    losses = add_lanes(accumulate, [MicroBatch(i, token, token) for i in range(4)], [parameter], plan, range(4), lanes=4)
     one_by_one = torch.tensor(0.0)
     for value in values:
         one_by_one += torch.tensor(value)
     assert parameter.grad.item() == 1 + 2 * small != one_by_one.item()
     assert losses["ce"].item() == 6
+
+
+def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
+    """Five sequences in eight lanes: the last three have none."""
+    plan = StepPlan(1, 0.0, 5, 1, 8, 0, 1, (), False)
+    parameter = torch.zeros((), requires_grad=True)
+
+    def accumulate(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
+        if not micro_batches:
+            return {}
+        parameter.grad = torch.tensor(2.0)
+        return {"ce": torch.tensor(3.0)}
+
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    parts = [MicroBatch(i, token, token) for i in range(5)]
+    assert add_lanes(accumulate, parts, [parameter], plan, range(8), lanes=8)["ce"].item() == 15
+    assert parameter.grad.item() == 10
+    assert add_lanes(accumulate, parts[4:], [parameter], plan, range(4, 8), lanes=8)["ce"].item() == 3
+
+
+def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Child:
+        def __init__(self, code: int | None) -> None:
+            self.code = code
+
+        def poll(self) -> int | None:
+            return self.code
+
+        def kill(self) -> None:
+            self.code = -9
+
+    monkeypatch.setattr("efftrain_cli.training.launch.PATIENCE", 0.0)
+    assert _wait([Child(1), Child(3), Child(None)]) == 3
+    assert _wait([Child(75), Child(75)]) == 75
+    assert _wait([Child(1), Child(-9)]) == 137
+    assert _wait([Child(0), Child(0)]) == 0
