@@ -7,9 +7,11 @@ import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from efftrain_cli.compare.fairness import check
+from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.recipe.recipe import load_recipe
@@ -18,7 +20,7 @@ from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import Judgement, judge
 from efftrain_cli.study.phases import NamedTrial, confirmation, tried_settings, tuning
 from efftrain_cli.sweep.runner import Crew
-from efftrain_cli.sweep.trials import Choice, Trial, choose
+from efftrain_cli.sweep.trials import Choice, Trial, choose, state_of
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,29 @@ class Tuned:
     warnings: tuple[str, ...]
 
 
-def conduct(file: StudyFile, crew: Crew, tell: Callable[[Judgement], None] = lambda judgement: None) -> Judgement:
+def conduct(
+    file: StudyFile, crew: Crew, tell: Callable[[Judgement], None] = lambda judgement: None, allow: bool = False
+) -> Judgement:
     """Trains what the study still needs, and judges it at every look.
 
     Args:
         tell: is given the judgement of every look that is taken.
+        allow: go on, labelled and without a verdict, where the runs are not comparable.
 
     Raises:
-        EfftrainError: as `Crew.train`.
+        EfftrainError: as `Crew.train` and `judge_runs`.
     """
     trials = tuning(file)
     if trials:
         crew.train([trial for _, trial in trials], "tuning")
         write_receipts(file)
     chosen = {tuned.arm: tuned.settings for tuned in choices(file)}
-    judgement = judge(file, read_runs(file, chosen))
+    judgement = judge_runs(file, chosen, allow)
     while not judgement.complete:
         seeds = file.seeds[: file.looks[judgement.look]]
         title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
         crew.train([trial for _, trial in confirmation(file, chosen, seeds)], title)
-        judgement = judge(file, read_runs(file, chosen))
+        judgement = judge_runs(file, chosen, allow)
         write_receipts(file, chosen)
         write_looks(file, judgement)
         tell(judgement)
@@ -119,12 +124,50 @@ def read_if_there(trial: Trial) -> RunNumbers | None:
 
 
 def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]]) -> dict[str, dict[int, RunNumbers]]:
-    """arm -> seed -> run, of the confirmation runs that exist."""
+    """arm -> seed -> run, of the confirmation runs that exist.
+
+    Raises:
+        UsageError: a run has another recipe or seed than the study asks for.
+    """
     found: dict[str, dict[int, RunNumbers]] = {arm.name: {} for arm in file.study.arms}
+    if not tuning_done(file):
+        return found  # nobody knows yet with which settings they have to be trained
     for arm, trial in confirmation(file, chosen):
+        # A name alone says nothing of what was trained under it.
+        state_of(trial)
         run = read_if_there(trial)
         if run is not None:
             found[arm][trial.seed] = run
+    return found
+
+
+def judge_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], allow: bool) -> Judgement:
+    """Judges the confirmation runs that exist, where `compare` would compare them.
+
+    Args:
+        allow: withhold every verdict instead of refusing, where validation sets or tokenizers differ.
+
+    Raises:
+        UsageError: a run is not the study's, or the runs are not comparable and `allow` is False.
+    """
+    runs = read_runs(file, chosen)
+    labels = check(_groups(runs, file.seeds), allow)
+    unfair = any(label.severity == "allowed" for label in labels)
+    judgement = judge(file, runs, "not judged: these losses are not comparable" if unfair else "")
+    if judgement.look:
+        # Only what has been judged is worth a reader's attention; but no run of the study may be incomparable.
+        judged = check(_groups(runs, file.seeds[: judgement.looks[judgement.look - 1]]), allow=True)
+        labels = [*(label for label in labels if label.severity == "allowed"), *(label for label in judged if label.severity != "allowed")]
+    return replace(judgement, labels=(*labels, *judgement.labels))
+
+
+def _groups(runs: Mapping[str, Mapping[int, RunNumbers]], seeds: Sequence[int]) -> list[Group]:
+    """The arms' ended runs with these seeds."""
+    found = []
+    for arm, side in runs.items():
+        ended = tuple(side[seed] for seed in seeds if seed in side and side[seed].status in ("finished", "diverged"))
+        if ended:
+            found.append(Group(arm, ended))
     return found
 
 

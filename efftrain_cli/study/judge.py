@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.fairness import why_seconds_differ
+from efftrain_cli.compare.comparison import PRIMARY, _at_common_evaluations, _other_schedule
+from efftrain_cli.compare.fairness import Label, why_seconds_differ
+from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import match_ratio, needed_for, why_not_matched
+from efftrain_cli.compare.measures import Measure, match_ratio, needed_for, why_not_matched
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sequential import nominal_levels, sequential_p
 from efftrain_cli.study.file import Primary, StudyFile
@@ -58,6 +60,8 @@ class Judgement:
     verdicts: tuple[Verdict, ...]
     pending: tuple[str, ...]
     """Runs that the next look waits for."""
+    labels: tuple[Label, ...] = ()
+    """What a reader of the runs must know; "allowed" makes the study exploratory."""
 
     @property
     def decided(self) -> bool:
@@ -70,12 +74,14 @@ class Judgement:
         return self.decided or self.look == len(self.looks)
 
 
-def judge(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]]) -> Judgement:
+def judge(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]], withheld: str = "") -> Judgement:
     """Judges a study.
 
     Args:
         runs: arm -> seed -> run, of those runs that exist.
+        withheld: why nothing may be judged at all; empty where it may.
     """
+    runs, notes = _evaluated_alike(runs)
     ended = {
         arm.name: {seed for seed, run in runs.get(arm.name, {}).items() if run.status in ("finished", "diverged")}
         for arm in file.study.arms
@@ -89,22 +95,36 @@ def judge(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]]) -> Judg
             f"{arm.name} seed {seed}" for seed in wanted for arm in file.study.arms if seed not in ended[arm.name]
         )
         if missing:
-            return Judgement(taken, looks, levels, verdicts, missing)
+            return Judgement(taken, looks, levels, verdicts, missing, notes)
         taken = number
-        verdicts = _verdicts(file, runs, taken)
-        judgement = Judgement(taken, looks, levels, verdicts, ())
+        verdicts = _verdicts(file, runs, taken, withheld)
+        judgement = Judgement(taken, looks, levels, verdicts, (), notes)
         if judgement.decided:
             return judgement
     return judgement
 
 
-def _verdicts(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]], taken: int) -> tuple[Verdict, ...]:
+def _evaluated_alike(
+    runs: Mapping[str, Mapping[int, RunNumbers]],
+) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Label, ...]]:
+    """The runs, the finished ones reduced to the evaluations that all of them made, as `compare` reduces them."""
+    finished = [(arm, seed) for arm, side in runs.items() for seed, run in side.items() if run.status == "finished"]
+    reduced, notes = _at_common_evaluations([runs[arm][seed] for arm, seed in finished])
+    found = {arm: dict(side) for arm, side in runs.items()}
+    for (arm, seed), run in zip(finished, reduced, strict=True):
+        found[arm][seed] = run
+    return found, tuple(notes)
+
+
+def _verdicts(
+    file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]], taken: int, withheld: str
+) -> tuple[Verdict, ...]:
     base = file.study.baseline
     found = []
     for primary in file.study.primary:
         for arm in file.study.arms:
             if arm.name != base:
-                found.append(_verdict(file, primary, arm.name, runs[base], runs[arm.name], taken))
+                found.append(_verdict(file, primary, arm.name, runs[base], runs[arm.name], taken, withheld))
     adjusted = inference.holm([verdict.p for verdict in found])
     alpha = file.study.alpha
     decided = []
@@ -121,20 +141,24 @@ def _verdict(
     baseline: Mapping[int, RunNumbers],
     method: Mapping[int, RunNumbers],
     taken: int,
+    withheld: str,
 ) -> Verdict:
     alpha, looks = file.study.alpha, file.looks
     seeds = file.seeds[: looks[taken - 1]]
     comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
-    if primary.measure == "seconds_to_target" and (
-        reason := why_seconds_differ([side[seed] for side in (baseline, method) for seed in seeds])
-    ):
+    sides = [tuple(side[seed] for seed in seeds) for side in (baseline, method)]
+    why = withheld
+    if not why and primary.measure == "seconds_to_target" and (reason := why_seconds_differ([*sides[0], *sides[1]])):
         why = f"seconds are not judged: {reason}"
-        return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
-    if primary.measure != "final_loss" and primary.target is None:
+    if not why and primary.target is None:
+        # A cost to a given loss holds wherever its run's schedule stands; final losses, and costs to match them, do not.
+        groups = Group(file.study.baseline, sides[0]), Group(arm, sides[1])
         axis = primary.measure.removesuffix("_to_target")
-        if reason := why_not_matched([side[seed] for side in (baseline, method) for seed in seeds], axis):
-            why = f"not judged: {reason}"
-            return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
+        reason = why_not_matched([*sides[0], *sides[1]], axis) if primary.measure != "final_loss" else ""
+        reason = reason or _other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})
+        why = reason and f"not judged: {reason}"
+    if why:
+        return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
     scores = [score(primary, baseline[seed], method[seed]) for seed in seeds]
     if not all(map(math.isfinite, scores)):
         return _ranked(file, primary, arm, baseline, method, taken)

@@ -21,12 +21,12 @@ from efftrain_cli.study.conduct import (
     all_trials,
     choices,
     conduct,
+    judge_runs,
     read_if_there,
-    read_runs,
     tuning_done,
 )
 from efftrain_cli.study.file import StudyFile, read_study
-from efftrain_cli.study.judge import Judgement, judge
+from efftrain_cli.study.judge import Judgement
 from efftrain_cli.study.phases import tuning
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
@@ -95,7 +95,7 @@ def print_status(file: StudyFile, as_json: bool) -> None:
     left = left_of(phases)
     registration = check_registered(file, allow=True) if (study_folder(file.name) / "plan.json").exists() else None
     tuned = choices(file) if tuning_done(file) else []
-    judgement = judge(file, read_runs(file, chosen))
+    judgement = judge_runs(file, chosen, allow=True)
     if as_json:
         print(json.dumps(verdict_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
         return
@@ -121,7 +121,7 @@ def run_study(
     if take_over is not None:
         taken = crew.claims.take_over(take_over)
         say(f"{len(taken)} runs of {take_over} taken over" + (f": {', '.join(taken)}" if taken else ""))
-    judgement = conduct(file, crew, tell=lambda judgement: say(_look_line(judgement)))
+    judgement = conduct(file, crew, tell=lambda judgement: say(_look_line(judgement)), allow=allow)
     _show(file, judgement, registration, as_json, plot)
 
 
@@ -154,11 +154,11 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[
     """The study's verdicts from the runs there are, without training any.
 
     Raises:
-        UsageError: the study was never registered, or was changed since.
+        UsageError: the study was never registered, or was changed since; or its runs are not the study's, or not comparable.
     """
     registration = check_registered(file, allow)
     tuned = choices(file) if tuning_done(file) else []
-    judgement = judge(file, read_runs(file, {each.arm: each.settings for each in tuned}))
+    judgement = judge_runs(file, {each.arm: each.settings for each in tuned}, allow)
     return judgement, registration, tuned
 
 

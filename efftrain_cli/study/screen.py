@@ -132,8 +132,8 @@ def _varied(arm: Tuned) -> int:
 def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registration, tuned: Sequence[Tuned]) -> list[str]:
     """The answer, then how it was reached."""
     lines = []
-    if registration.exploratory:
-        lines += ["EXPLORATORY: no verdict below is a confirmation, because", *(f"  - {r}" for r in registration.exploratory), ""]
+    if reasons := why_exploratory(judgement, registration):
+        lines += ["EXPLORATORY: no verdict below is a confirmation, because", *(f"  - {reason}" for reason in reasons), ""]
     if not judgement.look:
         done = f"No verdict yet: the first look is at {judgement.looks[0]} seeds"
         return [*lines, f"{done}, and {len(judgement.pending)} runs are still to end, such as {judgement.pending[0]}."]
@@ -165,7 +165,15 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines.append(f"looks: {looks_line(file, judgement.levels)}")
     lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
     lines += [f"warning: {warning}" for arm in tuned for warning in arm.warnings]
+    for severity in ("warning", "note"):
+        lines += [f"{severity}: {label.text}" for label in judgement.labels if label.severity == severity]
     return lines
+
+
+def why_exploratory(judgement: Judgement, registration: Registration | None) -> list[str]:
+    """Why no verdict is a confirmation; empty where they are."""
+    reasons = list(registration.exploratory) if registration else []
+    return [*reasons, *(label.text for label in judgement.labels if label.severity == "allowed")]
 
 
 def sentence(file: StudyFile, verdict: Verdict) -> str:
@@ -233,7 +241,8 @@ def as_json(
         "question": file.study.question,
         "sha256": file.sha256,
         "registered": registration.registered if registration else None,
-        "exploratory": list(registration.exploratory) if registration else [],
+        "exploratory": why_exploratory(judgement, registration),
+        "labels": [{"severity": label.severity, "text": label.text} for label in judgement.labels],
         "baseline": file.study.baseline,
         "alpha": file.study.alpha,
         "looks": list(judgement.looks),

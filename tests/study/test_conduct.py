@@ -14,12 +14,14 @@ from efftrain_cli.foundation.errors import DataError, StoppedError, UsageError
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.file import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.budget import left_of, phases_of
 from efftrain_cli.study.conduct import all_trials, choices, conduct
 from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.main import judged
 from efftrain_cli.study.registration import check_registered, register, study_folder
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
+from efftrain_cli.study.screen import verdict_lines
 from efftrain_cli.sweep.runner import Crew
 from tests.study.conftest import STUDY
 from tests.sweep.crew import Pretrain, quiet, write_trial
@@ -76,6 +78,53 @@ def test_receipts_and_looks(file: StudyFile) -> None:
     assert judged_row["settings"] == "seq_len_warmup.start=16 optim.lr=0.001" and float(judged_row["final_loss"]) > 3
     (look,) = csv.DictReader((study_folder("study") / "looks.csv").open())
     assert (look["look"], look["seeds"], look["arm"], look["outcome"]) == ("1", "3", "warm", "better")
+
+
+def _change_origin(name: str, **data: object) -> None:
+    path = run_path(name) / "origin.json"
+    origin = json.loads(path.read_text())
+    path.write_text(json.dumps({**origin, "data": {**origin["data"], **data}}))
+
+
+def test_what_compare_refuses_has_no_verdict(file: StudyFile) -> None:
+    register(file, allow=False)
+    conduct(file, crew(file, launcher(file)))
+    _change_origin("study-warm-seed11", valid_hash="e" * 64)
+    with pytest.raises(UsageError, match="the validation text differs") as error:
+        judged(file, False)
+    assert error.value.exit_code == 2
+    refused = CliRunner().invoke(app, ["compare", "--study", "study.toml"])
+    assert refused.exit_code != 0 and "better than" not in refused.stdout
+    judgement, registration, tuned = judged(file, True)
+    assert judgement.verdicts[0].outcome == "undecided" and judgement.verdicts[0].p == 1.0
+    text = "\n".join(verdict_lines(file, judgement, registration, tuned))
+    assert text.startswith("EXPLORATORY") and "the validation text differs" in text
+    assert "warm: undecided in final loss (not judged: these losses are not comparable)." in text
+
+
+def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file: StudyFile) -> None:
+    register(file, allow=False)
+    conduct(file, crew(file, launcher(file)))
+    recipe = run_path("study-warm-seed11") / "recipe.toml"
+    before = recipe.read_text()
+    for old, new, key in (("seed = 11", "seed = 12", "seed"), ("n_embd = 32", "n_embd = 64", "model.n_embd")):
+        assert old in before
+        recipe.write_text(before.replace(old, new))
+        with pytest.raises(UsageError, match=rf"study-warm-seed11' exists with another recipe \({key} differ"):
+            judged(file, False)
+    recipe.write_text(before)
+    judged(file, False)
+
+
+def test_marks_of_runs_stand_beside_the_verdict(file: StudyFile) -> None:
+    register(file, allow=False)
+    conduct(file, crew(file, launcher(file)))
+    events = run_path("study-warm-seed11") / "events.jsonl"
+    with events.open("a") as out:
+        out.write(json.dumps({"event": "override", "differences": [["threads", 1, 2]]}) + "\n")
+    judgement, registration, tuned = judged(file, False)
+    text = "\n".join(verdict_lines(file, judgement, registration, tuned))
+    assert "warning: study-warm-seed11: continued although what decides it had changed (threads)" in text
 
 
 def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> None:

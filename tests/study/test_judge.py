@@ -19,9 +19,15 @@ class FakeRun:
     loss: float
     status: str = "finished"
     evaluated: dict[str, np.ndarray] = field(default_factory=dict)
+    recipe: dict[str, object] = field(default_factory=lambda: {"optim.schedule": "constant"})
 
     def __post_init__(self) -> None:
-        self.evaluated = {"val_loss": np.array([7.0, self.loss])}
+        self.evaluated = self.evaluated or {
+            "step": np.array([0, 100]),
+            "tokens": np.array([0, 1000]),
+            "schedule_tokens": np.array([0, 1000]),
+            "val_loss": np.array([7.0, self.loss]),
+        }
 
 
 def study(
@@ -142,7 +148,8 @@ class Curve(FakeRun):
     def __init__(self, speed: float, status: str = "finished") -> None:
         tokens = np.linspace(0, 100_000, 11)
         super().__init__(0.0, status)
-        self.evaluated = {"tokens": tokens, "val_loss": 7 - speed * np.log1p(tokens / 1000)}
+        loss = 7 - speed * np.log1p(tokens / 1000)
+        self.evaluated = {"step": tokens / 1000, "tokens": tokens, "schedule_tokens": tokens.copy(), "val_loss": loss}
         self.name = f"run at {speed}"
         self.origin = {"device": "cpu"}
         self.recipe = {"train.tokens": 100_000}
@@ -210,6 +217,43 @@ def test_seconds_of_different_machines_are_not_judged() -> None:
     there["method"][3].origin = {"device": "gpu"}
     (verdict,) = judge(asked, there).verdicts
     assert verdict.outcome == "undecided" and verdict.note == "seconds are not judged: different device"
+
+
+def test_other_places_of_the_schedule_are_not_judged() -> None:
+    there = runs(base=BASE, method=shifted(-0.05))
+    for arm, end in (("base", 1000), ("method", 2000)):  # 1000 tokens each: the method's decay is half way
+        for run in there[arm].values():
+            run.recipe = {"optim.schedule": "cosine", "optim.decay_tokens": end}
+    (verdict,) = judge(study(), there).verdicts
+    assert (verdict.outcome, verdict.p) == ("undecided", 1.0)
+    assert verdict.note == "not judged: base is at 100 % of its decay, method at 50 %"
+    for run in there["method"].values():
+        run.recipe = {"optim.schedule": "cosine", "optim.decay_tokens": 1000}
+    assert judge(study(), there).verdicts[0].outcome == "better"
+
+
+def test_what_is_not_comparable_is_not_judged() -> None:
+    (verdict,) = judge(study(), runs(base=BASE, method=shifted(-0.05)), "not comparable").verdicts
+    assert (verdict.outcome, verdict.p, verdict.note) == ("undecided", 1.0, "not comparable")
+
+
+def test_only_common_evaluations_count() -> None:
+    """A curve that is evaluated ten times as often is read at the other's evaluations."""
+
+    def side(points: int, every: int, factor: float) -> dict[int, FakeRun]:
+        made = {}
+        for i, speed in enumerate(SPEEDS):
+            tokens = np.linspace(0, 100_000, points)
+            loss = 7 - (speed * factor + 0.001 * i) * np.log1p(tokens / 1000)
+            evaluated = {"step": tokens / 1000, "tokens": tokens, "val_loss": loss}
+            made[i] = FakeRun(0.0, evaluated=evaluated, recipe={"optim.schedule": "constant", "eval.every": every})
+        return made
+
+    asked = cost_study(target=4.0)
+    alike = judge(asked, {"base": side(11, 10, 1.0), "method": side(11, 10, 1.1)})
+    found = judge(asked, {"base": side(11, 10, 1.0), "method": side(101, 1, 1.1)})
+    assert alike.labels == () and "only the 11 evaluations after the same steps" in found.labels[0].text
+    assert found.verdicts[0].estimate.mean == pytest.approx(alike.verdicts[0].estimate.mean, rel=1e-9)
 
 
 @pytest.mark.slow
