@@ -211,10 +211,12 @@ def compare(
             if measure.tested != "match":
                 cells[measure.key, group.label] = _cell([values[measure.key] for values in per_run])
     withheld = ""
-    if any(label.severity == "allowed" for label in labels):
-        withheld = "not judged: these losses are not comparable"
-    elif named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1:
+    if named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1:
         withheld = "settings of one recipe: name one with --baseline to test the others against it"
+    elif waits := _best_waits_for(every, trials, named if named is not None and baseline != named.recipe_name else None):
+        withheld = f"pending: the best setting waits for {waits}"
+    incomparable = any(label.severity == "allowed" for label in labels)
+    losses_withheld = "not judged: these losses are not comparable" if incomparable else withheld
     return Comparison(
         groups=tuple(groups),
         baseline=base,
@@ -229,8 +231,8 @@ def compare(
         points=points,
         measures=tuple(rows),
         cells=cells,
-        differences=tuple(_differences(groups, base, rows, cells, points, target_loss, margin, withheld)),
-        zero_shot=tuple(compare_zero_shot(groups, base, allow)),
+        differences=tuple(_differences(groups, base, rows, cells, points, target_loss, margin, losses_withheld)),
+        zero_shot=tuple(compare_zero_shot(groups, base, allow, withheld)),
         costs=costs,
     )
 
@@ -299,12 +301,22 @@ def _trial_notes(every: Sequence[Group], groups: Sequence[Group], trials: Sequen
     return notes
 
 
+def _best_waits_for(every: Sequence[Group], trials: Sequence[Trial], given: Group | None) -> str:
+    """Runs that have not finished, of recipes in several settings: which one is the best is not known yet. `given` is the setting that
+    was asked for by its own name, whose recipe's other settings do not matter."""
+    chosen_from = {trial.recipe_name for trial in trials} - ({given.recipe_name} if given is not None else set())
+    return _named_briefly([run.name for group in every if group.recipe_name in chosen_from for run in group.runs if run.pending])
+
+
+def _named_briefly(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
 def _pending_notes(groups: Sequence[Group]) -> list[Label]:
     waiting = [run.name for group in groups for run in group.runs if run.pending]
     if not waiting or len(groups) < 2:
         return []
-    names = ", ".join(waiting[:4]) + (f" and {len(waiting) - 4} more" if len(waiting) > 4 else "")
-    return [Label("warning", f"the verdict waits for runs that have not finished: {names}")]
+    return [Label("warning", f"the verdict waits for runs that have not finished: {_named_briefly(waiting)}")]
 
 
 def _cell(values: Sequence[float | str]) -> Cell:

@@ -64,6 +64,10 @@ def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
     ):
         if len(_values(runs, read)) > 1:
             return f"different {title}"
+    # The origin is that of the first start alone; the marks say where a later one differed.
+    moved = [f"{run.name} {mark}" for run in runs for mark in run.marks if mark.startswith(("ran on ", "ran with "))]
+    if moved:
+        return moved[0]
     if any(len(run.speeds) < 2 for run in runs):
         return "the machine's speed was not measured before and after every run"
     rates = [rate for run in runs for rate in run.speeds]

@@ -24,7 +24,7 @@ def _sentence(comparison: Comparison, group: Group) -> str:
         shown = f" ({_gap(estimate)})" if not math.isnan(estimate.mean) else ""
         return f"{b} against {a}: {_words(reason)}{shown}."
     if difference.exact is not None:
-        return f"{b} {_claim(difference, a)}: {_ranks(difference.exact, comparison, group)}."
+        return f"{b} {_claim(difference, a)}: {_ranks(difference.exact, difference.p_holm, comparison, group)}."
     how = f"{_gap(estimate)}, {p_words(difference.p_holm)}, {runs_words(estimate)}"
     if difference.verdict in ("better", "worse"):
         return f"{b} is {difference.verdict} than {a}: {how}.{_cost(comparison, group)}"
@@ -45,13 +45,13 @@ def _claim(difference: Difference, baseline: str) -> str:
     return f"against {baseline} is undecided"
 
 
-def _ranks(test: ExactTest, comparison: Comparison, group: Group) -> str:
+def _ranks(test: ExactTest, p_holm: float | None, comparison: Comparison, group: Group) -> str:
     counts = [
         f"{sum(run.failed for run in each.runs)} of {len(each.runs)} runs of {comparison.letter(each)} failed"
         for each in (comparison.baseline, group)
     ]
     return (
-        f"{', '.join(counts)}; ahead in {100 * test.wins:.0f} % of the pairs of runs ({test.method}, {p_words(test.p)}, "
+        f"{', '.join(counts)}; ahead in {100 * test.wins:.0f} % of the pairs of runs ({test.method}, {p_words(p_holm)}, "
         f"at best {p_text(test.smallest_p)} with so many)"
     )
 

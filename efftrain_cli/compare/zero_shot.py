@@ -1,8 +1,8 @@
 """Zero-shot scores side by side, paired per item where the items' scores were kept.
 
 Only results of the same task, protocol and limit stand in one row, and only checkpoints of equal tokens are judged. Over
-seeds the scores are compared by t as losses are, corrected by Holm over everything that is tested; two single checkpoints are
-compared item by item: an item both get right or both get wrong says nothing about their difference.
+seeds the scores are compared by t as losses are; two single checkpoints are compared item by item: an item both get right or both
+get wrong says nothing about their difference. Either way Holm's correction goes over everything that is tested so.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ class ZeroShotDifference:
     over_items: Estimate | None
     """Mean difference per item of two single checkpoints; None where there are several seeds or items were not kept."""
     mcnemar_p: float | None
-    """Exact p-value of the paired right and wrong answers; only for one pair of checkpoints and scores of 0 and 1."""
+    """Exact p-value of the paired right and wrong answers, uncorrected; only for one pair of checkpoints and scores of 0 and 1."""
     over_seeds: Estimate
     """Difference of the mean scores over seeds."""
     p_holm: float | None
     """Of `over_seeds`, adjusted over all tasks, metrics and recipes."""
     verdict: str
+    label_of_tokens: str = ""
+    """Where --allow has checkpoints of different or unknown tokens judged: what the verdict says of it."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ class ZeroShotRow:
     differences: tuple[ZeroShotDifference, ...]
 
 
-def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False) -> list[ZeroShotRow]:
+def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False, withheld: str = "") -> list[ZeroShotRow]:
     """A row for every task, protocol, limit and metric that any run has.
 
     Args:
-        allow: judge checkpoints of different tokens anyway.
+        allow: judge checkpoints of different or unknown tokens anyway, labelled.
+        withheld: why nothing is judged; "" where it is.
     """
     keys = dict.fromkeys(
         (*result.key, metric)
@@ -81,7 +84,7 @@ def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False)
                     for label, results in found.items()
                 },
                 tuple(
-                    _difference(metric, base, found[base.label], group, found[group.label], allow) for group in others
+                    _difference(metric, base, found[base.label], group, found[group.label], allow, withheld) for group in others
                 ),
             )
         )
@@ -89,20 +92,34 @@ def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False)
 
 
 def _corrected(rows: Sequence[ZeroShotRow]) -> list[ZeroShotRow]:
-    """The rows with Holm's correction over all that was tested over seeds, and the verdicts that follow."""
-    tested = [(i, j) for i, row in enumerate(rows) for j, d in enumerate(row.differences) if d.over_seeds.p is not None]
-    adjusted = inference.holm([rows[i].differences[j].over_seeds.p or 0.0 for i, j in tested])
-    p = dict(zip(tested, adjusted, strict=True))
-    return [
-        replace(
-            row,
-            differences=tuple(
-                replace(d, p_holm=p[i, j], verdict=_verdict(row.metric, d.over_seeds, p[i, j])) if (i, j) in p else d
-                for j, d in enumerate(row.differences)
-            ),
-        )
-        for i, row in enumerate(rows)
-    ]
+    """The rows with Holm's correction over all that was tested over seeds, another over all that was tested by items, and the
+    verdicts that follow."""
+    judged = [(i, j, d) for i, row in enumerate(rows) for j, d in enumerate(row.differences) if not d.verdict]
+    by_seeds = [(i, j, d.over_seeds.p) for i, j, d in judged if d.over_seeds.p is not None]
+    by_items = [(i, j, p) for i, j, d in judged if d.over_seeds.p is None and (p := _items_p(d)) is not None]
+    adjusted: list[dict[tuple[int, int], float]] = []
+    for family in (by_seeds, by_items):
+        ps = inference.holm([p for *_, p in family])
+        adjusted.append({(i, j): p for (i, j, _), p in zip(family, ps, strict=True)})
+    seeds, items = adjusted
+    found = []
+    for i, row in enumerate(rows):
+        differences = []
+        for j, d in enumerate(row.differences):
+            if (i, j) in seeds:
+                p = seeds[i, j]
+                d = replace(d, p_holm=p, verdict=_verdict(row.metric, d.over_seeds, p) + d.label_of_tokens)
+            elif not d.verdict:
+                d = replace(d, verdict=_without_seeds(d.over_seeds, items.get((i, j))) + d.label_of_tokens)
+            differences.append(d)
+        found.append(replace(row, differences=tuple(differences)))
+    return found
+
+
+def _items_p(difference: ZeroShotDifference) -> float | None:
+    if difference.mcnemar_p is not None:
+        return difference.mcnemar_p
+    return difference.over_items.p if difference.over_items else None
 
 
 def _result(run: RunNumbers, key: tuple[str, str, str], metric: str) -> ZeroShot | None:
@@ -120,18 +137,21 @@ def _difference(
     group: Group,
     after: Sequence[ZeroShot | None],
     allow: bool,
+    withheld: str,
 ) -> ZeroShotDifference:
+    """A difference whose verdict is still to come ("") where it may be judged."""
     a = {seed: result for seed, result in zip(base.seeds, before, strict=True) if result is not None}
     b = {seed: result for seed, result in zip(group.seeds, after, strict=True) if result is not None}
     scores = [{seed: result.metrics[metric] for seed, result in side.items()} for side in (a, b)]
     over_seeds = inference.difference_of_means(scores[0], scores[1])
-    tokens = [result.tokens for result in (*a.values(), *b.values()) if result.tokens is not None]
-    if tokens and max(tokens) > (1 + SAME_TOKENS) * min(tokens) and not allow:
-        spread = f"{human(min(tokens))} to {human(max(tokens))}"
-        reason = f"not judged: checkpoints after different tokens ({spread})"
-        return ZeroShotDifference(group.label, None, None, Estimate(over_seeds.mean, reason=reason), None, reason)
     if not a or not b:
         return ZeroShotDifference(group.label, None, None, over_seeds, None, "missing: no claim")
+    tokens = _tokens(*a.values(), *b.values())
+    reason = withheld or _why_missing([*zip(base.runs, before, strict=True), *zip(group.runs, after, strict=True)])
+    if not reason and tokens and not allow:
+        reason = f"not judged: {tokens}"
+    if reason:
+        return ZeroShotDifference(group.label, None, None, Estimate(over_seeds.mean, reason=reason), None, reason)
     over_items, p = None, None
     if len(a) == len(b) == 1 and a.keys() == b.keys():
         ((_, first),), ((_, second),) = a.items(), b.items()
@@ -141,7 +161,27 @@ def _difference(
             over_items = inference.over_items(means)
             if set(means) <= {-1.0, 0.0, 1.0}:
                 p = inference.mcnemar(means.count(-1.0), means.count(1.0))
-    return ZeroShotDifference(group.label, over_items, p, over_seeds, None, _without_seeds(over_seeds, over_items, p))
+    return ZeroShotDifference(group.label, over_items, p, over_seeds, None, "", f" (but {tokens})" if tokens else "")
+
+
+def _tokens(*results: ZeroShot) -> str:
+    """What keeps the checkpoints from being compared; "" where their tokens are equal."""
+    tokens = [result.tokens for result in results if result.tokens is not None]
+    if len(tokens) < len(results):
+        return "the tokens of a checkpoint are unknown"
+    if max(tokens) > (1 + SAME_TOKENS) * min(tokens):
+        return f"checkpoints after different tokens ({human(min(tokens))} to {human(max(tokens))})"
+    return ""
+
+
+def _why_missing(results: Sequence[tuple[RunNumbers, ZeroShot | None]]) -> str:
+    """Why the scores that are there do not speak for their recipes: the others' runs failed, or are still to finish."""
+    missing = [run for run, result in results if result is None]
+    if failed := sum(run.failed for run in missing):
+        return f"not judged: {failed} failed {'runs have' if failed > 1 else 'run has'} no score"
+    if pending := sum(run.pending for run in missing):
+        return f"pending: {pending} unfinished {'runs have' if pending > 1 else 'run has'} no score"
+    return ""
 
 
 def _item_differences(first: ZeroShot, second: ZeroShot, metric: str) -> dict[str, float]:
@@ -149,9 +189,8 @@ def _item_differences(first: ZeroShot, second: ZeroShot, metric: str) -> dict[st
     return {item: b[item] - a[item] for item in a if item in b}
 
 
-def _without_seeds(over_seeds: Estimate, over_items: Estimate | None, mcnemar_p: float | None) -> str:
-    """The verdict where seeds carry no test."""
-    p = mcnemar_p if mcnemar_p is not None else (over_items.p if over_items else None)
+def _without_seeds(over_seeds: Estimate, p: float | None) -> str:
+    """The verdict where seeds carry no test, by the items' corrected p-value."""
     if p is None:
         return over_seeds.reason
     differ = "these two checkpoints differ" if p < ALPHA else "these two checkpoints do not differ clearly"

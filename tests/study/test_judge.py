@@ -154,6 +154,7 @@ class Curve(FakeRun):
         self.origin = {"device": "cpu"}
         self.recipe = {"train.tokens": 100_000}
         self.speeds = (1.0, 1.0)
+        self.marks = ()
 
 
 def cost_study(direction: str = "better", measure: str = "tokens_to_target", **more: float) -> StudyFile:
