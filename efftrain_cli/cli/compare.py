@@ -102,13 +102,14 @@ def compare(
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
 
+    verdict = None
+    from efftrain_cli.study.main import labelled, show_json, show_judged
+
     if study is not None:
         if runs or baseline is not None:
             raise UsageError("--study names the runs and the baseline itself; leave out RUN... and --baseline")
-        from efftrain_cli.study.main import show_judged
-
-        # As the study printed it: verdicts first. What a program reads is the comparison, so they go beside it.
-        baseline, runs = show_judged(study, allow, format_ is CompareFormat.table and output is None)
+        # As the study printed it: verdicts first; beside a document or what a program reads they go to standard error.
+        baseline, runs, verdict = show_judged(study, allow, format_ is CompareFormat.table and output is None)
     elif not runs:
         raise UsageError("name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs")
     sound, left_out = read_sound(select_runs(runs))
@@ -125,6 +126,11 @@ def compare(
     if plan or difference:
         show_plan(comparison, difference or [])
         return
-    show_comparison(comparison, format_.value, output, plot=plot, figures=figures, details=details)
+    if verdict is not None and (format_ is not CompareFormat.table or output is not None):
+        comparison = labelled(comparison, verdict)
+    if verdict is not None and format_ is CompareFormat.json:
+        show_json(comparison, verdict, output, plot, figures)
+    else:
+        show_comparison(comparison, format_.value, output, plot=plot, figures=figures, details=details)
     if figures is not None:
         print(f"figures: {figures}", file=sys.stderr)

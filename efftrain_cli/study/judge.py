@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scipy import special
+
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import PRIMARY, _at_common_evaluations, _other_schedule
 from efftrain_cli.compare.fairness import Label, why_seconds_differ
@@ -17,7 +19,7 @@ from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import Measure, match_ratio, needed_for, why_not_matched
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.compare.sequential import nominal_levels, sequential_p
+from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
 from efftrain_cli.study.file import Primary, StudyFile
 
 FAILED = math.inf
@@ -40,7 +42,7 @@ class Verdict:
     outcome: str
     """The direction where it is shown; for "different" what it is: better or worse; else "undecided"."""
     opposite: bool
-    """Undecided, and the interval says the opposite of what was asked: worse, or beyond the margin."""
+    """Undecided, and the interval or the rank test says the opposite of what was asked: worse, or beyond the margin."""
     could_see: float | None
     """Smallest true difference that a study like this one shows with power 0.8; None where the spread says nothing."""
     note: str = ""
@@ -146,15 +148,15 @@ def _verdict(
     alpha, looks = file.study.alpha, file.looks
     seeds = file.seeds[: looks[taken - 1]]
     comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
-    sides = [tuple(side[seed] for seed in seeds) for side in (baseline, method)]
+    both = [tuple(side[seed] for seed in seeds) for side in (baseline, method)]
     why = withheld
-    if not why and primary.measure == "seconds_to_target" and (reason := why_seconds_differ([*sides[0], *sides[1]])):
+    if not why and primary.measure == "seconds_to_target" and (reason := why_seconds_differ([*both[0], *both[1]])):
         why = f"seconds are not judged: {reason}"
     if not why and primary.target is None:
         # A cost to a given loss holds wherever its run's schedule stands; final losses, and costs to match them, do not.
-        groups = Group(file.study.baseline, sides[0]), Group(arm, sides[1])
+        groups = Group(file.study.baseline, both[0]), Group(arm, both[1])
         axis = primary.measure.removesuffix("_to_target")
-        reason = why_not_matched([*sides[0], *sides[1]], axis) if primary.measure != "final_loss" else ""
+        reason = why_not_matched([*both[0], *both[1]], axis) if primary.measure != "final_loss" else ""
         reason = reason or _other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})
         why = reason and f"not judged: {reason}"
     if why:
@@ -168,12 +170,29 @@ def _verdict(
     if estimate.se is None:
         return Verdict(primary, arm, seeds, estimate, 1.0, 1.0, "undecided", False, None, estimate.reason)
     p = _over_looks(primary, estimates, looks)
-    last = nominal_levels(alpha / comparisons, looks, _sides(primary))[taken - 1]
-    seen = inference.detectable(estimate, last, one_sided=_sides(primary) == 1)
-    return Verdict(primary, arm, seeds, estimate, p, p, _outcome(primary, estimate), _opposite(primary, estimate), seen)
+    last = nominal_levels(alpha / comparisons, looks, sides_of(primary))[taken - 1]
+    # Of two one-sided tests that must both pass, each may miss half of what the two together may.
+    power = (1 + inference.POWER) / 2 if primary.direction == "equivalent" else inference.POWER
+    seen = inference.detectable(estimate, last, power, one_sided=sides_of(primary) == 1)
+    outcome, note = _outcome(primary, _clearest(estimates, looks)), ""
+    if p <= alpha and outcome != _outcome(primary, estimate):
+        outcome, p, note = "undecided", 1.0, f"an earlier look said {outcome}, the last one points the other way"
+    return Verdict(primary, arm, seeds, estimate, p, p, outcome, _opposite(primary, estimate), seen, note)
 
 
-def _sides(primary: Primary) -> int:
+def _clearest(estimates: Sequence[Estimate], looks: Sequence[int]) -> Estimate:
+    """The look that decides `sequential_p`: the largest deviate, weighted as its boundary is."""
+
+    def weighted(look: tuple[int, Estimate]) -> float:
+        seeds, estimate = look
+        p = max(estimate.p or 0.0, 1e-300)
+        return float(-special.ndtri(p / 2)) * (seeds / looks[-1]) ** (0.5 - SHAPE)
+
+    return max(((n, each) for n, each in zip(looks, estimates, strict=False) if each.p is not None), key=weighted)[1]
+
+
+def sides_of(primary: Primary) -> int:
+    """2 where the primary is tested two-sided, else 1."""
     return 2 if primary.direction == "different" else 1
 
 
@@ -270,6 +289,7 @@ def _ranked(
     # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated for them.
     p = min(1.0, test.p * len(file.looks))
     wins = test.wins > 0.5
+    opposite = primary.direction != "different" and test.wins < 0.5 and p <= file.study.alpha
     if primary.direction == "different":
         outcome = "better" if wins else "worse"
     elif primary.direction == "better":
@@ -293,4 +313,4 @@ def _ranked(
         parts.append("exact rank-sum test")
     words = "; ".join(parts)
     estimate = Estimate(math.nan, n=len(seeds), reason=words)
-    return Verdict(primary, arm, seeds, estimate, p, p, outcome, not wins and test.outcome == "worse", None, words)
+    return Verdict(primary, arm, seeds, estimate, p, p, outcome, opposite, None, words)

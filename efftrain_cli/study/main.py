@@ -6,11 +6,17 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare import sensitivity
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.fairness import Label
 from efftrain_cli.compare.sensitivity import Curve
+from efftrain_cli.compare.show import show_comparison
 from efftrain_cli.foundation.console import human_count, human_seconds
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_path
@@ -217,8 +223,37 @@ def _show(
     print(f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}")
 
 
-def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str]]:
-    """Prints a study's verdicts for `compare --study`; returns the baseline's run and the runs to compare besides.
+EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is no part of the verdict"
+
+
+def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
+    """A comparison of a study's runs that says in every format that it is no part of the verdict, and what that is."""
+    found = "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]) or "none yet"
+    text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found}"
+    return replace(comparison, labels=(Label("warning", text), *comparison.labels))
+
+
+def show_json(comparison: Comparison, verdict: dict[str, Any], output: Path | None, plot: bool, figures: Path | None) -> None:
+    """As `show_comparison` for programs, with the study's verdict before what is exploratory.
+
+    Raises:
+        UsageError: the output cannot be written.
+    """
+    with redirect_stdout(StringIO()) as shown:
+        show_comparison(comparison, "json", None, plot=plot, figures=figures)
+    values = {"study": verdict, "exploratory": EXPLORATORY} | json.loads(shown.getvalue())
+    text = json.dumps(values, indent=1, allow_nan=False) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror or error}") from None
+
+
+def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str], dict[str, Any]]:
+    """Prints a study's verdicts for `compare --study`; returns the baseline's run, the runs to compare and `verdict_json`.
 
     Raises:
         UsageError: the study was never registered, was changed since, or has no runs to compare.
@@ -234,6 +269,5 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
     first = next((name for arm, name in there if arm == file.study.baseline), None)
     if first is None:
         raise UsageError(f"study {file.name!r} has no run of its baseline {file.study.baseline!r} yet\n  train it: efftrain study {path}")
-    exploratory = "Exploratory: everything below was not fixed beforehand, and is no part of the verdict"
-    print(f"{text}\n\n{exploratory}\n{'-' * len(exploratory)}", file=sys.stdout if on_stdout else sys.stderr, flush=True)
-    return first, [name for _, name in there]
+    print(f"{text}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}", file=sys.stdout if on_stdout else sys.stderr, flush=True)
+    return first, [name for _, name in there], verdict_json(file, judgement, registration, tuned)

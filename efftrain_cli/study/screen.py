@@ -11,7 +11,7 @@ from efftrain_cli.foundation.console import human_bytes, human_count, human_seco
 from efftrain_cli.study.budget import Phase, left_of
 from efftrain_cli.study.conduct import Tuned
 from efftrain_cli.study.file import Primary, StudyFile
-from efftrain_cli.study.judge import Judgement, Verdict
+from efftrain_cli.study.judge import Judgement, Verdict, sides_of
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.sweep.screen import Row, table_lines
 from efftrain_cli.sweep.trials import RULE
@@ -81,21 +81,28 @@ def _margin(primary: Primary) -> str:
     return f"{primary.margin:g} nats" if primary.measure == "final_loss" else f"{100 * (primary.margin or 0):g} %"
 
 
-def looks_line(file: StudyFile, levels: Sequence[float] | None = None) -> str:
+def looks_line(file: StudyFile) -> str:
     """The rule of the looks."""
     from efftrain_cli.compare.sequential import nominal_levels
 
     looks, alpha = file.looks, file.study.alpha
-    comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
+    comparisons = _comparisons(file)
     holm = f"; Holm over {comparisons} comparisons" if comparisons > 1 else ""
     if len(looks) == 1:
         return f"one, at level {alpha:g}{holm}"
-    shown = levels or nominal_levels(alpha, looks, 2)
-    nominal = ", ".join(f"{level:.2g}" for level in shown)
+    # Each direction has its own boundary.
+    words = []
+    for sides in dict.fromkeys(map(sides_of, file.study.primary)):
+        nominal = ", ".join(f"{level:.2g}" for level in nominal_levels(alpha, looks, sides))
+        words.append(f"{'two' if sides == 2 else 'one'}-sided levels {nominal}")
     return (
-        f"{len(looks)}, at nominal two-sided levels {nominal}, which err together in {alpha:.0%} of studies without a "
+        f"{len(looks)}, at nominal {' and '.join(words)}, which err together in {alpha:.0%} of studies without a "
         f"difference (group-sequential t, docs/studies.md){holm}"
     )
+
+
+def _comparisons(file: StudyFile) -> int:
+    return len(file.study.primary) * (len(file.study.arms) - 1)
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -155,14 +162,17 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
     unit = "arm less baseline, nats per token" if any(v.primary.measure == "final_loss" for v in judgement.verdicts) else ""
     ratio = "baseline / arm, above 1 the arm needs less" if any(v.estimate.log for v in judgement.verdicts) else ""
-    lines.append(f"differences: {'; '.join(filter(None, (unit, ratio)))}; p and intervals are adjusted for every look")
+    paid = "p and intervals are adjusted for every look"
+    if _comparisons(file) > 1:
+        paid += f", p for {_comparisons(file)} comparisons too; intervals are not corrected for the number of comparisons"
+    lines.append(f"differences: {'; '.join(filter(None, (unit, ratio, paid)))}")
     taken = f"look {judgement.look} of {len(judgement.looks)}"
     if judgement.complete:
         early = judgement.decided and judgement.look < len(judgement.looks)
         lines.append(f"{taken}: the study has ended" + (", everything is decided" if early else ""))
     else:
         lines.append(f"{taken}; the next is at {judgement.looks[judgement.look]} seeds")
-    lines.append(f"looks: {looks_line(file, judgement.levels)}")
+    lines.append(f"looks: {looks_line(file)}")
     lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
     lines += [f"warning: {warning}" for arm in tuned for warning in arm.warnings]
     for severity in ("warning", "note"):
@@ -172,7 +182,7 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
 
 def why_exploratory(judgement: Judgement, registration: Registration | None) -> list[str]:
     """Why no verdict is a confirmation; empty where they are."""
-    reasons = list(registration.exploratory) if registration else []
+    reasons = list(registration.exploratory) if registration else ["not registered"]
     return [*reasons, *(label.text for label in judgement.labels if label.severity == "allowed")]
 
 
@@ -180,7 +190,8 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
     """One verdict as one sentence."""
     base, primary, arm = file.study.baseline, verdict.primary, verdict.arm
     words = MEASURES[primary.measure]
-    by = _by(verdict.estimate)
+    why = f" ({verdict.note})" if verdict.note else ""
+    by = _by(verdict.estimate) + why
     if verdict.outcome == "better":
         return f"{arm}: better than {base} in {words}{by}."
     if verdict.outcome == "worse":
@@ -190,11 +201,12 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
     if verdict.outcome == "equivalent":
         return f"{arm}: equivalent to {base} in {words}, within {_margin(primary)}{by}."
     if verdict.opposite:
-        word = "beyond the margin" if primary.direction == "equivalent" else "worse"
-        return f"{arm}: {primary.direction} is not shown; the interval says {word} in {words}{by}."
+        ranked = math.isnan(verdict.estimate.mean)
+        word = "beyond the margin" if primary.direction == "equivalent" and not ranked else "worse"
+        test = "rank test" if ranked else "interval"
+        return f"{arm}: {primary.direction} is not shown; the {test} says {word} in {words}{by}."
     seen = "" if verdict.could_see is None else f"; such a study shows {_size(verdict)} in 80 % of cases"
-    why = f" ({verdict.note})" if verdict.note else ""
-    return f"{arm}: undecided in {words}{by}{why}{seen}."
+    return f"{arm}: undecided in {words}{by}{seen}."
 
 
 def _size(verdict: Verdict) -> str:

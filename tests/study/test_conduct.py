@@ -241,6 +241,11 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder: 
     assert register(file, allow=False).exploratory == ()
 
 
+def test_the_status_of_an_unregistered_study_says_so(file: StudyFile) -> None:
+    done = CliRunner().invoke(app, ["study", "study.toml", "--status", "--format", "json"])
+    assert done.exit_code == 0 and json.loads(done.stdout)["exploratory"] == ["not registered"]
+
+
 def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Path, file: StudyFile) -> None:
     register(file, allow=False)
     conduct(file, crew(file, launcher(file)))
@@ -249,6 +254,13 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Pat
     verdicts, rest = done.stdout.split("Exploratory: everything below was not fixed beforehand")
     assert verdicts.startswith("warm: better than plain in final loss: ")
     assert "plain" in rest and "warm" in rest
+    for words in ([], ["-o", "out.json"]):
+        done = CliRunner().invoke(app, ["compare", "--study", "study.toml", "--format", "json", *words])
+        assert done.exit_code == 0, (done.output, done.exception)
+        found = json.loads((folder / "out.json").read_text() if words else done.stdout)
+        assert [verdict["outcome"] for verdict in found["study"]["verdicts"]] == ["better"]
+        assert found["exploratory"].startswith("Exploratory") and found["differences"] and found["study"]["exploratory"] == []
+        assert "study study: warm better in final_loss" in found["labels"][0]["text"]
     for words, message in (
         (["compare", "--study", "study.toml", "small"], "leave out RUN"),
         (["compare"], "or give --study FILE"),

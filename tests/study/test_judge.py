@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import judge
+from efftrain_cli.study.screen import looks_line, sentence
 
 
 @dataclass
@@ -218,6 +219,51 @@ def test_seconds_of_different_machines_are_not_judged() -> None:
     there["method"][3].origin = {"device": "gpu"}
     (verdict,) = judge(asked, there).verdicts
     assert verdict.outcome == "undecided" and verdict.note == "seconds are not judged: different device"
+
+
+def test_looks_that_contradict_each_other_decide_nothing() -> None:
+    planned = study(looks=2, arms=("base", "a", "b"))
+    early = [-0.1, -0.1001, -0.0999]  # a is clearly better at the first look; b lets the study go on
+    a, turned = ([loss + by for loss, by in zip(BASE, [*early, *later], strict=True)] for later in ((-0.1, -0.3), (0.5, 0.5)))
+    verdict = judge(planned, runs(base=BASE, a=a, b=shifted(0.0002))).verdicts[0]
+    assert (verdict.outcome, len(verdict.seeds)) == ("better", 5)
+    verdict = judge(planned, runs(base=BASE, a=turned, b=shifted(0.0002))).verdicts[0]
+    assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx((0.5 * 2 - 0.3) / 5)
+    assert verdict.note == "an earlier look said better, the last one points the other way"
+
+
+def test_rank_verdicts_say_how_they_were_reached() -> None:
+    base, method = [*BASE, 3.51, 3.48], [None, None, None, None, None, None, 3.45]
+    why = "(0 of 7 baseline runs and 6 of this arm's diverged; exact rank-sum test)"
+    file = study(seeds="0..6")
+    (verdict,) = judge(file, runs(base=base, method=method)).verdicts
+    assert sentence(file, verdict) == f"method: worse than base in final loss {why}."
+    file = study("better", seeds="0..6")
+    (verdict,) = judge(file, runs(base=base, method=method)).verdicts
+    assert sentence(file, verdict) == f"method: better is not shown; the rank test says worse in final loss {why}."
+    # 3 looks are paid for: 3 p is above the stricter alpha, p alone is not
+    p = judge(study(seeds="0..6"), runs(base=base, method=method)).verdicts[0].p
+    for looks, opposite in ((1, True), (3, False)):
+        strict = StudyFile(file.path, replace(file.study, alpha=2 * p, looks=looks))
+        assert judge(strict, runs(base=base, method=method)).verdicts[0].opposite == opposite
+
+
+def test_the_margin_that_equivalence_shows_in_80_percent() -> None:
+    (verdict,) = judge(study("equivalent", 0.02), runs(base=BASE, method=shifted(0.001))).verdicts
+    random, se = np.random.default_rng(5), 0.004 * 2.5**0.5
+    drawn = random.normal(0, se, (20_000, 5))
+    half = 2.1318 * drawn.std(1, ddof=1) / 5**0.5  # Student's t at 95 %, 4 degrees of freedom
+    shown = (np.abs(drawn.mean(1)) + half < verdict.could_see).mean()
+    assert shown == pytest.approx(0.8, abs=0.02)
+
+
+def test_levels_are_those_of_the_direction() -> None:
+    two, one = looks_line(study(looks=2)), looks_line(study("better", looks=2))
+    assert "two-sided levels" in two and "one-sided" not in two
+    assert "one-sided levels" in one and "two-sided" not in one
+    # a t test's last level can be no more than alpha, and of two looks it is not far below
+    last = float(one.split("levels ")[1].split(", ")[1])
+    assert 0.035 < last < 0.05
 
 
 def test_other_places_of_the_schedule_are_not_judged() -> None:
