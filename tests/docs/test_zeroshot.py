@@ -31,7 +31,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lambada_openai.jsonl", "wikitext2_test_pages.jsonl", "piqa.jsonl"):
         lines = "".join(f"{item}\n" for item in map(json.dumps, MADE[name]))
         (tmp_path / "sets" / name).write_text(lines)
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    block, *_ = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line.partition("#")[0].strip() for line in block.splitlines()]
     assert len(lines) == 6
     for line in lines:

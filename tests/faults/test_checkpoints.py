@@ -108,7 +108,6 @@ def _kill_at(point: int) -> None:
     """Makes this process kill itself before its `point`th operation on files, and not at all where it does fewer."""
     import pathlib
 
-    import efftrain_cli.run.manifest as manifest
     import efftrain_cli.training.state as state
 
     seen = 0
@@ -133,7 +132,7 @@ def _kill_at(point: int) -> None:
     os.rename = deadly(os.rename)
     os.unlink = deadly(os.unlink)
     os.rmdir = deadly(os.rmdir)
-    state.fsync = manifest.fsync = deadly(manifest.fsync)
+    state.fsync = deadly(state.fsync)
 
 
 def test_two_hundred_flipped_bits(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
