@@ -111,17 +111,24 @@ assert sys.modules.keys().isdisjoint({HEAVY!r})
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("args", ["--help", "recipes list"])
-def test_help_and_recipes_answer_quickly(tmp_path: Path, args: str) -> None:
-    """Under 0.4 s of processor time: what a user waits for on an idle machine, whatever this one is busy with."""
+def processor_seconds(code: str, cwd: Path) -> float:
+    """Of a new process, the least of five: machines are slow for a while."""
     seconds = []
-    while len(seconds) < 8 and (not seconds or min(seconds) >= 0.4):  # a machine may be slow for a while
+    for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = python(f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()", tmp_path)
+        done = python(code, cwd)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0, done.stderr[-2000:]
         seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    assert min(seconds) < 0.4, seconds
+    return min(seconds)
+
+
+@pytest.mark.parametrize("args", ["--help", "recipes list"])
+def test_help_and_recipes_answer_quickly(tmp_path: Path, args: str) -> None:
+    """In less than twice the processor time that the libraries need which draw and check them: 0.3 s on an idle machine."""
+    libraries = processor_seconds("import typer, typer.rich_utils, pydantic.dataclasses", tmp_path)
+    ours = processor_seconds(f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()", tmp_path)
+    assert ours < 2 * libraries, (ours, libraries)
 
 
 def test_recipes_load_and_plan_without_torch_and_numpy(tmp_path: Path) -> None:
