@@ -189,7 +189,7 @@ def compare(
         raise UsageError(f"--target-loss {target_loss}: give a loss in nats per token, for example 3.2")
     if margin is not None and not (math.isfinite(margin) and margin > 0):
         raise UsageError(f"--margin {margin:g}: give a difference above 0 in nats per token, for example 0.01")
-    runs, grid_notes = _at_common_evaluations(runs)
+    runs, grid_notes = at_common_evaluations(runs)
     every = group_runs(runs, allow)
     named = _named(every, baseline) if baseline is not None else None
     groups, trials = (every, []) if every_setting else best_settings(every)
@@ -271,7 +271,7 @@ def _methods(group: Group) -> set[str]:
     return {key.split(".")[0] for key in group.recipe} - shared
 
 
-def _at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
+def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
     """Runs evaluated at different intervals, reduced to the steps that all finished ones evaluated, and each one's last."""
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
@@ -401,7 +401,7 @@ def _one(
     if measure.axis == "seconds":
         reason = why_seconds_differ([*base.runs, *group.runs])
     if not reason and (measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")):
-        reason = _other_schedule(measure, base, group, points)
+        reason = other_schedule(measure, base, group, points)
     if not reason and measure.tested == "match":
         reason = why_not_matched([*base.runs, *group.runs], measure.axis)
     reason = reason and f"not judged: {reason}"
@@ -422,7 +422,7 @@ def _too_few(test: ExactTest, base: Group, group: Group) -> str:
     return ""
 
 
-def _other_schedule(measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]) -> str:
+def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]) -> str:
     """Why the two stand at different places of their learning rates' decay; "" where they do not."""
 
     def position(side: Group) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from scipy import special
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.comparison import PRIMARY, _at_common_evaluations, _other_schedule
+from efftrain_cli.compare.comparison import PRIMARY, at_common_evaluations, other_schedule
 from efftrain_cli.compare.fairness import Label, why_seconds_differ
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
@@ -111,7 +111,7 @@ def _evaluated_alike(
 ) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Label, ...]]:
     """The runs, the finished ones reduced to the evaluations that all of them made, as `compare` reduces them."""
     finished = [(arm, seed) for arm, side in runs.items() for seed, run in side.items() if run.status == "finished"]
-    reduced, notes = _at_common_evaluations([runs[arm][seed] for arm, seed in finished])
+    reduced, notes = at_common_evaluations([runs[arm][seed] for arm, seed in finished])
     found = {arm: dict(side) for arm, side in runs.items()}
     for (arm, seed), run in zip(finished, reduced, strict=True):
         found[arm][seed] = run
@@ -157,7 +157,7 @@ def _verdict(
         groups = Group(file.study.baseline, both[0]), Group(arm, both[1])
         axis = primary.measure.removesuffix("_to_target")
         reason = why_not_matched([*both[0], *both[1]], axis) if primary.measure != "final_loss" else ""
-        reason = reason or _other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})
+        reason = reason or other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})
         why = reason and f"not judged: {reason}"
     if why:
         return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
