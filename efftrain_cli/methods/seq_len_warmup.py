@@ -15,8 +15,11 @@ optimizer step until it is full; the tokens cut off are not trained on.
 With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training that the paper compares
 with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
 
-It attaches to `plan_step`, which asks `seq_len_at` for the step's length and `sequences_per_window_at` for the sequences that one window
-gives. The learning rate warms up by steps and decays by tokens, so that shorter steps do not decay it sooner.
+With batch = "tokens" a step keeps its tokens instead of its sequences: the most whole sequences of seqlen_t tokens within
+batch_size * seqlen_e, so that no step is small and noisy, and what short sequences save is attention.
+
+It attaches to `plan_step`, which asks `seq_len_at` for the step's length, `batch_size_at` for its sequences, and
+`sequences_per_window_at` for those that one window gives. The learning rate warms up by steps and decays by tokens, so that shorter steps do not decay it sooner.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.method import Method
@@ -55,14 +59,30 @@ class SeqLenWarmup(Method):
     """Degree of the root, with pacing = "root"."""
     mode: Literal["truncate", "reshape"] = "truncate"
     """What becomes of the rest of a full-length window: dropped, or cut into further short sequences."""
+    batch: Literal["sequences", "tokens"] = "sequences"
+    """What stays as train.batch_size says while sequences are short: their number, or the tokens of a step. "tokens" cuts
+    windows whole: mode is "reshape" then."""
     lengths: tuple[int, ...] = ()
     """With pacing = "discrete": the length of each phase, in tokens; the last one is the full length."""
     until: tuple[int, ...] = ()
     """With pacing = "discrete": the last step of each phase but the final one."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_cut_windows_whole(cls, given: Any) -> Any:
+        keys = given.kwargs if isinstance(given, ArgsKwargs) else given
+        if isinstance(keys, dict) and keys.get("batch") == "tokens":
+            keys = {"mode": "reshape", **keys}
+        return ArgsKwargs((), keys) if isinstance(given, ArgsKwargs) else keys
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         breaches = []
+        if self.batch == "tokens" and self.mode == "truncate":
+            breaches.append(
+                'batch = "tokens" fills a step with further sequences of the same windows, and mode = "truncate" drops them; '
+                'set mode = "reshape", or batch = "sequences"'
+            )
         if self.pacing == "discrete":
             if not self.lengths:
                 breaches.append('pacing = "discrete" needs lengths, such as [128, 1024], and until, such as [15000]')
@@ -110,6 +130,10 @@ class SeqLenWarmup(Method):
         length -= length % self.multiple
         return min(max(length, self.multiple), full)
 
+    def batch_size_at(self, seq_len: int, full: int, batch_size: int) -> int:
+        """Sequences of a step whose sequences have `seq_len` tokens, where a full step has `batch_size` of `full` tokens."""
+        return batch_size if self.batch == "sequences" else batch_size * full // seq_len
+
     def sequences_per_window_at(self, seq_len: int, full: int) -> int:
         """Sequences of `seq_len` tokens that one window of `full` tokens gives: 1 when truncating, floor(full / seq_len)
         when reshaping. Sequences that a batch does not need, and the remainder, are discarded."""
@@ -144,20 +168,26 @@ class SeqLenWarmup(Method):
             yield first, length
 
     def tokens_through(self, step: int, full: int, batch_size: int) -> int:
-        """Tokens trained by the end of `step`, at `batch_size` sequences per step."""
-        total, first, length = 0, 1, 0
-        for begins, following in self.phases(full):
+        """Tokens trained by the end of `step`, where a full step has `batch_size` sequences."""
+        total, first, tokens = 0, 1, 0
+        for begins, length in self.phases(full):
             if begins > step:
                 break
-            total += (begins - first) * length
-            first, length = begins, following
-        return (total + (step - first + 1) * length) * batch_size
+            total += (begins - first) * tokens
+            first, tokens = begins, length * self.batch_size_at(length, full, batch_size)
+        return total + (step - first + 1) * tokens
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower bound.
         smallest = min(method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values())
         for key, rule in self.misfits(recipe.model.seq_len, smallest, recipe.train.tokens):
             yield f"seq_len_warmup.{key}", rule
+        if self.batch == "tokens" and recipe.simigrad is not None:
+            yield (
+                "seq_len_warmup.batch",
+                '"tokens" cannot be combined with simigrad: both decide the sequences of a step; set it to "sequences", or '
+                "simigrad to false",
+            )
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
         if self.steps is not None:
@@ -208,6 +238,6 @@ class SeqLenWarmup(Method):
         def cost(steps: int) -> int:
             return replace(self, steps=steps).tokens_through(steps, full, batch_size)
 
-        # No length is below min(multiple, full), which bounds the steps that a budget can hold.
+        # No length is below min(multiple, full), and no batch below batch_size, which bounds the steps that a budget can hold.
         most = budget // (batch_size * min(self.multiple, full)) + 1
         return bisect_left(range(1, most + 1), budget + 1, key=cost)

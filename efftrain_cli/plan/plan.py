@@ -40,12 +40,11 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
     train = recipe.train
     n_layer, optim = _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
 
-    seq_len, sequences_per_window = full, 1
+    seq_len, sequences_per_window, batch_size = full, 1, train.batch_size
     if recipe.seq_len_warmup is not None:
         seq_len = recipe.seq_len_warmup.seq_len_at(step, full)
+        batch_size = recipe.seq_len_warmup.batch_size_at(seq_len, full, train.batch_size)
         sequences_per_window = recipe.seq_len_warmup.sequences_per_window_at(seq_len, full)
-
-    batch_size = train.batch_size
     if recipe.batch_size_warmup is not None:
         batch_size = recipe.batch_size_warmup.batch_size_at(progress.sequences, train.batch_size)
     if recipe.simigrad is not None and progress.batch_size:

@@ -110,7 +110,8 @@ def warnings_of(recipe: Recipe) -> list[str]:
             f"optim.decay_steps = {optim.decay_steps:,} lies beyond the budget's {steps:,} steps: "
             "the learning rate never reaches min_lr"
         )
-    early = recipe.varies & {"length", "batch"}
+    slw = recipe.seq_len_warmup
+    early = recipe.varies & {"length", "batch"} and not (slw is not None and slw.batch == "tokens")
     if early and "steps" not in recipe.varies and optim.schedule != "constant" and optim.decay_steps is not None:
         found.append(
             "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "

@@ -67,9 +67,10 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     """(sequences, seq_len) with as many tokens as a full micro-batch, at half the full length: what the graph for every
     length is compiled at first, as the compiler fits its kernels to the first shape that it sees. None where lengths stay."""
     seq_len = recipe.model.seq_len // 2
-    if "length" not in recipe.varies or seq_len < 2:
+    if recipe.seq_len_warmup is None or seq_len < 2:
         return None
-    sequences = min(recipe.train.batch_size, recipe.train.micro_batch_tokens // seq_len)
+    batch_size = recipe.seq_len_warmup.batch_size_at(seq_len, recipe.model.seq_len, recipe.train.batch_size)
+    sequences = min(batch_size, recipe.train.micro_batch_tokens // seq_len)
     return None if sequences < 2 else (sequences, seq_len)
 
 

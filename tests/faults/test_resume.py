@@ -94,6 +94,7 @@ METHODS = {
     "baseline": "",
     "seq_len_warmup": "[seq_len_warmup]\nstart = 8\nsteps = 12\n",
     "seq_len_warmup by cutting": '[seq_len_warmup]\nstart = 8\nsteps = 12\nmode = "reshape"\n',
+    "seq_len_warmup at constant tokens": '[seq_len_warmup]\nstart = 8\nsteps = 9\nbatch = "tokens"\n',
     "two stages of length": '[seq_len_warmup]\npacing = "discrete"\nlengths = [8, 32]\nuntil = [9]\n',
     "batch_size_warmup": "[batch_size_warmup]\nstart = 1\nincrement = 1\nsequences = 40\n",
     "progressive_layer_drop": "[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n",
@@ -233,7 +234,8 @@ def test_verify_resume_cuts_every_method(method: str, tmp_path: Path) -> None:
     cut = cut_recipe(load_recipe(str(path)), 4)
     assert load_recipe(str(write(tmp_path / "cut.toml", dump_recipe(cut)))) == cut
     plans = [plan for plan, _ in islice(plan_run(cut), 8)]
-    assert all(plan.accumulation_steps <= 2 for plan in plans)
+    # Five sequences of 24 tokens stand for four of 32, and only two fit into a micro-batch.
+    assert all(plan.accumulation_steps <= 2 or plan.seq_len == 24 for plan in plans)
     if method not in ("baseline", "simigrad"):
         # What a method decides changes after the stop, or at it.
         assert plans[3][1:] != plans[7][1:]

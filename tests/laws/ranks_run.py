@@ -48,6 +48,7 @@ CASES = {
     "baseline": "",
     "muon": '[optim]\nname = "muon"\nmuon_lr = 0.02',
     "length warmup": "[seq_len_warmup]\nstart = 8\nsteps = 6\nmode = 'reshape'",
+    "length warmup at constant tokens": "[seq_len_warmup]\nstart = 8\nsteps = 6\nbatch = 'tokens'",
     "batch warmup": "[batch_size_warmup]\nstart = 8\nincrement = 4\nsequences = 40",
     "layer dropping": "[progressive_layer_drop]\ntheta = 0.5\nsteps = 4",
     "simigrad": "[simigrad]\ntarget = 0.9\nmin_batch_size = 8\nmax_batch_size = 32\nquantum = 4",

@@ -6,10 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.plan.plan import accumulation_steps, plan_run
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
 
@@ -189,6 +191,55 @@ def test_every_token_of_a_window_is_trained_or_discarded(mode: str) -> None:
         assert plan.batch_size == 10
 
 
+@st.composite
+def recipes_at_constant_tokens(draw: st.DrawFn) -> Recipe:
+    full, batch_size = draw(st.integers(1, 300)), draw(st.integers(1, 40))
+    if draw(st.booleans()):
+        lengths = (*draw(st.lists(st.integers(1, full), min_size=1, max_size=3)), full)
+        until = tuple(5 * (i + 1) for i in range(len(lengths) - 1))
+        warmup = SeqLenWarmup(pacing="discrete", lengths=lengths, until=until, batch="tokens")
+    else:
+        steps, multiple = draw(st.integers(1, 60)), draw(st.sampled_from([1, 3, 8]))
+        pacing = draw(st.sampled_from(["linear", "root"]))
+        warmup = SeqLenWarmup(start=draw(st.integers(1, full)), steps=steps, multiple=multiple, pacing=pacing, batch="tokens")
+    return recipe_of(warmup, full, batch_size, draw(st.integers(70, 90)) * full * batch_size)
+
+
+@given(recipe=recipes_at_constant_tokens(), ranks=st.sampled_from([1, 2, 3]))
+def test_constant_tokens_are_exact(recipe: Recipe, ranks: int) -> None:
+    full, batch_size = recipe.model.seq_len, recipe.train.batch_size
+    warmup = recipe.seq_len_warmup
+    assert warmup is not None and warmup.mode == "reshape"
+    before, trained = 0, 0
+    for plan, progress in plan_run(recipe):
+        # The most whole sequences within a full step's tokens.
+        assert plan.batch_size * plan.seq_len <= batch_size * full < (plan.batch_size + 1) * plan.seq_len
+        assert plan.batch_size >= batch_size
+        # The fewest windows that hold them, each cut from its beginning.
+        per_window = full // plan.seq_len
+        assert plan.sequences_per_window == per_window
+        read = progress.windows - before
+        assert (read - 1) * per_window < plan.batch_size <= read * per_window
+        before = progress.windows
+        trained += plan.batch_size * plan.seq_len
+        assert progress.tokens == trained == warmup.tokens_through(plan.step, full, batch_size)
+        assert progress.tokens + progress.tokens_discarded == progress.windows * full
+        # Micro-batches hold no more than they may and are as few as possible; each rank has equally many.
+        micro_batches = accumulation_steps(recipe, plan.batch_size, plan.seq_len, ranks)
+        fits = max(1, recipe.train.micro_batch_tokens // plan.seq_len)
+        assert micro_batches % ranks == 0 and -(-plan.batch_size // micro_batches) <= fits
+        assert (micro_batches - ranks) * fits < plan.batch_size
+    assert progress.tokens >= recipe.train.tokens > progress.tokens - batch_size * full
+
+
+def test_batch_is_sequences_unless_it_is_set() -> None:
+    assert SeqLenWarmup(steps=10) == SeqLenWarmup(steps=10, batch="sequences", mode="truncate")
+    assert SeqLenWarmup(steps=10, batch="tokens") == SeqLenWarmup(steps=10, batch="tokens", mode="reshape")
+    assert SeqLenWarmup(steps=10).batch_size_at(8, 1024, 4) == 4
+    tokens = SeqLenWarmup(steps=10, batch="tokens")
+    assert [tokens.batch_size_at(length, 1024, 4) for length in (8, 24, 520, 1024)] == [512, 170, 7, 4]
+
+
 def test_the_authors_conversion_from_tokens_to_steps() -> None:
     # 45 billion tokens of warmup at 2048 sequences from 72 to 2048; the floor leaves the sum 0.4 % below that.
     steps = 45_000_000_000 // (2048 * (72 + 2048) // 2)
@@ -210,6 +261,8 @@ def test_the_authors_conversion_from_tokens_to_steps() -> None:
         ({"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)}, "rise from phase to phase"),
         ({"pacing": "discrete", "lengths": (0, 16), "until": (5,)}, "at least 1 token"),
         ({"steps": 10, "length": 8}, "length"),
+        ({"steps": 10, "batch": "tokens", "mode": "truncate"}, "drops them"),
+        ({"steps": 10, "batch": "windows"}, "batch"),
     ],
 )
 def test_bad_sections_are_refused(keys: dict, said: str) -> None:

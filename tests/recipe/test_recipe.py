@@ -501,6 +501,11 @@ def test_every_required_key_that_is_missing_is_named(folder: Path) -> None:
         (["optim.name=muon", "optim.muon_lr=0.02", "staged_growth.dynamics=small"], "staged_growth.dynamics"),
         (["seq_len_warmup.start=72", "seq_len_warmup.steps=10"], "seq_len_warmup.start"),
         (["seq_len_warmup.steps=100_000"], "seq_len_warmup.steps"),
+        (["seq_len_warmup={steps=10, batch='tokens', mode='truncate'}"], "seq_len_warmup.batch"),
+        (
+            ["seq_len_warmup={steps=10, batch='tokens'}", "simigrad={target=0.5, min_batch_size=2, max_batch_size=8}"],
+            "seq_len_warmup.batch",
+        ),
         (["batch_size_warmup={start=8, increment=1, sequences=100}"], "batch_size_warmup.start"),
         (["batch_size_warmup={start=1, increment=2, sequences=100}"], "batch_size_warmup.increment"),
         (["batch_size_warmup={start=1, increment=1, sequences=1_000_000}"], "batch_size_warmup.sequences"),

@@ -116,6 +116,9 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
         warming, train=replace(RECIPE.train, tokens=10**9, batch_size=64, micro_batch_tokens=8 * FULL)
     )
     assert middle_micro_batch(larger) == (16, FULL // 2), "as many tokens as a full micro-batch"
+    filled = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130, batch="tokens"))
+    filled = replace(filled, train=replace(RECIPE.train, tokens=10**9, batch_size=2, micro_batch_tokens=8 * FULL))
+    assert middle_micro_batch(filled) == (4, FULL // 2), "as many tokens as a full step"
     torch._dynamo.reset()
     seen: list[tuple[int, ...]] = []
 
