@@ -174,7 +174,7 @@ def _sums(model: GPT, tokens: Tensor, targets: Tensor, measure: _Measure) -> lis
     try:
         # The embedding's output asks for a gradient, so that the first layer's hook is called too.
         x = model.run_blocks(model.embed(tokens))
-        x = model.ln_f(x).flatten(0, -2)
+        x = model.before_head(x).flatten(0, -2)
         weight = model.wte.weight
         logits = F.linear(x, weight)
         logits.retain_grad()

@@ -25,8 +25,7 @@ from efftrain_cli.foundation.console import (
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
 from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
-from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.plan.plan import padded_vocab_size, plan_step
+from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, plan_step
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
@@ -353,7 +352,7 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
     recipe, corpus = session.recipe, session.corpus
     model = recipe.model
     rows = padded_vocab_size(recipe, corpus.vocab_size)
-    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, rows)
+    parameters = model_parameters(recipe, rows)
     outside = (rows + model.seq_len) * model.n_embd
     before = state.progress
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""

@@ -187,7 +187,8 @@ def _card(name: str) -> dict[str, Any]:
         card["tokens"] = parse_count(card["tokens"])
     layers, width = card["n_layer"], card["n_embd"]
     known = isinstance(layers, int) and isinstance(width, int)
-    card["parameters_without_embeddings"] = parameter_count(layers, width, 0, 0) if known else None
+    norm = (draft.values.get("model") or {}).get("norm", "layernorm")
+    card["parameters_without_embeddings"] = parameter_count(layers, width, 0, 0, norm) if known else None
     return card
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.file import flatten
+from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.run.rows import Rows, RunDirectory, read_rows, read_run
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
@@ -145,7 +146,7 @@ def read_numbers(path: Path) -> RunNumbers:
         name=run.name,
         recipe_name=recipe_name_of(run),
         seed=int(run.recipe.get("seed", -1)),
-        recipe=flatten(run.recipe),
+        recipe=with_defaults(flatten(run.recipe)),
         origin=run.origin,
         status=status,
         marks=marks,

@@ -31,8 +31,7 @@ from efftrain_cli.grow.planner import (
 )
 from efftrain_cli.grow.scaling_law import FittedLaw, PlannedStage, ScalingLaw, fit_law, relative_cost
 from efftrain_cli.methods.staged_growth import Operator
-from efftrain_cli.model.flops import flops_per_token
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import existing_run, run_names
 from efftrain_cli.run.names import find_run
@@ -98,7 +97,7 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
         )
     model = recipe.model
     vocab_size = int(origin_data(run)["vocab_size"])
-    per_token = flops_per_token(model.n_embd, model.seq_len, padded_vocab_size(recipe, vocab_size), model.n_layer)
+    per_token = token_flops(recipe, padded_vocab_size(recipe, vocab_size), model.seq_len, model.n_layer)
     tokens = recipe.train.batch_size * model.seq_len
     points = {float(row["step"]): float(row["val_loss"]) for row in read_counting(run) if row.get("val_loss") is not None}
     return make_curve(source, points, per_token.with_logits * tokens, per_token.without_logits * tokens)

@@ -198,6 +198,14 @@ class StagedGrowth(Method):
             return
         model = recipe.model
         yield from (("stages", rule) for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages))
+        kinds = {kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)}
+        if "width" in kinds and (model.norm == "none" or model.init == "unit"):
+            key = 'norm = "none"' if model.norm == "none" else 'init = "unit"'
+            rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
+            yield "stages", rule
+        if "depth" in kinds and model.norm == "none" and self.depth == "identity":
+            rule = 'must not be "identity" with model.norm = "none": inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
+            yield "staged_growth.depth", rule
         for index, stage in enumerate(recipe.stages):
             if stage.lr is not None and stage.lr < recipe.optim.min_lr:
                 rule = f"stage {index}: lr = {stage.lr:g} must not be less than optim.min_lr = {recipe.optim.min_lr:g}, where its decay ends"

@@ -7,7 +7,20 @@ is 6 * vocabulary rows * n_embd of it; figures exist with and without it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+CHANNELS = {
+    "ln_1": 1,
+    "attn.c_attn": 3,
+    "attn.c_proj": 1,
+    "ln_2": 1,
+    "mlp.c_fc": 4,
+    "mlp.c_proj": 1,
+    "ln_f": 1,
+}
+"""Channels of the activations that have a name, in n_embd, in the order in which a model computes them: what a layer norm takes in,
+what a linear layer puts out. All but "ln_f" are in every block."""
 
 
 class FlopsPerToken(NamedTuple):
@@ -17,20 +30,34 @@ class FlopsPerToken(NamedTuple):
     without_logits: float
 
 
-def block_parameters(n_embd: int) -> int:
-    """Parameters of one GPT-2 block: four matrices (12 n_embd^2), their biases and two layer norms (13 n_embd)."""
-    return 12 * n_embd * n_embd + 13 * n_embd
+def block_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:
+    """Parameters of one GPT-2 block: four matrices (12 n_embd^2), their biases (9 n_embd) and two layer norms (4 n_embd), which are
+    absent with norm = "none"; and a scale and shift for each of its activations in `affine`."""
+    vectors = 9 + (4 if norm == "layernorm" else 0) + sum(2 * CHANNELS[name] for name in affine if name != "ln_f")
+    return 12 * n_embd * n_embd + vectors * n_embd
 
 
-def parameter_count(n_layer: int, n_embd: int, seq_len: int, vocab_rows: int) -> int:
-    """Parameters of a GPT: embedding of `vocab_rows` rows (tied head), positions, blocks, final layer norm."""
-    return vocab_rows * n_embd + seq_len * n_embd + n_layer * block_parameters(n_embd) + 2 * n_embd
+def last_norm_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:
+    """Parameters between the last block and the head: scale and shift of the final layer norm, or of what stands in its place."""
+    return 2 * n_embd if norm == "layernorm" or "ln_f" in affine else 0
 
 
-def flops_per_token(n_embd: int, seq_len: int, vocab_rows: int, blocks: float) -> FlopsPerToken:
+def parameter_count(
+    n_layer: int, n_embd: int, seq_len: int, vocab_rows: int, norm: str = "layernorm", affine: Sequence[str] = ()
+) -> int:
+    """Parameters of a GPT: embedding of `vocab_rows` rows (tied head), positions, blocks, final layer norm. `norm` and `affine` are
+    those of `GPTConfig`."""
+    blocks = n_layer * block_parameters(n_embd, norm, affine)
+    return vocab_rows * n_embd + seq_len * n_embd + blocks + last_norm_parameters(n_embd, norm, affine)
+
+
+def flops_per_token(
+    n_embd: int, seq_len: int, vocab_rows: int, blocks: float, norm: str = "layernorm", affine: Sequence[str] = ()
+) -> FlopsPerToken:
     """FLOPs per token at `seq_len`, where `blocks` blocks were executed (an average may be fractional)."""
-    in_blocks = blocks * (6.0 * block_parameters(n_embd) + 12.0 * n_embd * seq_len)
-    without_logits = in_blocks + 6.0 * 2 * n_embd  # the final layer norm's parameters belong to N
+    in_blocks = blocks * (6.0 * block_parameters(n_embd, norm, affine) + 12.0 * n_embd * seq_len)
+    # The final layer norm's parameters belong to N.
+    without_logits = in_blocks + 6.0 * last_norm_parameters(n_embd, norm, affine)
     return FlopsPerToken(without_logits + 6.0 * vocab_rows * n_embd, without_logits)
 
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): pre-LN transformer decoder, learned positions, tied head.
+"""GPT-2 (Radford et al. 2019): pre-LN transformer decoder, learned positions, tied head; or the same without layer norms.
 
 Parameter names are GPT-2's (`wte wpe h.N.ln_1 attn.c_attn attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), so that weights
 and optimizer moments can be read beside the released ones. Embedding, blocks and head can be called apart: a block
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
-from efftrain_cli.model.flops import FlopsPerToken, flops_per_token
+from efftrain_cli.model.flops import CHANNELS, FlopsPerToken, flops_per_token
 from efftrain_cli.model.gelu import gelu
 from efftrain_cli.model.linear import NarrowHead
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
@@ -41,6 +41,17 @@ class GPTConfig:
     """Token ids that exist."""
     padded_vocab_size: int
     """Rows of the embedding matrix: vocab_size rounded up for the matmul. The rest never reaches a loss or a sample."""
+    norm: Literal["layernorm", "none"] = "layernorm"
+    """With "none" there are no layer norms: each is the identity."""
+    init: Literal["gpt2", "unit"] = "gpt2"
+    """How weights are initialized: see `GPT.init_weights`. With "unit" the logits are divided by sqrt(n_embd), always."""
+    affine: tuple[str, ...] = ()
+    """Activations (of `flops.CHANNELS`) that a learned scale and shift follow; "ln_1", "ln_2" and "ln_f" only without layer norms."""
+
+    @property
+    def logit_scale(self) -> float:
+        """What the product with the vocabulary is multiplied by."""
+        return 1 / math.sqrt(self.n_embd) if self.init == "unit" else 1.0
 
 
 See = Callable[[str, Tensor], None]
@@ -75,17 +86,42 @@ class KeyValueCache:
         return keys, values
 
 
+class Affine(nn.Module):
+    """A learned scale and shift of each channel: (..., channels) -> (..., channels)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, x, self.weight)
+
+
+def _affine(config: GPTConfig, name: str) -> nn.Module:
+    """What follows the activation `name`: its scale and shift, or the identity."""
+    return Affine(CHANNELS[name] * config.n_embd) if name in config.affine else nn.Identity()
+
+
+def _norm(config: GPTConfig, name: str) -> nn.Module:
+    """The layer norm `name`, or what stands in its place."""
+    return nn.LayerNorm(config.n_embd) if config.norm == "layernorm" else _affine(config, name)
+
+
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.n_head = config.n_head
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_attn_affine = _affine(config, "attn.c_attn")
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.c_proj_affine = _affine(config, "attn.c_proj")
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None, see: See = ignore) -> Tensor:
         batch, seq_len, n_embd = x.shape
         qkv = self.c_attn(x)
         see("attn.c_attn", qkv)
+        qkv = self.c_attn_affine(qkv)
         # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
         q, k, v = (part.view(batch, seq_len, self.n_head, -1).transpose(1, 2) for part in qkv.split(n_embd, dim=2))
         past = 0
@@ -99,29 +135,31 @@ class CausalSelfAttention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         y = self.c_proj(y.transpose(1, 2).reshape(batch, seq_len, n_embd))
         see("attn.c_proj", y)
-        return y
+        return self.c_proj_affine(y)
 
 
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_fc_affine = _affine(config, "mlp.c_fc")
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.c_proj_affine = _affine(config, "mlp.c_proj")
 
     def forward(self, x: Tensor, see: See = ignore) -> Tensor:
         x = self.c_fc(x)
         see("mlp.c_fc", x)
-        x = self.c_proj(gelu(x))
+        x = self.c_proj(gelu(self.c_fc_affine(x)))
         see("mlp.c_proj", x)
-        return x
+        return self.c_proj_affine(x)
 
 
 class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.ln_1 = _norm(config, "ln_1")
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.ln_2 = _norm(config, "ln_2")
         self.mlp = MLP(config)
         self.term: ActivationTerm | None = None
         """A method's term of the objective, summed over this block's activations where gradients are wanted."""
@@ -169,7 +207,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.seq_len, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.ln_f = _norm(config, "ln_f")
         self.narrow_head: NarrowHead | None = None
         """Computes the product with the vocabulary in an accumulator of its choice; None: as PyTorch does."""
         self.residual_dtype = torch.float32
@@ -197,13 +235,17 @@ class GPT(nn.Module):
             config.seq_len if seq_len is None else seq_len,
             config.padded_vocab_size,
             config.n_layer if blocks is None else blocks,
+            config.norm,
+            config.affine,
         )
 
     def init_weights(self, seed: int) -> None:
-        """GPT-2's initialization, a function of `seed` alone.
+        """The configured initialization, a function of `seed` alone. Biases 0, layer norms and scales 1.
 
-        Matrices and embeddings N(0, 0.02), projections into the residual stream N(0, 0.02 / sqrt(2 n_layer)), biases 0,
-        layer norms 1 and 0. Drawn on the CPU, so that every device starts from the same weights. Padding rows are 0.
+        "gpt2": matrices and embeddings N(0, 0.02), projections into the residual stream N(0, 0.02 / sqrt(2 n_layer)).
+        "unit", for models without layer norms: the sum of token and position embedding has variance 1, matrices are
+        N(0, 1 / sqrt(inputs)), projections into the residual stream that over sqrt(2 n_layer). The standard deviation is given.
+        Drawn on the CPU, so that every device starts from the same weights. Padding rows are 0.
         """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -213,7 +255,11 @@ class GPT(nn.Module):
                 elif parameter.dim() == 1:
                     parameter.fill_(1.0)
                 else:
-                    std = 0.02 / math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 0.02
+                    std = 0.02
+                    if self.config.init == "unit":
+                        std = math.sqrt(0.5) if name in ("wte.weight", "wpe.weight") else 1 / math.sqrt(parameter.shape[1])
+                    if name.endswith("c_proj.weight"):
+                        std /= math.sqrt(2 * self.config.n_layer)
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
             self.wte.weight[self.config.vocab_size :].zero_()
 
@@ -266,15 +312,20 @@ class GPT(nn.Module):
                 x = out
         return x
 
+    def before_head(self, x: Tensor) -> Tensor:
+        """Residual stream (..., C) -> what is multiplied with the vocabulary, (..., C)."""
+        x, scale = self.ln_f(x), self.config.logit_scale
+        return x if scale == 1 else x * scale
+
     def head(self, x: Tensor) -> Tensor:
         """Residual stream (..., C) -> logits (..., V), padding columns cut off."""
-        x = self.ln_f(x)
+        x = self.before_head(x)
         logits = F.linear(x, self.wte.weight) if self.narrow_head is None else self.narrow_head(x, self.wte.weight)
         return logits[..., : self.config.vocab_size]
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T)."""
-        x = self.ln_f(x).flatten(0, -2)
+        x = self.before_head(x).flatten(0, -2)
         if self.narrow_head is not None:
             logits = self.narrow_head(x, self.wte.weight)[:, : self.config.vocab_size]
             return F.cross_entropy(logits.float(), targets.flatten(), reduction="sum")

@@ -46,7 +46,17 @@ LARGEST = {"n_layer": 1024, "n_head": 1024, "n_embd": 1 << 17, "n_positions": 1 
 
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
-    """The weights under transformers' names, fp32 on the CPU; the embedding is (vocab_size, n_embd), padding cut off."""
+    """The weights under transformers' names, fp32 on the CPU; the embedding is (vocab_size, n_embd), padding cut off. A scale of
+    the logits becomes the last layer norm's.
+
+    Raises:
+        UsageError: transformers' GPT-2 cannot compute what this model computes.
+    """
+    if model.config.norm == "none":
+        raise UsageError(
+            'the model has no layer norms (model.norm = "none"), and the GPT-2 of transformers always normalizes before attention, MLP '
+            "and head: no weights make it compute the same\nuse the run itself: efftrain sample, efftrain eval-zeroshot"
+        )
     tensors = {}
     for name, parameter in model.named_parameters():
         tensor = parameter.detach().to("cpu", torch.float32)
@@ -54,6 +64,8 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
             tensor = tensor[: model.config.vocab_size]
         elif name.endswith(CONV1D_WEIGHTS):
             tensor = tensor.t()
+        elif name.startswith("ln_f."):
+            tensor = tensor * model.config.logit_scale
         tensors[f"transformer.{name}"] = tensor.contiguous()
     return tensors
 

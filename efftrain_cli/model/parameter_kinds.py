@@ -9,9 +9,9 @@ ParameterKind = Literal[
     "position_embedding",  # (seq_len, n_embd)
     "matrix",  # (out, in), of a block
     "fused_matrix",  # (3 n_embd, n_embd): the projections to q, k and v, one below the other
-    "vector",  # a bias or a layer norm of a block
+    "vector",  # a bias, a layer norm or another scale and shift of a block
     "fused_vector",  # (3 n_embd): the biases of q, k and v
-    "last_norm",  # the layer norm before the head
+    "last_norm",  # the layer norm before the head, or the scale and shift in its place
 ]
 
 _OUTSIDE: dict[str, ParameterKind] = {
@@ -33,6 +33,14 @@ _IN_BLOCK: dict[str, ParameterKind] = {
     "mlp.c_fc.bias": "vector",
     "mlp.c_proj.weight": "matrix",
     "mlp.c_proj.bias": "vector",
+    "attn.c_attn_affine.weight": "fused_vector",
+    "attn.c_attn_affine.bias": "fused_vector",
+    "attn.c_proj_affine.weight": "vector",
+    "attn.c_proj_affine.bias": "vector",
+    "mlp.c_fc_affine.weight": "vector",
+    "mlp.c_fc_affine.bias": "vector",
+    "mlp.c_proj_affine.weight": "vector",
+    "mlp.c_proj_affine.bias": "vector",
 }
 
 

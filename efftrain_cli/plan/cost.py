@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -57,7 +57,7 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         return None
     model, rows = recipe.model, padded_vocab_size(recipe, vocab_size)
     summary = summarize_plan(recipe, None, vocab_size, until)
-    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, rows)
+    parameters = model_parameters(recipe, rows)
     dtype = "bf16" if recipe.train.dtype == "bf16" else "fp32"
     memory = training_bytes(
         model,
@@ -101,7 +101,7 @@ def training_bytes(
         recompute: of each block only its input is kept; one block's activations exist at a time.
         gradients: copies of the gradient that exist at once, 2 where SimiGrad measures.
     """
-    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows)
+    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm)
     element = 2 if dtype == "bf16" else 4
     state = parameters * (4 * (3 + gradients) + (element if dtype == "bf16" else 0))
     block = 16 * model.n_embd * element + 4 * model.n_head

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from efftrain_cli.methods.staged_growth import default_schedule_ratio, parse_operator, rewarmup_factor
-from efftrain_cli.model.flops import flops_per_token
+from efftrain_cli.model.flops import FlopsPerToken, flops_per_token, parameter_count
 from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Optim
@@ -31,6 +31,18 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
     """Rows of the embedding matrix: `vocab_size` rounded up to the recipe's multiple."""
     multiple = recipe.model.vocab_multiple
     return -(-vocab_size // multiple) * multiple
+
+
+def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
+    """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with `vocab_rows` rows of the embedding."""
+    model = recipe.model if stage is None else recipe.model_at(stage)
+    return parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm)
+
+
+def token_flops(recipe: Recipe, vocab_rows: int, seq_len: int, blocks: float, stage: int | None = None) -> FlopsPerToken:
+    """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
+    model = recipe.model if stage is None else recipe.model_at(stage)
+    return flops_per_token(model.n_embd, seq_len, vocab_rows, blocks, model.norm)
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
@@ -211,7 +223,7 @@ def assumed_result(recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage
     if vocab_rows is None:
         return StepResult(tokens, 0.0)
     blocks = sum(plan.keep)
-    per_token = flops_per_token(recipe.model_at(stage).n_embd, plan.seq_len, vocab_rows, blocks)
+    per_token = token_flops(recipe, vocab_rows, plan.seq_len, blocks, stage)
     return StepResult(
         tokens=tokens,
         flops=per_token.with_logits * tokens,

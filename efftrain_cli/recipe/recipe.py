@@ -155,6 +155,20 @@ def flat_values(recipe: Recipe) -> dict[str, Any]:
     return flatten(recipe_values(recipe))
 
 
+def with_defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as an older version wrote them, with the defaults of keys that it did not know: it computed as these say.
+    Sections that a recipe can do without stay as they are."""
+    completed = dict(flat)
+    for name, info in Recipe.__pydantic_fields__.items():  # type: ignore[attr-defined]
+        section = inner_class(info.annotation)
+        if section is None or may_be_absent(info.annotation) or not any(key.startswith(f"{name}.") for key in flat):
+            continue
+        for key, inner in section.__pydantic_fields__.items():
+            if isinstance(inner.default, str | bool | int | float):
+                completed.setdefault(f"{name}.{key}", inner.default)
+    return completed
+
+
 def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:
     """The recipe as TOML, every default written out; `load_recipe` reads it back to an equal Recipe.
 

@@ -25,6 +25,11 @@ class Model:
     """Full context length, in tokens; validation is always measured at it."""
     vocab_multiple: int = Field(default=64, ge=1)
     """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or a sample."""
+    norm: Literal["layernorm", "none"] = "layernorm"
+    """Layer norms before attention, MLP and head, as in GPT-2, or none."""
+    init: Literal["gpt2", "unit"] = "gpt2"
+    """Initialization: GPT-2's, or unit variance throughout (embeddings, fan-in matrices, projections over sqrt(2 n_layer), logits over
+    sqrt(n_embd)), for models without layer norms."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import OutOfMemoryError
-from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import run_names, runs_root
 
@@ -34,8 +33,7 @@ def vocabulary_of(recipe: Recipe) -> int:
 
 def parameters_of(recipe: Recipe) -> int:
     """Parameters of the recipe's (last) model."""
-    model = recipe.model
-    return parameter_count(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size(recipe, vocabulary_of(recipe)))
+    return model_parameters(recipe, padded_vocab_size(recipe, vocabulary_of(recipe)))
 
 
 def disk_bytes(recipe: Recipe) -> int:

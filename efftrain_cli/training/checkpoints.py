@@ -22,7 +22,7 @@ from efftrain_cli.foundation.errors import (
     UsageError,
 )
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.plan.plan import model_parameters
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
@@ -299,8 +299,7 @@ def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     size = checkpoint_bytes(state, recipe)
     if not recipe.stages:
         return size
-    last, rows = recipe.model_at(len(recipe.stages) - 1), state.model.config.padded_vocab_size
-    parameters = parameter_count(last.n_layer, last.n_embd, last.seq_len, rows)
+    parameters = model_parameters(recipe, state.model.config.padded_vocab_size, len(recipe.stages) - 1)
     return int(size * parameters / state.model.parameter_count)
 
 

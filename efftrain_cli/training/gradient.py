@@ -67,6 +67,8 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
         seq_len=shape.seq_len,
         vocab_size=vocab_size,
         padded_vocab_size=padded_vocab_size(recipe, vocab_size),
+        norm=shape.norm,
+        init=shape.init,
     )
     model = GPT(config)
     model.init_weights(recipe.seed)

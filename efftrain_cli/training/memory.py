@@ -13,10 +13,9 @@ import torch
 
 from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
-from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.plan.cost import training_bytes
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -100,7 +99,7 @@ def building_errors(recipe: Recipe, vocab_size: int, device: torch.device, stage
         OutOfMemoryError: it does not fit.
     """
     model = recipe.model_at(stage)
-    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size(recipe, vocab_size))
+    parameters = model_parameters(recipe, padded_vocab_size(recipe, vocab_size), stage)
     needed = 16 * parameters
 
     def refusal(there: str) -> OutOfMemoryError:

@@ -605,6 +605,16 @@ def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> N
     assert {group.label for group in of("small").groups} == {"small optim.lr=0.003", "small optim.lr=0.001"}
 
 
+def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
+    """Its recipe.toml lacks keys that came later, and computed what their defaults say."""
+    write_run(root, "small", 0)
+    for seed, norm in ((1, "layernorm"), (2, "none")):
+        path = write_run(root, "small", seed) / "recipe.toml"
+        path.write_text(path.read_text().replace("seq_len = 128", f'seq_len = 128\nnorm = "{norm}"'))
+    groups = {group.label: group.seeds for group in of("small").groups}
+    assert groups == {"small model.norm=layernorm": (0, 1), "small model.norm=none": (2,)}
+
+
 def test_price_and_energy(root: Path) -> None:
     curve(root, [6.0, 4.0, 3.0])
     comparison = of("c", target_loss=4.0, costs=Costs(price_per_hour=3600.0, power_watts=3.6e6))

@@ -1,0 +1,160 @@
+"""GPTs without layer norms, and the initialization that goes with them: sizes, scales, growth, export, and that nothing moved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.methods.growth_operators import grow_depth
+from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
+from efftrain_cli.model.flops import block_parameters, flops_per_token, parameter_count
+from efftrain_cli.model.generate import GREEDY, generate
+from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.hf import to_hf, write_hf
+from efftrain_cli.plan.plan import model_parameters
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.stages import growth_state, load_grown, set_stage
+from tests.resume_law import assert_resumes_exactly_at_every_step, fresh
+
+GPT2 = GPTConfig(n_layer=3, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
+BARE = replace(GPT2, norm="none", init="unit")
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=16, norm="none", init="unit"),
+    optim=Optim(lr=3e-3, warmup_steps=2),
+    train=Train(tokens=16 * 4 * 6, batch_size=4, micro_batch_tokens=32, dtype="fp32"),
+    eval=Eval(every=3, windows=2),
+)
+
+
+def made(config: GPTConfig) -> GPT:
+    model = GPT(config)
+    model.init_weights(5)
+    return model
+
+
+def tokens(batch: int = 2, length: int = 9) -> torch.Tensor:
+    return torch.randint(61, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> None:
+    model = made(BARE)
+    assert not [name for name, _ in model.named_parameters() if ".ln_" in name or name.startswith("ln_")]
+    assert set(model.parameter_kinds().values()) == {
+        "token_embedding", "position_embedding", "matrix", "fused_matrix", "vector", "fused_vector"
+    }
+    assert made(GPT2).parameter_count - model.parameter_count == 3 * 4 * 16 + 2 * 16
+    assert model.parameter_count == parameter_count(3, 16, 32, 64, "none") == 64 * 16 + 32 * 16 + 3 * (12 * 256 + 9 * 16)
+    assert block_parameters(16) - block_parameters(16, "none") == 4 * 16
+    expected = 6 * (model.parameter_count - 32 * 16) + 12 * 3 * 16 * 8
+    assert model.flops_per_token(8).with_logits == expected == flops_per_token(16, 8, 64, 3, "none").with_logits
+    assert model_parameters(RECIPE, 64) == build_model(RECIPE, 64, torch.device("cpu")).parameter_count
+
+
+def test_unit_initialization_keeps_the_variance_near_one_at_every_depth() -> None:
+    config = replace(BARE, n_layer=12, n_embd=256, n_head=4, seq_len=64, vocab_size=509, padded_vocab_size=512)
+    model = made(config)
+    ids = torch.randint(509, (8, 64), generator=torch.Generator().manual_seed(0))
+    seen: dict[str, list[float]] = {}
+
+    def term(name: str, activation: torch.Tensor) -> None:
+        seen.setdefault(name, []).append(float(activation.detach().var()))
+
+    for block in model.h:
+        block.term = term
+    x = model.run_blocks(model.embed(ids))
+    assert seen["ln_1"][0] == pytest.approx(1, rel=0.05), "the embedding's output"
+    assert all(0.8 < variance < 2.2 for variance in seen["ln_1"] + seen["attn.c_attn"] + seen["mlp.c_fc"])
+    assert float(x.var()) < 2.5
+    assert not model.wte.weight[509:].any()
+    logits = model.head(x)
+    assert float(logits.std()) < 2
+    assert torch.allclose(logits, (x @ model.wte.weight.t())[..., :509] / 16, atol=1e-5)
+
+
+def test_the_defaults_are_gpt2() -> None:
+    """Drawn here by hand, in the order of the parameters."""
+    model, generator = made(GPT2), torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            std = 0.02 / math.sqrt(6) if name.endswith("c_proj.weight") else 0.02
+            drawn = torch.randn(parameter.shape, generator=generator) * std
+            assert torch.equal(parameter[:61], drawn[:61]) if name == "wte.weight" else torch.equal(parameter, drawn)
+        else:
+            assert torch.equal(parameter, torch.full_like(parameter, 0.0 if name.endswith("bias") else 1.0))
+    x = model.hidden(tokens())
+    assert torch.equal(model.head(x), torch.nn.functional.linear(model.ln_f(x), model.wte.weight)[..., :61])
+    assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
+
+
+def test_it_trains_generates_and_resumes_bit_for_bit() -> None:
+    rows = assert_resumes_exactly_at_every_step(RECIPE)
+    assert rows[-1]["val_loss"] < rows[0]["val_loss"]
+    model = made(BARE)
+    text = tokens(1, 5)
+    generated = generate(model, text, GREEDY)
+    for _ in range(4):
+        text = torch.cat([text, next(generated)[:, None]], dim=1)
+    with torch.no_grad():
+        assert [int(model(text[:, :n])[0, -1].argmax()) for n in range(5, 9)] == text[0, 5:].tolist()
+
+
+def test_a_recipe_of_it_is_written_and_read_back() -> None:
+    recipe = load_recipe("small-no-norm")
+    assert (recipe.model.norm, recipe.model.init) == ("none", "unit")
+    assert 'norm = "none"' in dump_recipe(recipe)
+    assert replace(recipe.model, norm="layernorm", init="gpt2") == load_recipe("small").model
+    with pytest.raises(RecipeError, match=r"(?s)model.norm = \"rmsnorm\".*must be one of 'layernorm' or 'none'"):
+        load_recipe("small", ["model.norm=rmsnorm"])
+
+
+def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no layer norms"):
+        write_hf(made(BARE), "{}", 0, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    scaled = made(replace(GPT2, init="unit"))
+    torch.nn.init.normal_(scaled.ln_f.bias)
+    plain = made(GPT2)
+    exported = to_hf(scaled)
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in exported.items()}
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            tensor = weights[name].t() if parameter.dim() == 2 and not name.startswith("w") else weights[name]
+            parameter[: tensor.shape[0]].copy_(tensor)
+        assert torch.allclose(plain(tokens()), scaled(tokens()), atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [{"norm": "none"}, {"init": "unit"}], ids=["norm", "init"])
+def test_growth_in_width_is_refused(change: dict[str, str]) -> None:
+    recipe = replace(RECIPE, model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=16))
+    stages = (
+        Stage(model=StageModel(n_head=1, n_embd=8), switch=Switch(rule="steps", value=2)),
+        Stage(operators=("width",)),
+    )
+    assert replace(recipe, stages=stages)
+    with pytest.raises(ValueError, match="operator width does not keep the loss"):
+        replace(recipe, stages=stages, model=replace(recipe.model, **change))
+
+
+def test_growth_in_depth_keeps_the_loss_and_the_identity_variant_is_refused() -> None:
+    stages = (Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=2)), Stage(operators=("depth",)))
+    recipe = replace(RECIPE, stages=stages)
+    state = fresh(recipe)
+    set_stage(state, recipe, 0)
+    ids = tokens(3, 16)
+    with torch.no_grad():
+        before = state.model(ids)
+        grown = grow_depth(growth_state(state))
+        set_stage(state, recipe, 1)
+        load_grown(state, grown)
+        assert len(state.model.h) == 2
+        assert torch.equal(state.model(ids), before)
+    with pytest.raises(ValueError, match='must not be "identity"'):
+        replace(recipe, staged_growth=StagedGrowth(depth="identity"))
+
