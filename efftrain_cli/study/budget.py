@@ -18,7 +18,7 @@ class Phase:
     """The runs of one arm in one phase."""
 
     name: str
-    """"tuning" or "confirmation"."""
+    """"tuning", "confirmation" or "learning rates"."""
     arm: str
     runs: int
     done: int
@@ -49,7 +49,8 @@ def phases_of(file: StudyFile) -> list[Phase]:
     for phase, (arm, trial) in all_trials(file):
         recipe = recipe_of(trial)
         # What tuning chooses is not known yet, and changes neither size nor time unless it is tuned itself.
-        done = state_of(trial) in ("finished", "diverged") if phase == "tuning" else tokens_so_far(trial.name) >= recipe.train.tokens
+        known = phase == "tuning" or file.study.tuning is None
+        done = state_of(trial) in ("finished", "diverged") if known else tokens_so_far(trial.name) >= recipe.train.tokens
         left = 0 if done else max(0, recipe.train.tokens - tokens_so_far(trial.name))
         key = (trial.recipe, trial.settings)
         if key not in speeds:

@@ -18,7 +18,7 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import Judgement, judge
-from efftrain_cli.study.phases import NamedTrial, confirmation, tried_settings, tuning
+from efftrain_cli.study.phases import NamedTrial, confirmation, over_rates, tried_settings, tuning
 from efftrain_cli.sweep.runner import Crew
 from efftrain_cli.sweep.trials import Choice, Trial, choose, state_of
 
@@ -56,7 +56,7 @@ def conduct(
     while not judgement.complete:
         seeds = file.seeds[: file.looks[judgement.look]]
         title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
-        crew.train([trial for _, trial in confirmation(file, chosen, seeds)], title)
+        crew.train([trial for _, trial in (*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds))], title)
         judgement = judge_runs(file, chosen, allow)
         write_receipts(file, chosen)
         write_looks(file, judgement)
@@ -123,8 +123,11 @@ def read_if_there(trial: Trial) -> RunNumbers | None:
     return read_numbers(path)
 
 
-def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]]) -> dict[str, dict[int, RunNumbers]]:
+def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], rate: float | None = None) -> dict[str, dict[int, RunNumbers]]:
     """arm -> seed -> run, of the confirmation runs that exist.
+
+    Args:
+        rate: read the runs over learning rates instead, at this one.
 
     Raises:
         UsageError: a run has another recipe or seed than the study asks for.
@@ -132,7 +135,8 @@ def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]]) -> dict[str,
     found: dict[str, dict[int, RunNumbers]] = {arm.name: {} for arm in file.study.arms}
     if not tuning_done(file):
         return found  # nobody knows yet with which settings they have to be trained
-    for arm, trial in confirmation(file, chosen):
+    trials = confirmation(file, chosen) if rate is None else over_rates(file, chosen, rates=(rate,))
+    for arm, trial in trials:
         # A name alone says nothing of what was trained under it.
         state_of(trial)
         run = read_if_there(trial)
@@ -151,21 +155,25 @@ def judge_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], allow: bool
         UsageError: a run is not the study's, or the runs are not comparable and `allow` is False.
     """
     runs = read_runs(file, chosen)
-    labels = check(_groups(runs, file.seeds), allow)
+    rated = {rate: read_runs(file, chosen, rate) for rate in file.rates}
+    labels = check(_groups((runs, *rated.values()), file.seeds), allow)
     unfair = any(label.severity == "allowed" for label in labels)
-    judgement = judge(file, runs, "not judged: these losses are not comparable" if unfair else "")
+    judgement = judge(file, runs, "not judged: these losses are not comparable" if unfair else "", rated)
     if judgement.look:
         # Only what has been judged is worth a reader's attention; but no run of the study may be incomparable.
-        judged = check(_groups(runs, file.seeds[: judgement.looks[judgement.look - 1]]), allow=True)
+        judged = check(_groups((runs, *rated.values()), file.seeds[: judgement.looks[judgement.look - 1]]), allow=True)
         labels = [*(label for label in labels if label.severity == "allowed"), *(label for label in judged if label.severity != "allowed")]
     return replace(judgement, labels=(*labels, *judgement.labels))
 
 
-def _groups(runs: Mapping[str, Mapping[int, RunNumbers]], seeds: Sequence[int]) -> list[Group]:
-    """The arms' ended runs with these seeds."""
+def _groups(kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]], seeds: Sequence[int]) -> list[Group]:
+    """The arms' ended runs with these seeds, those at one learning rate after those at another."""
     found = []
-    for arm, side in runs.items():
-        ended = tuple(side[seed] for seed in seeds if seed in side and side[seed].status in ("finished", "diverged"))
+    for arm in kinds[0]:
+        sides = [runs[arm] for runs in kinds]
+        ended = tuple(
+            side[seed] for side in sides for seed in seeds if seed in side and side[seed].status in ("finished", "diverged")
+        )
         if ended:
             found.append(Group(arm, ended))
     return found
@@ -176,6 +184,7 @@ def all_trials(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = Non
     return [
         *(("tuning", trial) for trial in tuning(file)),
         *(("confirmation", trial) for trial in confirmation(file, chosen or {})),
+        *(("learning rates", trial) for trial in over_rates(file, chosen or {})),
     ]
 
 

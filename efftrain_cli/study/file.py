@@ -7,6 +7,7 @@ first run starts; comments and the order of keys are free to change, everything 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -32,11 +33,13 @@ from efftrain_cli.recipe.file import (
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import NOT_COMPUTED
-from efftrain_cli.study.phases import confirmation, tuning
+from efftrain_cli.study.phases import confirmation, over_rates, tuning
 from efftrain_cli.sweep.trials import check_comparable, parse_seeds, recipe_of
 
 COSTS = ("tokens_to_target", "flops_to_target", "seconds_to_target")
 """Measures of cost: compared as ratios, so a margin is a share."""
+LOSSES = ("final_loss", "lr_sensitivity")
+"""Measures in nats per token: compared as differences."""
 LONGEST_NAME = 40
 """Of study and arm together, so that the names of their runs stay readable and allowed."""
 
@@ -69,8 +72,9 @@ Grid = Annotated[dict[str, Annotated[tuple[bool | int | float | str, ...], Field
 class Primary:
     """A measure that the study is judged by."""
 
-    measure: Literal["final_loss", "tokens_to_target", "flops_to_target", "seconds_to_target"]
-    """final_loss: validation loss when the budget is used up. A cost: tokens, FLOPs or seconds to reach a loss."""
+    measure: Literal["final_loss", "lr_sensitivity", "tokens_to_target", "flops_to_target", "seconds_to_target"]
+    """final_loss: validation loss when the budget is used up. lr_sensitivity: how much that depends on the learning rate. A cost:
+    tokens, FLOPs or seconds to reach a loss."""
     direction: Literal["better", "different", "noninferior", "equivalent"]
     """What the arm must be shown to be, against the baseline."""
     margin: float | None = Field(default=None, gt=0)
@@ -78,6 +82,8 @@ class Primary:
     (0.05 is 5 %)."""
     target: float | None = Field(default=None, gt=0)
     """For a cost: the loss to reach, nats per token; without it, of each pair of runs, the worse run's final loss."""
+    rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    """For lr_sensitivity: the learning rates, rising, that every arm is trained with by every seed."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -144,6 +150,11 @@ class StudyFile:
     def tuning_seeds(self) -> tuple[int, ...]:
         """Seeds of the tuning phase; empty without one."""
         return parse_seeds(self.study.tuning.seeds) if self.study.tuning else ()
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Learning rates of the primary lr_sensitivity; empty without one."""
+        return next((primary.rates or () for primary in self.study.primary if primary.measure == "lr_sensitivity"), ())
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -255,6 +266,12 @@ def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
             check.add(f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin)
         if primary.target is not None and primary.measure not in COSTS:
             check.add(f"primary.{i}.target", "is for a cost, such as tokens_to_target", primary.target)
+        if primary.rates and primary.measure != "lr_sensitivity":
+            check.add(f"primary.{i}.rates", "is for lr_sensitivity", list(primary.rates))
+        rates = primary.rates or ()
+        rising = all(later > rate for rate, later in itertools.pairwise(rates))
+        if primary.measure == "lr_sensitivity" and (len(rates) < 2 or not rising):
+            check.add(f"primary.{i}.rates", "needs two or more learning rates, in rising order", list(rates))
     kinds = [(primary.measure, primary.target) for primary in valid.get("primary", ())]
     for i, kind in enumerate(kinds):
         if kind in kinds[:i]:
@@ -310,7 +327,7 @@ def _check_runs(check: Check, file: StudyFile) -> None:
     """Every point of every arm's grid must be a recipe, and all must be validated on the same text."""
     trials = []
     for i, arm in enumerate(file.study.arms):
-        of_arm = [trial for name, trial in (*confirmation(file, {}), *tuning(file)) if name == arm.name]
+        of_arm = [trial for name, trial in (*confirmation(file, {}), *over_rates(file, {}), *tuning(file)) if name == arm.name]
         trials += of_arm
         for trial in {trial.settings: trial for trial in reversed(of_arm)}.values():
             try:

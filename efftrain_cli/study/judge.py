@@ -19,8 +19,9 @@ from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import Measure, match_ratio, needed_for, why_not_matched
 from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.compare.sensitivity import sensitivity
 from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
-from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.file import LOSSES, Primary, StudyFile
 
 FAILED = math.inf
 
@@ -76,16 +77,27 @@ class Judgement:
         return self.decided or self.look == len(self.looks)
 
 
-def judge(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]], withheld: str = "") -> Judgement:
+def judge(
+    file: StudyFile,
+    runs: Mapping[str, Mapping[int, RunNumbers]],
+    withheld: str = "",
+    rated: Mapping[float, Mapping[str, Mapping[int, RunNumbers]]] | None = None,
+) -> Judgement:
     """Judges a study.
 
     Args:
         runs: arm -> seed -> run, of those runs that exist.
         withheld: why nothing may be judged at all; empty where it may.
+        rated: learning rate -> the same of the runs that lr_sensitivity is judged by.
     """
     runs, notes = _evaluated_alike(runs)
+    rated = rated or {}
+    # No confirmation runs exist where the only primary is lr_sensitivity.
+    kinds = [*([runs] if any(primary.measure != "lr_sensitivity" for primary in file.study.primary) else []), *rated.values()]
     ended = {
-        arm.name: {seed for seed, run in runs.get(arm.name, {}).items() if run.status in ("finished", "diverged")}
+        arm.name: set.intersection(
+            *({seed for seed, run in kind.get(arm.name, {}).items() if run.status in ("finished", "diverged")} for kind in kinds)
+        )
         for arm in file.study.arms
     }
     looks, taken = file.looks, 0
@@ -99,7 +111,7 @@ def judge(file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]], withhel
         if missing:
             return Judgement(taken, looks, levels, verdicts, missing, notes)
         taken = number
-        verdicts = _verdicts(file, runs, taken, withheld)
+        verdicts = _verdicts(file, runs, rated, taken, withheld)
         judgement = Judgement(taken, looks, levels, verdicts, (), notes)
         if judgement.decided:
             return judgement
@@ -119,13 +131,22 @@ def _evaluated_alike(
 
 
 def _verdicts(
-    file: StudyFile, runs: Mapping[str, Mapping[int, RunNumbers]], taken: int, withheld: str
+    file: StudyFile,
+    runs: Mapping[str, Mapping[int, RunNumbers]],
+    rated: Mapping[float, Mapping[str, Mapping[int, RunNumbers]]],
+    taken: int,
+    withheld: str,
 ) -> tuple[Verdict, ...]:
     base = file.study.baseline
     found = []
     for primary in file.study.primary:
         for arm in file.study.arms:
-            if arm.name != base:
+            if arm.name == base:
+                continue
+            if primary.measure == "lr_sensitivity":
+                sides = [{rate: kind[name] for rate, kind in rated.items()} for name in (base, arm.name)]
+                found.append(_sensitivity_verdict(file, primary, arm.name, sides[0], sides[1], taken, withheld))
+            else:
                 found.append(_verdict(file, primary, arm.name, runs[base], runs[arm.name], taken, withheld))
     adjusted = inference.holm([verdict.p for verdict in found])
     alpha = file.study.alpha
@@ -145,9 +166,7 @@ def _verdict(
     taken: int,
     withheld: str,
 ) -> Verdict:
-    alpha, looks = file.study.alpha, file.looks
-    seeds = file.seeds[: looks[taken - 1]]
-    comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
+    seeds = file.seeds[: file.looks[taken - 1]]
     both = [tuple(side[seed] for seed in seeds) for side in (baseline, method)]
     why = withheld
     if not why and primary.measure == "seconds_to_target" and (reason := why_seconds_differ([*both[0], *both[1]])):
@@ -164,6 +183,44 @@ def _verdict(
     scores = [score(primary, baseline[seed], method[seed]) for seed in seeds]
     if not all(map(math.isfinite, scores)):
         return _ranked(file, primary, arm, baseline, method, taken)
+    return _by_t(file, primary, arm, scores, taken)
+
+
+def _sensitivity_verdict(
+    file: StudyFile,
+    primary: Primary,
+    arm: str,
+    baseline: Mapping[float, Mapping[int, RunNumbers]],
+    method: Mapping[float, Mapping[int, RunNumbers]],
+    taken: int,
+    withheld: str,
+) -> Verdict:
+    """lr_sensitivity, from rate -> seed -> run: a diverged run counts with its loss before training, so every seed has a number."""
+    seeds = file.seeds[: file.looks[taken - 1]]
+    groups = [
+        Group(name, tuple(by_seed[seed] for by_seed in side.values() for seed in seeds))
+        for name, side in ((file.study.baseline, baseline), (arm, method))
+    ]
+    why = withheld
+    if not why and (reason := other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})):
+        why = f"not judged: {reason}"
+    if why:
+        return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
+    scores = [_sensitivity_of(method, seed) - _sensitivity_of(baseline, seed) for seed in seeds]
+    return _by_t(file, primary, arm, scores, taken)
+
+
+def _sensitivity_of(side: Mapping[float, Mapping[int, RunNumbers]], seed: int) -> float:
+    runs = [side[rate][seed] for rate in sorted(side)]
+    losses = [_final(run) if run.status == "finished" else None for run in runs]
+    return sensitivity(sorted(side), losses, float(runs[0].evaluated["val_loss"][0]))
+
+
+def _by_t(file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], taken: int) -> Verdict:
+    """The verdict of a paired t test of `scores`, one number per seed, at the looks so far."""
+    alpha, looks = file.study.alpha, file.looks
+    seeds = file.seeds[: looks[taken - 1]]
+    comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
     levels = nominal_levels(alpha, looks, 2)
     estimates = [_paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)]
     estimate = estimates[-1]
@@ -197,7 +254,7 @@ def sides_of(primary: Primary) -> int:
 
 
 def _paired(primary: Primary, scores: Sequence[float], level: float) -> Estimate:
-    if primary.measure == "final_loss":
+    if primary.measure in LOSSES:
         return inference.paired_t(scores, level)
     estimate = inference.paired_t(scores, level)
     return inference.exponentiated(estimate) if math.isfinite(estimate.mean) else estimate

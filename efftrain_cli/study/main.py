@@ -33,7 +33,7 @@ from efftrain_cli.study.conduct import (
 )
 from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.judge import Judgement
-from efftrain_cli.study.phases import tuning
+from efftrain_cli.study.phases import over_rates, tuning
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.sweep.curves import sensitivity_curves
@@ -199,7 +199,10 @@ def verdict_json(
 
 
 def learning_rates(file: StudyFile) -> list[Curve]:
-    """Each arm's losses over the learning rates of its grid, from the tuning runs; empty where none was tuned over them."""
+    """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty where there are neither."""
+    if file.rates:
+        chosen = {tuned.arm: tuned.settings for tuned in choices(file)} if tuning_done(file) else {}
+        return sensitivity_curves(over_rates(file, chosen), read_if_there)
     named = []
     for arm, trial in tuning(file):
         tried = trial.settings[len(file.settings_of(next(a for a in file.study.arms if a.name == arm))) :]
@@ -264,7 +267,7 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
     there = [
         (arm, trial.name)
         for phase, (arm, trial) in all_trials(file)
-        if phase == "confirmation" and (run_path(trial.name) / "metrics.jsonl").is_file()
+        if phase != "tuning" and (run_path(trial.name) / "metrics.jsonl").is_file()
     ]
     first = next((name for arm, name in there if arm == file.study.baseline), None)
     if first is None:

@@ -43,11 +43,14 @@ def tried_settings(file: StudyFile, arm_name: str) -> list[tuple[str, ...]]:
 
 
 def confirmation(file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None) -> list[NamedTrial]:
-    """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost.
+    """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost. None where the only primary is
+    lr_sensitivity, which is judged by `over_rates`.
 
     Args:
         seeds: those of one look; default: all.
     """
+    if all(primary.measure == "lr_sensitivity" for primary in file.study.primary):
+        return []
     return [
         (
             arm.name,
@@ -61,3 +64,25 @@ def confirmation(file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Se
         for seed in (file.seeds if seeds is None else seeds)
         for arm in file.study.arms
     ]
+
+
+def over_rates(
+    file: StudyFile,
+    chosen: Mapping[str, Sequence[str]],
+    seeds: Sequence[int] | None = None,
+    rates: Sequence[float] | None = None,
+) -> list[NamedTrial]:
+    """The runs that the primary lr_sensitivity is judged by, each arm at each of its rates; seeds outermost, rates innermost.
+
+    Args:
+        seeds: those of one look; default: all.
+        rates: some of its learning rates; default: all.
+    """
+    found = []
+    for seed in file.seeds if seeds is None else seeds:
+        for arm in file.study.arms:
+            for rate in file.rates if rates is None else rates:
+                settings = (*file.settings_of(arm), *chosen.get(arm.name, ()), f"optim.lr={toml_value(rate)}")
+                name = run_name([f"{file.name}-{arm.name}", setting_word("optim.lr", toml_value(rate)), f"seed{seed}"], ())
+                found.append((arm.name, Trial(file.recipe_path(arm), settings, seed, name)))
+    return found

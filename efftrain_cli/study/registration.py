@@ -23,7 +23,7 @@ from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.run.directory import SCHEMA_VERSION, run_path
 from efftrain_cli.study.file import StudyFile, hash_of
-from efftrain_cli.study.phases import confirmation, tuning
+from efftrain_cli.study.phases import confirmation, over_rates, tuning
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def register(file: StudyFile, allow: bool) -> Registration:
     """
     path = study_folder(file.name) / "plan.json"
     if not path.exists():
-        early = sorted(trial.name for _, trial in (*tuning(file), *confirmation(file, {})) if run_path(trial.name).exists())
+        early = sorted(trial.name for _, trial in (*tuning(file), *confirmation(file, {}), *over_rates(file, {})) if run_path(trial.name).exists())
         if early and not allow:
             raise UsageError(
                 f"{len(early)} runs of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "

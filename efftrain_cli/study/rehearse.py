@@ -67,6 +67,7 @@ def toy_study(file: StudyFile, folder: Path) -> StudyFile:
         looks=looks,
         tuning=replace(study.tuning, seeds=str(file.tuning_seeds[0]), grid={}) if study.tuning else None,
         arms=tuple(arms),
+        primary=tuple(replace(each, rates=each.rates and (each.rates[0], each.rates[-1])) for each in study.primary),
         set=(),
     )
     path = folder / f"{file.name}.toml"

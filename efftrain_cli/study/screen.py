@@ -10,7 +10,7 @@ from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds
 from efftrain_cli.study.budget import Phase, left_of
 from efftrain_cli.study.conduct import Tuned
-from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.file import LOSSES, Primary, StudyFile
 from efftrain_cli.study.judge import Judgement, Verdict, sides_of
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.sweep.screen import Row, table_lines
@@ -18,6 +18,7 @@ from efftrain_cli.sweep.trials import RULE
 
 MEASURES = {
     "final_loss": "final loss",
+    "lr_sensitivity": "learning-rate sensitivity",
     "tokens_to_target": "tokens to the target",
     "flops_to_target": "FLOPs to the target",
     "seconds_to_target": "seconds to the target",
@@ -78,7 +79,7 @@ def primary_text(primary: Primary, baseline: str) -> str:
 
 
 def _margin(primary: Primary) -> str:
-    return f"{primary.margin:g} nats" if primary.measure == "final_loss" else f"{100 * (primary.margin or 0):g} %"
+    return f"{primary.margin:g} nats" if primary.measure in LOSSES else f"{100 * (primary.margin or 0):g} %"
 
 
 def looks_line(file: StudyFile) -> str:
@@ -160,7 +161,7 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
         )
     level = 100 * (1 - file.study.alpha)
     lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
-    unit = "arm less baseline, nats per token" if any(v.primary.measure == "final_loss" for v in judgement.verdicts) else ""
+    unit = "arm less baseline, nats per token" if any(v.primary.measure in LOSSES for v in judgement.verdicts) else ""
     ratio = "baseline / arm, above 1 the arm needs less" if any(v.estimate.log for v in judgement.verdicts) else ""
     paid = "p and intervals are adjusted for every look"
     if _comparisons(file) > 1:
@@ -212,9 +213,9 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
 def _size(verdict: Verdict) -> str:
     size = verdict.could_see or 0.0
     if verdict.primary.direction in ("noninferior", "equivalent"):
-        margin = f"{size:.2g} nats" if verdict.primary.measure == "final_loss" else f"{100 * size:.2g} %"
+        margin = f"{size:.2g} nats" if verdict.primary.measure in LOSSES else f"{100 * size:.2g} %"
         return f"a margin of {margin}"
-    return f"a difference of {size:.2g} nats" if verdict.primary.measure == "final_loss" else f"a factor of {1 + size:.2f}"
+    return f"a difference of {size:.2g} nats" if verdict.primary.measure in LOSSES else f"a factor of {1 + size:.2f}"
 
 
 def _by(estimate: Estimate) -> str:

@@ -267,3 +267,19 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Pat
     ):
         refused = CliRunner().invoke(app, words)
         assert refused.exit_code != 0 and message in str(refused.exception)
+
+
+def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -> None:
+    path = folder / "study.toml"
+    text = STUDY.replace("looks = 2", "looks = 1").replace('"10..14"', '"10..12"').split("[tuning]")
+    arms = text[1].partition("\n\n")[2]
+    path.write_text(text[0].replace('"final_loss"', '"lr_sensitivity"\nrates = [1e-3, 4e-3]') + arms)
+    file = read_study(path)
+    register(file, allow=False)
+    launch = launcher(file)
+    found = conduct(file, crew(file, launch))
+    assert len(launch.calls) == 2 * 2 * 3 and launch.calls[:2] == ["study-plain-lr0.001-seed10", "study-plain-lr0.004-seed10"]
+    assert found.look == 1 and len(found.verdicts[0].seeds) == 3
+    rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
+    assert {row["phase"] for row in rows} == {"learning rates"}
+    assert left_of(phases_of(file)).runs == 0

@@ -69,6 +69,8 @@ def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
         ('direction = "different"', 'direction = "better"\nmargin = 0.1', "primary.0.margin", "no meaning for better"),
         ('direction = "different"', 'direction = "diferent"', "primary.0.direction", "must be one of"),
         ('direction = "different"', 'direction = "different"\ntarget = 3.0', "primary.0.target", "is for a cost"),
+        ('measure = "final_loss"', 'measure = "lr_sensitivity"', "primary.0.rates", "two or more learning rates"),
+        ('measure = "final_loss"', 'measure = "final_loss"\nrates = [1e-3, 2e-3]', "primary.0.rates", "is for lr_sensitivity"),
         ('measure = "final_loss"', 'measure = "best_loss"', "primary.0.measure", "must be one of"),
         ('name = "warm"', 'name = "plain"', "arms.1.name", "another arm"),
         ('name = "warm"', 'name = "../x"', "arms.1.name", "letters, digits"),

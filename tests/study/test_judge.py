@@ -316,3 +316,43 @@ def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction: str, margi
         found = judge(planned, runs(**losses))
         claims += any(verdict.outcome != "undecided" for verdict in found.verdicts)
     assert claims / 1500 <= 0.065  # 2.7 standard errors above 5 %
+
+
+# --- learning-rate sensitivity --------------------------------------------------------------------------------------
+
+
+def over_rates(**losses: list[list[float | None]]) -> dict[float, dict[str, dict[int, FakeRun]]]:
+    """Arm -> losses by rate (1e-3, 2e-3, 4e-3), then by seed."""
+    by_arm = {arm: [runs(**{arm: row})[arm] for row in rows] for arm, rows in losses.items()}
+    return {rate: {arm: rows[i] for arm, rows in by_arm.items()} for i, rate in enumerate((1e-3, 2e-3, 4e-3))}
+
+
+def sensitivity_study(direction: str = "better", margin: float | None = None) -> StudyFile:
+    made = study(direction, margin)
+    primary = Primary(measure="lr_sensitivity", direction=direction, margin=margin, rates=(1e-3, 2e-3, 4e-3))
+    return StudyFile(made.path, replace(made.study, primary=(primary,)))
+
+
+def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> None:
+    base = [[loss + rise for loss in BASE] for rise in (0.3, 0.0, 0.9)]
+    method = [[loss + 0.1 + rise for loss in shifted(0.0, noise)] for rise, noise in ((0.0, 0.0), (0.0, 0.0), (0.3, 0.006))]
+    (verdict,) = judge(sensitivity_study(), {}, rated=over_rates(base=base, method=method)).verdicts
+    # (0.3 + 0.0 + 0.9) / 3 = 0.4 against 0.3 / 3 = 0.1
+    assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.3, abs=1e-9)
+    assert "better than base in learning-rate sensitivity" in sentence(sensitivity_study(), verdict)
+
+
+def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
+    base = [list(BASE), list(BASE), [loss + 0.01 for loss in shifted(0.0)]]
+    method = [list(BASE), list(BASE), [None] * 5]  # loss before training: 7.0
+    (verdict,) = judge(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)).verdicts
+    expected = np.mean([(7.0 - loss) / 3 for loss in BASE]) - np.mean([(new - old) / 3 for old, new in zip(BASE, base[2], strict=True)])
+    assert verdict.outcome == "worse" and verdict.estimate.mean == pytest.approx(expected, abs=5e-3)
+
+
+def test_a_missing_rate_keeps_the_look_waiting() -> None:
+    rows = [list(BASE)] * 3
+    rated = over_rates(base=rows, method=rows)
+    del rated[4e-3]["method"][3]
+    found = judge(sensitivity_study(), {}, rated=rated)
+    assert found.look == 0 and found.pending == ("method seed 3",)
