@@ -160,7 +160,7 @@ def _resume(
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, recipe)
         plan = _plan(session, state.progress, steps)
-        if plan.steps == state.progress.step and not state.progress.evaluation_due:
+        if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
             print(_nothing_left(run, state.progress, recipe, steps))
             return run.path
         _show_rate(run, state.progress, written, recipe)
@@ -182,6 +182,12 @@ def _resume(
             },
         )
         return _train(run, state, session, plan, steps, with_probe, rewinding)
+
+
+def _lacks_evaluation(run: Run, progress: Progress) -> bool:
+    """Whether the last step of a run is still to be evaluated. Its checkpoint, written by a stop, says so for ever; a resumed run has
+    written the loss into the step's row."""
+    return progress.evaluation_due and (run.last_row(progress.step) or {}).get("val_loss") is None
 
 
 def _environment(run: Run, session: Session) -> dict[str, object]:
@@ -292,7 +298,7 @@ def _train(
     steps = None if "steps" in recipe.varies else summary.steps
     try:
         with memory_errors(recipe, summary):
-            if with_probe:
+            if with_probe and summary.steps > state.progress.step:  # else only an evaluation is left
                 _show_time(console, session, state, summary)
             console.print()
             lead(run.path, state, session, until)

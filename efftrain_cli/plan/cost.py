@@ -66,7 +66,7 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         dtype=dtype,
         compiled=False,
         recompute=recipe.train.activation_checkpointing is True,
-        gradients=1 if recipe.simigrad is None else 2,
+        gradients=gradient_copies(recipe),
     )
     return PlanCost(
         summary=summary,
@@ -76,6 +76,14 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         dtype=dtype,
         checkpoint_bytes=12 * parameters,
     )
+
+
+def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
+    """Gradients of the whole model that one of so many ranks holds at once: that of the other half where SimiGrad measures, and
+    those of lanes that wait for their neighbours in the tree."""
+    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    waiting = 0 if lanes is None else max(0, (lanes // ranks).bit_length() - 1)
+    return 1 + waiting + (recipe.simigrad is not None)
 
 
 def training_bytes(
@@ -99,7 +107,7 @@ def training_bytes(
         vocab_rows: rows of the embedding, padding included.
         dtype: "bf16" or "fp32".
         recompute: of each block only its input is kept; one block's activations exist at a time.
-        gradients: copies of the gradient that exist at once, 2 where SimiGrad measures.
+        gradients: copies of the gradient that exist at once, by `gradient_copies`.
     """
     parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm)
     element = 2 if dtype == "bf16" else 4

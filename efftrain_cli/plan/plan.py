@@ -102,10 +102,14 @@ def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int
     into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence. Every lane, or every
     rank where the recipe has no lanes, gets equally many; SimiGrad's two halves do too."""
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
-    multiple = ranks if recipe.parallel is None or recipe.parallel.lanes is None else recipe.parallel.lanes
-    if recipe.simigrad is not None:
-        multiple = math.lcm(multiple, 2)
+    multiple = shares(recipe, ranks)
     return -(-batch_size // fits // multiple) * multiple
+
+
+def shares(recipe: Recipe, ranks: int = 1) -> int:
+    """What the number of a step's micro-batches is a multiple of."""
+    multiple = ranks if recipe.parallel is None or recipe.parallel.lanes is None else recipe.parallel.lanes
+    return multiple if recipe.simigrad is None else math.lcm(multiple, 2)
 
 
 def full_plan(recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1) -> StepPlan:

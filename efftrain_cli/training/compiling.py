@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT, Block, RunBlock
-from efftrain_cli.plan.plan import accumulation_steps
+from efftrain_cli.plan.plan import accumulation_steps, shares
 from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -40,18 +40,18 @@ def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
     return "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 
-def full_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
-    """(sequences, seq_len) of the micro-batches of a full step, where they are all alike; None where they are not.
+def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
+    """(sequences, seq_len) of the micro-batches of a full step on so many ranks, where they are all alike; None where they are not.
 
-    A batch that is not planned is cut into an even number of micro-batches; they are whole ones where it always is a multiple of
-    two of them.
+    A batch that is not planned is cut into a multiple of the ranks, lanes and halves that share it; the micro-batches are whole ones
+    where it always is a multiple of so many of them.
     """
     train, seq_len = recipe.train, recipe.model.seq_len
     if "steps" in recipe.varies:
         whole = train.micro_batch_tokens // seq_len
         multiple = math.gcd(*(method.batch_multiple() for method in recipe.methods.values()))
-        return (whole, seq_len) if whole and multiple % (2 * whole) == 0 else None
-    micro_batches = accumulation_steps(recipe, train.batch_size, seq_len)
+        return (whole, seq_len) if whole and multiple % (shares(recipe, ranks) * whole) == 0 else None
+    micro_batches = accumulation_steps(recipe, train.batch_size, seq_len, ranks)
     if train.batch_size % micro_batches:
         return None
     return train.batch_size // micro_batches, seq_len
@@ -74,7 +74,7 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     return None if sequences < 2 else (sequences, seq_len)
 
 
-def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor") -> Objective:
+def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor", ranks: int = 1) -> Objective:
     """`objective` compiled as a whole, loss included: the softmax then stays in registers.
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape goes through one
@@ -82,7 +82,7 @@ def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor
     attention may choose from, so what `attention_kernels` allows for one kind of shape is not forced on the other.
     """
     _allow_no_fall_back()
-    full_shape, middle_shape = full_micro_batch(recipe), middle_micro_batch(recipe)
+    full_shape, middle_shape = full_micro_batch(recipe, ranks), middle_micro_batch(recipe)
 
     def loss_at_full_shape(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
@@ -122,11 +122,11 @@ class CompiledParts:
     """(residual stream, targets) -> summed cross-entropy."""
 
 
-def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor") -> CompiledParts:
+def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor", ranks: int = 1) -> CompiledParts:
     """The model's block and head, compiled for `GPT.run_blocks` to call: one graph for the full shape, which all blocks share, and
     one with dynamic shapes for every other, as in `compile_whole` and for its reasons."""
     _allow_no_fall_back()
-    full_shape = full_micro_batch(recipe)
+    full_shape = full_micro_batch(recipe, ranks)
 
     def block_at_full_shape(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
         return block(x, scale)

@@ -10,7 +10,7 @@ import torch
 
 from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError, UsageError
-from efftrain_cli.foundation.signals import Stop, stop_on_signals
+from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.memory import memory_errors
@@ -89,7 +89,11 @@ def _follow(device: str, ranks: Ranks) -> None:
     with stop_on_signals():
         heard = ranks.hear("start")
         recipe = load_recipe(heard["recipe"])
-        session = replace(prepare_session(recipe, choose_device(device, ranks)), ranks=ranks)
+        try:
+            with interruptible(rescuable=True), rescued_by(lambda: None):  # nothing is to be saved here
+                session = replace(prepare_session(recipe, choose_device(device, ranks)), ranks=ranks)
+        except Stop:
+            raise StoppedError(f"rank {ranks.rank} has stopped") from None
         ranks.check_alike(_facts(session))
         state = fresh_state(session)
         progress = progress_from_json(heard["progress"])

@@ -104,14 +104,18 @@ def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
     )
 
 
-def build_objective(recipe: Recipe, model: GPT, device: torch.device) -> Objective:
+def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> Objective:
     """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes first: it
     alone is the logged loss, and what divergence and comparisons read."""
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device)
     by_blocks = compiled and compiles_blocks(recipe, len(model.h))
-    recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled)
-    parts = compile_parts(recipe, model) if by_blocks else CompiledParts(run_eagerly, model.head_loss_sum)
+    recompute = checkpoints_activations(
+        recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=ranks.world_size
+    )
+    parts = CompiledParts(run_eagerly, model.head_loss_sum)
+    if by_blocks:
+        parts = compile_parts(recipe, model, ranks=ranks.world_size)
 
     def objective(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
@@ -120,7 +124,7 @@ def build_objective(recipe: Recipe, model: GPT, device: torch.device) -> Objecti
             x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block)
             return {"ce": parts.head_loss_sum(x, targets)}
 
-    return compile_whole(recipe, objective) if compiled and not by_blocks else objective
+    return compile_whole(recipe, objective, ranks=ranks.world_size) if compiled and not by_blocks else objective
 
 
 def build_forward_backward(
@@ -141,8 +145,8 @@ def build_forward_backward(
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
-    objective = build_objective(recipe, model, device)
-    full_shape = full_micro_batch(recipe)
+    objective = build_objective(recipe, model, device, ranks)
+    full_shape = full_micro_batch(recipe, ranks.world_size)
     layer_drop, accumulation = recipe.progressive_layer_drop, recipe.chunked_accumulation
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
     parameters = list(model.parameters())

@@ -14,7 +14,7 @@ import torch
 from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.model.gpt import GPTConfig
-from efftrain_cli.plan.cost import training_bytes
+from efftrain_cli.plan.cost import gradient_copies, training_bytes
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
@@ -41,7 +41,9 @@ def peak_resident_bytes() -> int:
     return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def checkpoints_activations(recipe: Recipe, config: GPTConfig, device: torch.device, *, dtype: str, compiled: bool) -> bool:
+def checkpoints_activations(
+    recipe: Recipe, config: GPTConfig, device: torch.device, *, dtype: str, compiled: bool, ranks: int = 1
+) -> bool:
     """Whether blocks are computed again in the backward pass: as the recipe says; "auto" where a full micro-batch would not
     fit the CUDA device otherwise."""
     train = recipe.train
@@ -58,7 +60,7 @@ def checkpoints_activations(recipe: Recipe, config: GPTConfig, device: torch.dev
         dtype=dtype,
         compiled=compiled,
         recompute=False,
-        gradients=1 if recipe.simigrad is None else 2,
+        gradients=gradient_copies(recipe, ranks),
     )
     return needed > USABLE * torch.cuda.get_device_properties(device).total_memory
 

@@ -24,10 +24,12 @@ from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.training.launch import end_with_parent
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import Store
 
 BUCKET = 1 << 24
 """Elements that are added up at once: 64 MiB of fp32 beside the gradients."""
+JOINING = timedelta(minutes=2)
+"""How long the ranks wait for each other to start."""
 FOREVER = timedelta(days=7)
 """How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at once."""
 
@@ -40,7 +42,7 @@ class Ranks:
     world_size: int = 1
     local_rank: int = 0
     """Among those on this machine: the index of its CUDA device."""
-    store: TCPStore | None = None
+    store: Store | None = None
 
     @property
     def alone(self) -> bool:
@@ -250,12 +252,22 @@ def _first_host(nodes: str) -> str:
     return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
 
 
+def _open_store(address: str, port: int, world_size: int, rank: int) -> Store:
+    """Where the ranks leave each other messages: torchrun's own, where its agent keeps one. Each restart of torchrun's begins with
+    empty keys."""
+    import torch.distributed as dist
+
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(address, port, None if kept else world_size, is_master=rank == 0 and not kept, timeout=JOINING)
+    return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """The ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
 
     Raises:
-        UsageError: the environment is wrong, or the others were not reached within two minutes.
+        UsageError: the environment is wrong, or the others were not reached within `JOINING`.
     """
     wanted = ranks_wanted()
     if wanted is None:
@@ -267,8 +279,10 @@ def joined() -> Iterator[Ranks]:
     rank, world_size, local_rank, address, port = wanted
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        store = dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=timedelta(seconds=120))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=FOREVER)
+        store = _open_store(address, port, world_size, rank)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=JOINING)
+        dist.all_reduce(torch.zeros(1))  # all have come as far as here
+        dist.distributed_c10d._set_pg_timeout(FOREVER)
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"rank {rank} of {world_size} cannot reach the others at {address}:{port}: {str(error).splitlines()[0]}\n"

@@ -24,6 +24,7 @@ from efftrain_cli.data.progress import prepare_shown
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
+from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.plan.step import Batch
@@ -133,6 +134,9 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
         # A step that measures needs memory for the gradient of one half while it computes the other's.
         micro_batches = 2
         sequences *= 2
+    # Sums of lanes that wait for their neighbours, as memory that is really used.
+    waiting = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
+    held = [torch.ones_like(parameter) for _ in range(waiting) for parameter in state.model.parameters()]
     tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=session.device)
     plan = full_plan(session.recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
     seconds = 0.0
@@ -144,6 +148,7 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
             torch.cuda.synchronize(session.device)
         seconds = time.perf_counter() - start
     # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
+    del held
     state.model.zero_grad(set_to_none=True)
     return seconds / (sequences * seq_len)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -167,6 +168,17 @@ def test_sigterm(lab: Laboratory, window: str) -> None:
     assert lab.call("pretrain", "--resume", "cut").code == 0
     assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
     lab.assert_equal_runs("cut", "whole", 20)
+
+
+def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab: Laboratory) -> None:
+    process = stalled(lab, lab.recipe(), WINDOWS["evaluation"][0].replace("calls == 3", "calls == 5"))  # that of step 20
+    process.kill(signal.SIGTERM)
+    assert process.wait() == 75 and lab.last_step("cut") == 20
+    first, second = (lab.call("pretrain", "--resume", "cut") for _ in range(2))
+    assert first.code == second.code == 0
+    assert "result " in first.out.read_text() and "nothing to train" in second.out.read_text()
+    losses = [json.loads(line)["val_loss"] for line in (lab.run("cut") / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 22 and losses[-1] is not None and losses[-2] is None
 
 
 def test_sigterm_while_data_is_prepared(lab: Laboratory) -> None:

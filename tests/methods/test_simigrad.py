@@ -534,3 +534,15 @@ def test_growth_clears_the_window_and_keeps_the_batch() -> None:
     grows = load_recipe("small-staged-depth", ("simigrad={target=0.2, min_batch_size=8, max_batch_size=64, window=2}",))
     grown = after_growth(grows, Progress(step=5, batch_size=18, simigrad_window=((0.1, 1.0, 1.0),)))
     assert (grown.batch_size, grown.simigrad_window) == (18, ())
+
+
+def test_the_reference_mode_stays_within_the_bounds_that_it_states() -> None:
+    """Every batch that the released rule reaches, from every start, and both bounds are reached."""
+    for lower, upper, quantum in [(2, 30, 4), (10, 30, 4), (10, 32, 8), (3, 17, 1), (6, 22, 5)]:
+        section = SimiGrad(target=0.5, min_batch_size=lower, max_batch_size=upper, quantum=quantum, mode="reference")
+        lowest, highest = section.batch_bounds(0)
+        reached, fresh = set(), set(range(section.lowest, section.highest + 1, quantum))
+        while fresh:
+            reached |= fresh
+            fresh = {section.next_batch_size(batch, phi) for batch in fresh for phi in (0.1, 0.9)} - reached
+        assert lowest <= min(reached) and max(reached) == highest, (lower, upper, quantum, sorted(reached))

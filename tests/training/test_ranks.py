@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 import torch
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.plan.step import MicroBatch, StepPlan
+from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.plan.cost import gradient_copies
+from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.plan.step import MicroBatch, Progress, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
+from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.gradient import add_lanes
 from efftrain_cli.training.launch import _wait, launch
-from efftrain_cli.training.ranks import TORCHRUN, _first_host, ranks_wanted
+from efftrain_cli.training.ranks import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 
+RECIPE = Recipe(
+    model=Model(n_layer=1, n_head=2, n_embd=16, seq_len=16),
+    optim=Optim(lr=1e-3),
+    train=Train(tokens=10_000, batch_size=8, micro_batch_tokens=64, dtype="fp32"),
+)
 SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_ID")
 
 
@@ -127,3 +143,56 @@ def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(monkeyp
     assert _wait([Child(75), Child(75)]) == 75
     assert _wait([Child(1), Child(-9)]) == 137
     assert _wait([Child(0), Child(0)]) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has reached the store, and says nothing more."""
+    import torch.distributed as dist
+
+    port = free_port()
+    set_all(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    monkeypatch.setattr("efftrain_cli.training.ranks.JOINING", timedelta(seconds=2))
+    stores = []
+    client = threading.Thread(target=lambda: stores.append(dist.TCPStore("127.0.0.1", port, 2, is_master=False)))
+    client.start()
+    with pytest.raises(UsageError, match="rank 0 of 2 cannot reach the others"), joined():
+        pass
+    client.join()
+
+
+def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    port = free_port()
+    agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    first = _open_store("127.0.0.1", port, 2, 0)
+    first.set("start", "a recipe")
+    assert first.check(["start"]) and agent.num_keys() > 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not _open_store("127.0.0.1", port, 2, 0).check(["start"])
+
+
+def test_copies_of_the_gradient_are_counted() -> None:
+    """Leaf 4 of a tree of 4 comes while a sum of two leaves and a leaf wait: three; SimiGrad keeps a half beside them."""
+
+    def copies(lanes: int | None, ranks: int, simigrad: bool = False) -> int:
+        section = SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64) if simigrad else None
+        return gradient_copies(replace(RECIPE, parallel=Parallel(lanes=lanes), simigrad=section), ranks)
+
+    assert [copies(None, 4), copies(4, 4), copies(4, 2), copies(4, 1), copies(8, 1)] == [1, 1, 2, 3, 4]
+    assert [copies(None, 1, simigrad=True), copies(4, 1, simigrad=True)] == [2, 4]
+
+
+@pytest.mark.parametrize(("ranks", "lanes", "want"), [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))])
+def test_the_full_shape_is_that_of_the_ranks_cut(ranks: int, lanes: int | None, want: tuple[int, int]) -> None:
+    recipe = replace(RECIPE, parallel=Parallel(lanes=lanes))
+    assert full_micro_batch(recipe, ranks) == want
+    assert micro_batch_shapes(plan_step(recipe, Progress(), ranks)) == {want}
