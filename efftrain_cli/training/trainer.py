@@ -35,6 +35,7 @@ from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiles, freeze_objects, micro_batch_shapes
 from efftrain_cli.training.gradient import autocast, build_forward_backward, compute_dtype
+from efftrain_cli.training.positions import loss_by_position
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 
@@ -89,6 +90,8 @@ class StepRecord:
     result: StepResult | None = None
     val_loss: Tensor | None = None
     """0-d fp32, nats per token at full length, all blocks, measured after the step's update."""
+    position_losses: dict[str, Tensor] | None = None
+    """The same by stretch of positions, by column; None unless the recipe asks for it."""
     training: Stopwatch | None = None
     evaluation: Stopwatch | None = None
     devices: int = 1
@@ -143,21 +146,23 @@ def train(
     ahead: tuple[StepPlan, Batch] | None = None
     """The next step and its batch: a CUDA device is still busy while it is read and sent."""
 
-    def measure() -> tuple[Tensor, Stopwatch]:
-        watch = Stopwatch(device)
+    def evaluated(record: StepRecord) -> tuple[StepRecord, Tensor]:
+        watch, positions = Stopwatch(device), None
         with _interruptible(ranks):
             loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
-        return loss, watch.stop()
+            if recipe.eval.positions:
+                positions = loss_by_position(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
+        return replace(record, val_loss=loss, position_losses=positions, evaluation=watch.stop()), loss
 
     def batch_of(plan: StepPlan) -> Batch:
         return train_data.batch(plan, ranks.rank, ranks.world_size).to(device)
 
     if state.progress.step == 0 or state.progress.evaluation_due:
-        val_loss, evaluation = measure()
+        record, val_loss = evaluated(StepRecord(progress=state.progress))
         state.progress = state.progress._replace(evaluation_due=False)
         if state.progress.step > 0 and reads_val_loss(recipe, state.progress):
             state.progress = after_evaluation(recipe, state.progress, float(val_loss))
-        yield StepRecord(progress=state.progress, val_loss=val_loss, evaluation=evaluation)
+        yield replace(record, progress=state.progress)
 
     while (
         state.progress.tokens < recipe.train.tokens
@@ -193,7 +198,7 @@ def train(
         due = plan.evaluate or stage_ended(recipe, state.progress)
         if due or plan.step == until:
             try:
-                val_loss, evaluation = measure()
+                record, val_loss = evaluated(record)
             except (Stop, LostProcessError):
                 # The step itself is finished: its row is written, its evaluation made up for after a resume.
                 state.progress = state.progress._replace(evaluation_due=due)
@@ -202,7 +207,7 @@ def train(
             # Only what the plan evaluates may decide anything: a run cut at `until` must go on like one that was not.
             if due and reads_val_loss(recipe, state.progress):
                 state.progress = after_evaluation(recipe, state.progress, float(val_loss))
-            record = replace(record, progress=state.progress, val_loss=val_loss, evaluation=evaluation)
+            record = replace(record, progress=state.progress)
         yield record
         if record.compile_seconds:
             freeze_objects()
@@ -264,6 +269,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
             "sequences": progress.sequences,
             "total_flops": progress.flops,
             "val_loss": finite_or_none(val_loss),
+            **{name: finite_or_none(measured.pop(name)) for name in record.position_losses or {}},
             "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
         }
         if plan is not None and result is not None and record.training is not None:
@@ -300,7 +306,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
 def _scalars(record: StepRecord) -> dict[str, Tensor]:
     """Everything of a record that is on the device, by column."""
     scalars = {} if record.result is None else dict(record.result.scalars)
-    return scalars if record.val_loss is None else {**scalars, "val_loss": record.val_loss}
+    return scalars if record.val_loss is None else {**scalars, **(record.position_losses or {}), "val_loss": record.val_loss}
 
 
 def finite_or_none(value: float) -> float | None:

@@ -253,3 +253,23 @@ def test_a_residual_stream_in_bf16_changes_little(windows: Windows) -> None:
             losses.append(model.loss_sum(batch.tokens, batch.targets).item() / batch.tokens.numel())
         assert model.embed(batch.tokens).dtype == torch.float32
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+
+
+def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(windows: Windows) -> None:
+    recipe = replace(RECIPE, eval=Eval(every=10, windows=8, positions=True))
+    held_out = windows.validation(8)
+    rows = [
+        [row for part in train(state, each, windows, held_out, until=12) for row in read_records(state, each, [part])]
+        for each, state in ((RECIPE, fresh()), (recipe, fresh()))
+    ]
+    names = [f"val_loss_from_{start}" for start in (0, 2, 4, 8, 16)]
+    widths = (2, 2, 4, 8, 16)
+    for row in rows[1]:
+        found = [row.pop(name) for name in names if name in row]
+        if row["val_loss"] is not None:
+            mean = sum(width * loss for width, loss in zip(widths, found, strict=True)) / 32
+            assert mean == pytest.approx(row["val_loss"], rel=1e-5)
+        else:
+            assert not found
+    columns = ("step", "loss", "grad_norm", "val_loss")
+    assert [[row.get(name) for name in columns] for row in rows[0]] == [[row.get(name) for name in columns] for row in rows[1]]
