@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,14 +155,15 @@ def _sums(model: GPT, tokens: Tensor, targets: Tensor, measure: _Measure) -> lis
     reports: list[SumReport] = []
     hooks, inputs = [], {}
 
-    def keep(name: str) -> object:
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             inputs[name] = args[0].detach().flatten(0, -2)
 
         return hook
 
-    def use(name: str) -> object:
-        def hook(layer: nn.Linear, _: object, grads: tuple[Tensor, ...]) -> None:
+    def use(name: str) -> Callable[[nn.Module, tuple[Tensor | None, ...], tuple[Tensor | None, ...]], None]:
+        def hook(layer: nn.Module, _: object, grads: tuple[Tensor | None, ...]) -> None:
+            assert isinstance(layer, nn.Linear) and grads[0] is not None
             grad = grads[0].detach().flatten(0, -2)
             reports.extend(measure.layer(name, inputs.pop(name), layer.weight.detach(), grad))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.plan.step import Batch, Progress
+from efftrain_cli.plan.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
 from efftrain_cli.training.gradient import (
@@ -37,6 +38,8 @@ from efftrain_cli.training.memory import peak_resident_bytes
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, read_records, train, update
 
+P = ParamSpec("P")
+T = TypeVar("T")
 PHASES = ("data", "forward", "backward", "optimizer", "measures")
 
 
@@ -195,35 +198,37 @@ def phase_seconds(
     objective = build_objective(recipe, state.model, device)
     measured: dict[str, list[float]] = {phase: [] for phase in (*PHASES, "other")}
 
-    def timed(phase: str, work: Callable[[], object]) -> None:
+    def timed(phase: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         wait_for(device)
         start = time.perf_counter()
-        work()
+        result = work(*args, **kwargs)
         wait_for(device)
         measured[phase].append(time.perf_counter() - start)
+        return result
+
+    def batch_of(plan: StepPlan) -> Batch:
+        return windows.batch(plan).to(device)
+
+    def forward(plan: StepPlan, batch: Batch) -> None:
+        for tokens, targets in zip(
+            batch.tokens.tensor_split(plan.accumulation_steps),
+            batch.targets.tensor_split(plan.accumulation_steps),
+            strict=True,
+        ):
+            objective(tokens, targets, None, None)
+
+    def one_step() -> None:
+        read_records(state, recipe, [next(stepping)])
 
     for i in range(steps + 1):
-        timed("other", lambda: read_records(state, recipe, [next(stepping)]))
+        timed("other", one_step)
         plan = plan_step(recipe, state.progress)
-        batches: list[Batch] = []
-        timed("data", lambda plan=plan, batches=batches: batches.append(windows.batch(plan).to(device)))
-        batch = batches[0]
-
-        def forward(plan=plan, batch=batch) -> None:
-            for tokens, targets in zip(
-                batch.tokens.tensor_split(plan.accumulation_steps),
-                batch.targets.tensor_split(plan.accumulation_steps),
-                strict=True,
-            ):
-                objective(tokens, targets, None, None)
-
+        batch = timed("data", batch_of, plan)
         with attention_kernels(device, same_shape=True):
-            timed("forward", forward)
-        gradients = []
-        timed("backward", lambda plan=plan, batch=batch, out=gradients: out.append(forward_backward(batch, plan)))
+            timed("forward", forward, plan, batch)
+        loss = timed("backward", forward_backward, batch, plan).scalars["loss"]
         measured["backward"][-1] -= measured["forward"][-1]
-        loss = gradients[0].scalars["loss"]
-        timed("optimizer", lambda lr=plan.lr, loss=loss: update(state, lr, recipe.optim.grad_clip, loss))
+        timed("optimizer", update, state, plan.lr, recipe.optim.grad_clip, loss)
         timed("measures", state.optimizer.measures)
         measured["other"][-1] -= sum(measured[phase][-1] for phase in PHASES)
         if i == 0:  # the first round warms up
@@ -232,7 +237,7 @@ def phase_seconds(
     return {phase: max(0.0, statistics.median(times)) for phase, times in measured.items()}
 
 
-def _profile(stepping, path: Path, device: torch.device) -> None:
+def _profile(stepping: Iterator[StepRecord], path: Path, device: torch.device) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 

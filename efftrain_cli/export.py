@@ -51,7 +51,8 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
         for row in read_counting(trained.run, progress.step)
         if isinstance(row.get("val_loss"), float)
     ]
-    data = origin.get("data") if isinstance(origin.get("data"), dict) else {}
+    data = origin.get("data")
+    data = data if isinstance(data, dict) else {}
     hashes = [(name, data.get(f"{name}_hash")) for name in ("train", "valid", "tokenizer")]
     scores = [entry for entry in read_results(trained.run) if entry["checkpoint_sha256"] == trained.model_sha256]
     lines = [

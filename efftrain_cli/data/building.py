@@ -173,7 +173,7 @@ class Building:
             "source": self.place.source,
             "taken": self.place.taken,
             "hub": None if self.place.hub is None else self.place.hub.state(),
-            "bytes": self.tally.bytes,
+            "bytes": self.tally.size,
             "documents": self.tally.documents,
             "overlap": [self.tally.overlap, self.tally.overlap_examples],
             "bad": [bad.seen, bad.skipped, bad.examples],
@@ -201,7 +201,7 @@ class Building:
             return
         (self.folder / HELD_OUT).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         tally, bad = self.tally, self.tally.bad
-        tally.bytes, tally.documents = progress["bytes"], progress["documents"]
+        tally.size, tally.documents = progress["bytes"], progress["documents"]
         tally.overlap, tally.overlap_examples = progress["overlap"]
         bad.seen, bad.skipped, bad.examples = progress["bad"]
         self.written, self._saved_held_out = progress["written"], len(lines)

@@ -78,8 +78,8 @@ class HubReader:
                         "(data.text_field names the field)"
                     )
                 text = record[self.text_field]
-                problem = f"field {self.text_field!r} is {type(text).__name__}, not text"
-                if not isinstance(text, str) or (problem := unusable(text)) is not None:
+                problem = unusable(text) if isinstance(text, str) else f"field {self.text_field!r} is {type(text).__name__}, not text"
+                if problem is not None:
                     bad.found(f"{source.name}: row {self._row}", problem)
                     continue
                 bad.seen += 1

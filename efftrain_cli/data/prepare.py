@@ -120,6 +120,7 @@ def _build(folder: Path, data: Data, found: Found, limits: Limits | None, tell: 
     split = Split(found.train, found.valid, data.valid_fraction, cut, eot_id=tokenizer.eot_id if tokenizer else None)
     split, total = survey(split, data, tell)
     if tokenizer is None:
+        assert size is not None
         tokenizer = _trained_tokenizer(size, split, data, limits, tell)
     partial = folder.with_name(f"{folder.name}.partial")
     if not (partial / PROGRESS).exists():

@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Source, TextFile, unusable
 from efftrain_cli.data.hub import HubReader
@@ -128,7 +128,7 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
     csv.field_size_limit(LINE_BYTES)
     number = 0
 
-    def decoded(file: IO[bytes]) -> Iterator[str]:
+    def decoded(file: io.BufferedIOBase) -> Iterator[str]:
         nonlocal number
         for number, (line, length) in enumerate(_lines(path, file), 1):
             if length > LINE_BYTES:
@@ -159,7 +159,7 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
         bad.found(str(path), "the file holds no rows")
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> io.BufferedIOBase:
     """The file's content, decompressed as it is read."""
     name = path.name.lower()
     if name.endswith(".gz"):
@@ -209,7 +209,7 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
-def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
     """Each line with its length in bytes. Of a line beyond `LINE_BYTES` only the beginning is kept."""
     number = 0
     try:

@@ -189,7 +189,7 @@ class Shard:
         digest = hashlib.sha256()
         for start in range(0, len(self.ids), _CHUNK):
             chunk = self.ids[start : start + _CHUNK]
-            digest.update(chunk)
+            digest.update(chunk.data)
             if int(chunk.max()) >= self.header.vocab_size:
                 at = start + int(np.argmax(chunk >= self.header.vocab_size))
                 raise DataError(

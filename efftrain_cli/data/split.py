@@ -48,7 +48,7 @@ class Tally:
     """What one pass over the documents met."""
 
     bad: BadDocuments
-    bytes: dict[str, int] = field(default_factory=lambda: {"train": 0, "valid": 0})
+    size: dict[str, int] = field(default_factory=lambda: {"train": 0, "valid": 0})
     documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "valid": 0})
     overlap: int = 0
     overlap_examples: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Tally:
         Args:
             digest: sha256 of the document's content.
         """
-        self.bytes[side] += len(document.text) if document.text.isascii() else len(document.content())
+        self.size[side] += len(document.text) if document.text.isascii() else len(document.content())
         self.documents[side] += 1
         digest = digest[:16]
         if side == "valid":
@@ -181,10 +181,10 @@ def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
             split = replace(split, threshold=sorted(numbers)[held_out - 1])
     tally = Tally(BadDocuments(data.on_bad_document))
     for _ in split_documents(split, data, tally):
-        tell("bytes checked", sum(tally.bytes.values()), None)
+        tell("bytes checked", sum(tally.size.values()), None)
     check_findings(tally.findings(), data)
     check_sides(tally, split)
-    return split, sum(tally.bytes.values())
+    return split, sum(tally.size.values())
 
 
 def check_sides(tally: Tally, split: Split) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError
@@ -247,7 +248,7 @@ def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
     return _finished(backend, f"bpe:{size}")
 
 
-def _library() -> tokenizers:
+def _library() -> ModuleType:
     # Set, not left open: else every process that we start later prints a warning about forking.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     import tokenizers

@@ -15,9 +15,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.foundation.files import sha256_of
@@ -159,7 +161,7 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
         UsageError: the source was grown with other variants before; one recipe has one [staged_growth].
         RecipeError: the grown recipe breaks a rule.
     """
-    asked = {key: value for key, value in (("symmetry", options.symmetry), ("depth", options.depth)) if value is not None}
+    asked: dict[str, Any] = {key: value for key, value in (("symmetry", options.symmetry), ("depth", options.depth)) if value is not None}
     moments = "reset" if options.weights_only else options.moments
     if moments is not None:
         asked["moments"] = moments
@@ -241,7 +243,7 @@ def _state_of(checkpoint: Path, session: Session, weights_only: bool) -> TrainSt
     state = fresh_state(session)
     if weights_only:
         progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
-        model, optimizer, method = load_file(checkpoint / "model.safetensors"), None, {}
+        model, optimizer, method = load_file(checkpoint / "model.safetensors"), None, dict[str, Tensor]()
     else:
         progress, model, optimizer, method = read_checkpoint(checkpoint)
     if method:

@@ -91,7 +91,7 @@ def _runs() -> Iterator[Rate]:
 def _model(run: Path) -> dict[str, Any]:
     import tomllib
 
-    return tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))["model"]  # type: ignore[no-any-return]
+    return tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))["model"]
 
 
 def _last_row(path: Path) -> dict[str, Any]:
@@ -101,5 +101,5 @@ def _last_row(path: Path) -> dict[str, Any]:
         lines = file.read().splitlines()
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
-            return json.loads(line)  # type: ignore[no-any-return]
+            return json.loads(line)
     raise ValueError(f"{path}: no row")

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.recipe.file import flatten
@@ -224,7 +224,9 @@ def _said(run: Path, log: str) -> str:
     return lines[-1].removeprefix("warning: ").removeprefix("error: ") if lines else ""
 
 
-def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, resume: str) -> wandb.Run:
+def _init(
+    directory: RunDirectory, mode: str, project: str | None, run_id: str, resume: Literal["allow", "never"]
+) -> wandb.Run:
     if mode not in ("offline", "online"):
         raise UsageError(f"--mode {mode!r}: use offline or online")
     # wandb writes its crash reports and statistics about the machine without being asked.
@@ -246,7 +248,7 @@ def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, 
             group=os.environ.get("WANDB_RUN_GROUP") or str(directory.origin.get("recipe") or directory.name),
             dir=str(folder),
             config={**flatten(recipe), **{f"origin.{k}": v for k, v in flatten(directory.origin).items()}},
-            mode=mode,
+            mode="online" if mode == "online" else "offline",
             settings=wandb.Settings(
                 silent=True,
                 console="off",
@@ -275,15 +277,13 @@ def _init(directory: RunDirectory, mode: str, project: str | None, run_id: str, 
 
 def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
     """Tells wandb's user of an event that matters."""
-    import wandb
-
     kind = str(event.get("event"))
     if kind not in ALERTS:
         return
     title, level = ALERTS[kind]
     text = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("event", "time", "check"))
     with contextlib.suppress(Exception):  # an alert less; the rows matter
-        session.alert(title=f"{session.name}: {title}", text=text, level=wandb.AlertLevel[level])
+        session.alert(title=f"{session.name}: {title}", text=text, level=level)
 
 
 def _final_numbers(directory: RunDirectory) -> dict[str, Any]:

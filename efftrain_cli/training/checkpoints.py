@@ -123,7 +123,7 @@ def newest_sound(paths: Sequence[Path]) -> tuple[Path | None, list[tuple[Path, C
     Raises:
         NewerFormatError: the newest that is whole was written by a newer efftrain.
     """
-    passed_over = []
+    passed_over: list[tuple[Path, CheckpointError]] = []
     for path in reversed(paths):
         try:
             verify_checkpoint(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -177,7 +178,7 @@ def build_forward_backward(
                         name: loss / plan.tokens
                         for name, loss in objective(tokens, targets, gates[number], scales).items()
                     }
-                    sum(shares.values()).backward()
+                    reduce(torch.add, shares.values()).backward()
                 for name, share in shares.items():
                     sums[name] = sums[name] + share.detach() if name in sums else share.detach()
             return sums

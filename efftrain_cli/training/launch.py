@@ -37,7 +37,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // devices))
-    children = []
+    children: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:

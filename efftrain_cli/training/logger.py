@@ -91,7 +91,7 @@ class Logbook:
         for record, row in zip(records[:bad], rows[:bad], strict=True):
             self._screen.show(row)
             if row["val_loss"] is not None:
-                self.val_loss = row["val_loss"]  # type: ignore
+                self.val_loss = row["val_loss"]
             for notice in self._watch.read(row):
                 self._run.event("spike" if isinstance(notice, Spike) else "warning", notice._asdict())
                 self._screen.say(message(notice))
@@ -101,8 +101,8 @@ class Logbook:
             if bad:
                 best = [row["loss"] for row in rows[:bad] if row.get("loss") is not None]
                 self._good = records[bad - 1].progress._replace(
-                    train_seconds=rows[bad - 1]["train_seconds"],  # type: ignore
-                    best_loss=min([*best, *([] if self._good.best_loss is None else [self._good.best_loss])]),  # type: ignore
+                    train_seconds=rows[bad - 1]["train_seconds"],
+                    best_loss=min([*best, *([] if self._good.best_loss is None else [self._good.best_loss])]),
                 )
             raise_diverged(self._run, self._state, self._session, records[bad], self._good)
         for record, row in zip(records, rows, strict=True):

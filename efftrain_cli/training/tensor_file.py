@@ -37,7 +37,7 @@ def tensor_pieces(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     header, pieces, start = {}, [], 0
     for name in order:
         tensor = tensors[name]
-        piece = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        piece = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         end = start + piece.nbytes
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         pieces.append(piece)

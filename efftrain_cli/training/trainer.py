@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -236,7 +237,7 @@ def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tens
     return grad_norm
 
 
-def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord]) -> list[dict[str, object]]:
+def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl for `records`, in one transfer from the device.
 
     The only writer of `progress.best_loss` and `progress.train_seconds`: call it on every record, in order, and before

@@ -80,7 +80,8 @@ class Outcome:
 # --- searching an ordered list for the place where the verdict changes -----------------------------------------------
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True)
+class Found:
     """The index searched for; -1 where there is none."""
 
     index: int

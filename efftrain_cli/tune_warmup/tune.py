@@ -28,7 +28,8 @@ from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe
-from efftrain_cli.run.directory import SCHEMA_VERSION, Run, run_path
+from efftrain_cli.run.directory import Run, run_path
+from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
 from efftrain_cli.training.logger import Logbook
 from efftrain_cli.training.memory import memory_errors

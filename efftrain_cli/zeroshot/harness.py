@@ -229,8 +229,8 @@ def _run(
         elif name == "wikitext" or not all(isinstance(share, (int, float)) for share in shares[key]):
             stderr[key] = None  # a ratio of sums over documents, or another sum: the harness has none either
         else:
-            mean, error = mean_and_error([float(share) for share in shares[key]])
-            stderr[key] = error if math.isclose(mean, values[key], rel_tol=1e-6, abs_tol=1e-9) else None
+            mean, spread = mean_and_error([float(share) for share in shares[key]])
+            stderr[key] = spread if math.isclose(mean, values[key], rel_tol=1e-6, abs_tol=1e-9) else None
     items = [
         {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], **{key: sample.get(key) for key in metrics}}
         for sample in samples

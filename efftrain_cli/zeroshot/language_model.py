@@ -29,7 +29,7 @@ class DoesNotFitError(Exception):
         self.items = items
 
 
-class LanguageModel(TemplateLM):
+class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no annotations
     """Counts, beside answering, what a reader of the scores must know; `begin` sets the counts to 0."""
 
     def __init__(self, evaluator: Evaluator, tokenizer: Tokenizer) -> None:
@@ -89,13 +89,13 @@ class LanguageModel(TemplateLM):
         too_long = {int(r.doc_id) for r, one in zip(requests, asked, strict=True) if len(one.continuation) > most}
         if too_long:
             raise DoesNotFitError(too_long)
-        return [tuple(score) for score in self._score(asked)]
+        return [(score.logprob, score.greedy) for score in self._score(asked)]
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         asked = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
-        return [tuple(score) for score in self._score(asked)]
+        return [(score.logprob, score.greedy) for score in self._score(asked)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of whole texts: disjoint windows, only the last one sees more context than itself."""

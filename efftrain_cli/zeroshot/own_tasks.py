@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DataError
@@ -158,7 +159,7 @@ def offline_bytes(
     pieces = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
     requests = [window for document in pieces for window in document]
     scores = iter(evaluator.score(requests, "offline_bytes"))
-    items = []
+    items: list[dict[str, Any]] = []
     for i, (document, ids, parts) in enumerate(zip(kept, encoded, pieces, strict=True)):
         items.append({
             "doc_id": i,
