@@ -23,7 +23,7 @@ from pathlib import Path
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import read_events, read_metrics
-from efftrain_cli.run.stability import EarlyWarning, SpikeAlarm, Stability, loss_ratios, measure, measure_run
+from efftrain_cli.run.stability import EarlyWarning, SpikeAlarm, Stability, measure, measure_run
 from efftrain_cli.tune_warmup.search import fluctuation
 
 SEEDS = (0, 1, 2)
@@ -208,9 +208,11 @@ def write_alarms(path: Path, rows_path: Path) -> None:
             warned = [row["step"] for row in steps if warning.read(row)]
             spikes += sum(alarm.read(row) is not None for row in steps)
             began, inside = [], False
-            for row, ratio in zip(steps, loss_ratios([row["loss"] for row in rows]), strict=True):
-                if ratio is None:
+            best = math.inf
+            for row in steps:
+                if not math.isfinite(row["loss"]):
                     continue
+                ratio, best = row["loss"] / best, min(best, row["loss"])
                 if ratio > 1.2 and not inside:
                     began.append(row["step"])
                 inside = ratio > (1.05 if inside else 1.2)

@@ -16,14 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import special
 
-from efftrain_cli.compare.sequential import (
-    half_width,
-    mixture_half_width,
-    mixture_log_e,
-    nominal_levels,
-    schedule,
-    t_statistic,
-)
+from efftrain_cli.compare.sequential import nominal_levels, schedule, t_statistic
 
 PLANS = ((5, 2), (10, 3), (12, 4), (20, 5), (22, 20))
 """(seeds, looks)."""
@@ -32,6 +25,40 @@ SHAPES = {"planned, shape 0.25": 0.25, "O'Brien-Fleming": 0.0, "Pocock": 0.5}
 MIXTURE = 1.0
 """Variance of the mixture over effects; 1 was the narrowest at ten seeds of 0.5, 1, 2, 4 and 8."""
 ALPHA = 0.05
+
+
+def half_width(sd: float, n: int, level: float, sides: int = 2) -> float:
+    """Half the width of the t interval of a mean of `n` values with standard deviation `sd` at a nominal level."""
+    return sd / math.sqrt(n) * float(-special.stdtrit(n - 1, level / sides))
+
+
+# The alternative: the anytime-valid t test with a Gaussian mixture over effects (Lai 1976; Wang and Ramdas 2024). It needs no plan and
+# errs in 0.1 to 2 % of studies instead of 5 %; its intervals are wider from eight seeds on.
+
+
+def mixture_log_e(t: np.ndarray | float, n: int, variance: float) -> np.ndarray | float:
+    """Logarithm of the e-value of "the mean is 0" after `n` values, against effects (mean / sd) drawn from N(0, `variance`).
+
+    The Bayes factor with the right Haar prior on the scale (Gönen et al. 2005; Wang and Ramdas 2024, section 4). Over n = 2, 3, ...
+    it is a nonnegative martingale where nothing differs, so it exceeds 1 / alpha at any time with probability at most alpha.
+    """
+    nu, grown = n - 1, 1 + n * variance
+    t2 = np.square(t)
+    return -0.5 * np.log(grown) + 0.5 * n * (np.log1p(t2 / nu) - np.log1p(t2 / (nu * grown)))
+
+
+def mixture_half_width(sd: float, n: int, alpha: float, variance: float) -> float:
+    """Half the width of the anytime-valid interval; infinite where `n` values cannot exclude anything yet."""
+    grown = 1 + n * variance
+    if n < 2:
+        return math.inf
+    # e = 1/alpha solved for t: (1 + t2/nu) / (1 + t2/(nu grown)) = k
+    log_k = 2 / n * (-math.log(alpha) + 0.5 * math.log(grown))
+    if log_k >= math.log(grown):
+        return math.inf
+    k = math.exp(log_k)
+    t2 = (n - 1) * (k - 1) / (1 - k / grown)
+    return sd / math.sqrt(n) * math.sqrt(t2)
 
 
 def normal(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

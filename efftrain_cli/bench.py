@@ -23,6 +23,7 @@ from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.kernels import attention_kernels
+from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
@@ -84,12 +85,6 @@ class BenchResult:
         return 1 - work / sum(self.phases.values())
 
 
-def vocab_size_of(recipe: Recipe) -> int:
-    """Vocabulary that the recipe's tokenizer will have: N of "bpe:N", else GPT-2's 50257."""
-    name, _, size = recipe.data.tokenizer.partition(":")
-    return int(size) if name == "bpe" and size.isdigit() else 50257
-
-
 def random_windows(recipe: Recipe, vocab_size: int, folder: Path, seed: int = 0) -> Windows:
     """Windows over random tokens in a shard on disk, enough for a few hundred steps or 20 million tokens."""
     tokens = max(4 * recipe.model.seq_len, min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len))
@@ -125,7 +120,7 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         train=replace(recipe.train, tokens=10**15),
         eval=replace(recipe.eval, every=10**9),
     )
-    vocab_size = vocab_size_of(recipe)
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
     compiling = compile_seconds()
     graphs = compiled_graphs()
     if device.type == "cuda":

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
+from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.zeroshot.harness import (
     DATA_OF,
@@ -31,7 +32,7 @@ from efftrain_cli.zeroshot.harness import (
     require_data,
     require_extra,
 )
-from efftrain_cli.zeroshot.local_data import file_sha256, local_file
+from efftrain_cli.zeroshot.local_data import local_file
 from efftrain_cli.zeroshot.results import SCHEMA_VERSION, save_result
 from efftrain_cli.zeroshot.suites import TASKS, Task, task_names
 
@@ -257,7 +258,7 @@ def entry_of(
         "dtype": "bf16" if evaluator.bf16 else "fp32",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "source": "run" if offline else "hub" if path is None else path.name,
-        "data_sha256": None if path is None else file_sha256(path),
+        "data_sha256": None if path is None else sha256_of(path),
         "tokenizer_sha256": trained.tokenizer.sha256,
         "lm_eval": None if offline else harness_version(),
         "torch": torch.__version__,

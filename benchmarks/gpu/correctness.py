@@ -19,10 +19,10 @@ from benchmarks.gpu.measuring import (
     relative,
     repeated_seconds,
     training,
-    vocab_size_of,
 )
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.gpt import GPT, run_eagerly
+from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.training.compiling import CompiledParts, compile_parts, compile_whole
 from efftrain_cli.training.gradient import autocast, build_model, build_objective
 
@@ -32,7 +32,7 @@ def forms(bench: Bench) -> Iterator[Figure]:
     recipe = recipe_for(bench, sequences=8)
     if not bench.smoke:
         recipe = replace(recipe, model=replace(recipe.model, n_layer=4, seq_len=512))
-    vocab_size = vocab_size_of(recipe)
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
     generator = torch.Generator().manual_seed(3)
     shape = (recipe.train.micro_batch_tokens // recipe.model.seq_len, recipe.model.seq_len)
     tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)

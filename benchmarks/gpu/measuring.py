@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from efftrain_cli.bench import random_windows, started_state, vocab_size_of, wait_for
+from efftrain_cli.bench import random_windows, started_state, wait_for
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import peak_flops
+from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs
 from efftrain_cli.training.gradient import compute_dtype
@@ -120,7 +121,7 @@ def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = 
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(bench.device)
-    vocab_size = vocab_size_of(recipe)
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
     folder = tempfile.TemporaryDirectory(dir=bench.folder)
     windows = random_windows(recipe, vocab_size, Path(folder.name))
     state = started_state(recipe, vocab_size, bench.device)

@@ -511,8 +511,3 @@ def _from_cells(
             return Estimate(math.nan, reason="reached before the first step: no claim"), None
         return inference.ratio_of_means(a, b), None
     return inference.difference_of_means(a, b), None
-
-
-def not_reached(cell: Cell) -> int:
-    """Seeds that did not come down to the target loss."""
-    return sum(value == NOT_REACHED for value in cell.values)

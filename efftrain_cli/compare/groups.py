@@ -166,25 +166,27 @@ def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
         Trial(
             group.label,
             group.recipe_name,
-            None if math.isinf(rank_of(group)[1]) else rank_of(group)[1],
-            rank_of(group)[0],
+            None if math.isinf(mean) else mean,
+            unfinished,
             group.seeds,
             group in best,
         )
         for group in groups
+        for unfinished, mean in [rank_of(group)]
         if sum(other.recipe_name == group.recipe_name for other in groups) > 1
     ]
     return best, trials
 
 
 def rank_of(group: Group) -> tuple[int, float]:
-    """A group's place by BEST_RULE: unfinished runs, then the mean final loss of the others; lower is better."""
-    losses = [
-        float(run.evaluated["val_loss"][-1])
-        for run in group.runs
-        if run.status == "finished" and len(run.evaluated["val_loss"])
-    ]
-    return len(group.runs) - len(losses), sum(losses) / len(losses) if losses else math.inf
+    """A group's place by BEST_RULE."""
+    return rank([run.final_loss for run in group.runs])
+
+
+def rank(losses: Sequence[float | None]) -> tuple[int, float]:
+    """The place of a setting with these final losses by seed: how many are missing, then the mean of the others; lower is better."""
+    there = [loss for loss in losses if loss is not None]
+    return len(losses) - len(there), sum(there) / len(there) if there else math.inf
 
 
 def differing_keys(recipes: Sequence[dict[str, Any]], but: Sequence[str] = ("seed",)) -> list[str]:

@@ -82,12 +82,6 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     return _estimate(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", alpha)
 
 
-def welch_t(baseline: Sequence[float], method: Sequence[float], alpha: float = ALPHA) -> Estimate:
-    """Difference of means of two unpaired samples, method less baseline: Welch's t (1947), for unequal variances."""
-    a, b = dict(enumerate(baseline)), {-1 - i: value for i, value in enumerate(method)}
-    return difference_of_means(a, b, alpha)
-
-
 def difference_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
@@ -233,10 +227,10 @@ def decide(
     if direction in ("noninferior", "equivalent") and margin is None:
         raise ValueError(f"{direction!r} needs a margin: how much worse still counts as no worse")
     tested = [i for i, result in enumerate(results) if result.p is not None]
-    p = dict(zip(tested, holm([_claim_p(results[i], direction, margin) for i in tested]), strict=True))
+    p = dict(zip(tested, holm([claim_p(results[i], direction, margin) for i in tested]), strict=True))
     equal: dict[int, float] = {}
     if margin is not None:
-        equal = dict(zip(tested, holm([_claim_p(results[i], "equivalent", margin) for i in tested]), strict=True))
+        equal = dict(zip(tested, holm([claim_p(results[i], "equivalent", margin) for i in tested]), strict=True))
     found = []
     for i, result in enumerate(results):
         outcome: Outcome = "undecided"
@@ -259,7 +253,8 @@ def is_better(result: Estimate | ExactTest) -> bool:
     return result.mean > 1 if result.log else result.mean < 0
 
 
-def _claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | None) -> float:
+def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | None) -> float:
+    """p-value of the claim that a direction makes; 1 where nothing was tested."""
     if direction == "different":
         return result.p if result.p is not None else 1.0
     if isinstance(result, ExactTest):

@@ -16,6 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scipy.optimize import isotonic_regression
+
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.inference import Estimate
 
@@ -115,10 +117,4 @@ def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None
 
 def falling(losses: Sequence[float]) -> list[float]:
     """The nearest sequence that never rises: neighbours that do are replaced by their mean (pool adjacent violators)."""
-    blocks: list[tuple[float, int]] = []
-    for loss in losses:
-        blocks.append((loss, 1))
-        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
-            (a, m), (b, n) = blocks[-2:]
-            blocks[-2:] = [((a * m + b * n) / (m + n), m + n)]
-    return [value for value, count in blocks for _ in range(count)]
+    return isotonic_regression(losses, increasing=False).x.tolist()  # type: ignore[no-any-return]

@@ -18,7 +18,6 @@ from efftrain_cli.foundation.console import human_count
 
 NOT_REACHED = "not reached"
 FAILED = "failed"
-PENDING = "pending"
 SAME_SCHEDULE = 0.02
 """Runs whose schedules stand further apart than this share of their decay are not compared at equal cost."""
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "training seconds"}
@@ -74,10 +73,9 @@ def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
 
 
 def final_loss(run: RunNumbers) -> float | str:
-    """Validation loss of the last evaluation of a finished run; else the run's status."""
-    if run.status != "finished":
-        return run.status
-    return float(run.evaluated["val_loss"][-1]) if len(run.evaluated["val_loss"]) else "no evaluation"
+    """The final loss of a finished run; else the run's status."""
+    none = "no evaluation" if run.status == "finished" else run.status
+    return none if run.final_loss is None else run.final_loss
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:

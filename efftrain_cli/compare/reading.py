@@ -121,6 +121,12 @@ class RunNumbers:
         return self.status not in ("finished", "diverged")
 
     @property
+    def final_loss(self) -> float | None:
+        """Validation loss of the last evaluation, nats per token; None where the run has not finished, or was never evaluated."""
+        losses = self.evaluated["val_loss"]
+        return float(losses[-1]) if self.status == "finished" and len(losses) else None
+
+    @property
     def has_diverged(self) -> bool:
         """It failed, or it diverged and was rewound."""
         return self.failed or self.nonfinite_stops > 0 or self.rewinds > 0

@@ -10,10 +10,8 @@ expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE). Textbooks ta
 to twenty seeds; here C comes from simulated t tests at exactly the planned numbers of seeds. The distribution is free of
 mean and variance, so the level is exact for normal differences, up to the error of the simulation, which is added.
 
-`mixture_*` is the alternative that was compared and not taken: the anytime-valid t test with a Gaussian mixture over effects
-(Lai 1976; Wang and Ramdas 2024). It needs no plan, errs in 0.1 to 2 % of studies instead of 5 %, and in every plan simulated it
-decided no more studies than the planned looks at any effect, mostly far fewer; its intervals are wider from eight seeds on.
-docs/studies.md holds the table of both, `benchmarks/sequential_looks.py` makes it.
+The anytime-valid t test with a Gaussian mixture over effects was compared and not taken: it decided no more studies than the planned
+looks at any effect. docs/studies.md holds the table of both, `benchmarks/sequential_looks.py` makes it.
 """
 
 from __future__ import annotations
@@ -86,11 +84,6 @@ def nominal_levels(alpha: float, plan: Sequence[int], sides: int, shape: float =
     return tuple(levels)
 
 
-def half_width(sd: float, n: int, level: float, sides: int = 2) -> float:
-    """Half the width of the t interval of a mean of `n` values with standard deviation `sd` at a nominal level."""
-    return sd / math.sqrt(n) * float(-special.stdtrit(n - 1, level / sides))
-
-
 def _deviate(p: float, sides: int) -> float:
     # Below 1e-300 all are the same: far beyond every boundary.
     return float(-special.ndtri(max(p, 1e-300) / sides))
@@ -123,31 +116,3 @@ def t_statistic(values: np.ndarray, n: int) -> np.ndarray:
     """One-sample t of the first `n` values of every row."""
     first = values[:, :n]
     return first.mean(1) / (first.std(1, ddof=1) / math.sqrt(n))
-
-
-# --- the alternative: valid at any time, without a plan --------------------------------------------------------------------
-
-
-def mixture_log_e(t: np.ndarray | float, n: int, variance: float) -> np.ndarray | float:
-    """Logarithm of the e-value of "the mean is 0" after `n` values, against effects (mean / sd) drawn from N(0, `variance`).
-
-    The Bayes factor with the right Haar prior on the scale (Gönen et al. 2005; Wang and Ramdas 2024, section 4). Over n = 2, 3, ...
-    it is a nonnegative martingale where nothing differs, so it exceeds 1 / alpha at any time with probability at most alpha.
-    """
-    nu, grown = n - 1, 1 + n * variance
-    t2 = np.square(t)
-    return -0.5 * np.log(grown) + 0.5 * n * (np.log1p(t2 / nu) - np.log1p(t2 / (nu * grown)))
-
-
-def mixture_half_width(sd: float, n: int, alpha: float, variance: float) -> float:
-    """Half the width of the anytime-valid interval; infinite where `n` values cannot exclude anything yet."""
-    grown = 1 + n * variance
-    if n < 2:
-        return math.inf
-    # e = 1/alpha solved for t: (1 + t2/nu) / (1 + t2/(nu grown)) = k
-    log_k = 2 / n * (-math.log(alpha) + 0.5 * math.log(grown))
-    if log_k >= math.log(grown):
-        return math.inf
-    k = math.exp(log_k)
-    t2 = (n - 1) * (k - 1) / (1 - k / grown)
-    return sd / math.sqrt(n) * math.sqrt(t2)

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data import cache, shards
-from efftrain_cli.data.corpus import digest_of, file_sha256
+from efftrain_cli.data.corpus import digest_of
 from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
 from efftrain_cli.data.limits import Limits, apportion
 from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, open_shard
 from efftrain_cli.data.split import Place, Report, Split, Tally, check_findings, check_sides, split_documents
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.files import fsync, sha256_of, write_whole
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
@@ -104,12 +105,12 @@ class Building:
         check_findings(self.tally.findings(), self.data)
         check_sides(self.tally, self.split)
         self.tokenizer.save(self.folder / "tokenizer.json")
-        cache.sync_file(self.folder / "tokenizer.json")
+        fsync(self.folder / "tokenizer.json")
         manifest = self._manifest()
-        cache.write_whole(self.folder / "manifest.json", json.dumps({**manifest, "sha256": digest_of(manifest)}, indent=1))
+        write_whole(self.folder / "manifest.json", json.dumps({**manifest, "sha256": digest_of(manifest)}, indent=1))
         for name in (PROGRESS, HELD_OUT):
             (self.folder / name).unlink(missing_ok=True)
-        cache.sync_folder(self.folder)
+        fsync(self.folder)
 
     def _flush(self, batch: list[tuple[str, int, Document]]) -> None:
         """Tokenizes and writes the documents that are still wanted."""
@@ -181,7 +182,7 @@ class Building:
             "written": self.written,
             "writers": writers,
         }
-        cache.write_whole(self.folder / PROGRESS, json.dumps({**progress, "sha256": digest_of(progress)}))
+        write_whole(self.folder / PROGRESS, json.dumps({**progress, "sha256": digest_of(progress)}))
         self._saved_shards = sum(writer.whole_shards for writer in self._writers.values())
 
     def _take_up(self) -> None:
@@ -219,7 +220,7 @@ class Building:
             "tokenizer": {
                 "spec": self.data.tokenizer,
                 "sha256": tokenizer.sha256,
-                "file_sha256": file_sha256(self.folder / "tokenizer.json"),
+                "file_sha256": sha256_of(self.folder / "tokenizer.json"),
                 "vocab_size": tokenizer.vocab_size,
                 "eot_id": tokenizer.eot_id,
             },

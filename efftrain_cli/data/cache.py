@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import DataError, DiskError, UsageError
+from efftrain_cli.foundation.files import free_bytes, sha256_of, write_whole
 
 _SETTLED_SECONDS = 2.0
 """A file changed so recently may change again within the resolution of its time stamp, so its hash is not remembered."""
@@ -48,16 +49,14 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
         needed: bytes that all of the writing takes, where known.
     """
     import errno
-    import shutil
 
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            there = next((f for f in (folder, *folder.parents) if f.exists()), Path("/"))
             need = "an unknown number of" if needed is None else f"about {needed:,}"
             raise DiskError(
-                f"the disk of the cache {folder} is full: {need} bytes needed, {shutil.disk_usage(there).free:,} bytes free. "
+                f"the disk of the cache {folder} is full: {need} bytes needed, {free_bytes(folder):,} bytes free. "
                 "Make room, or set EFFTRAIN_CACHE to a folder on another disk"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
@@ -73,56 +72,13 @@ def require_room(folder: Path, needed: int) -> int:
     Raises:
         DiskError: they are fewer than needed.
     """
-    import shutil
-
-    free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
+    free = free_bytes(folder)
     if needed > free:
         raise DiskError(
             f"the disk of the cache {folder.parent} has too little room: about {needed:,} bytes needed, {free:,} bytes free. "
             "Make room, set EFFTRAIN_CACHE to a folder on another disk, or lower data.max_tokens"
         )
     return free
-
-
-def sync_file(path: Path) -> None:
-    """Brings a file's content to disk."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Brings a folder's names to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Writes a file so that it appears whole or not at all; removes what a writer that was killed left beside it."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):
-        if not _is_running(left.name.split(".")[-2]):
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _is_running(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 @contextmanager
@@ -166,8 +122,7 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
             stat = os.stat(name)
             size, changed, digest = known.get(name, (None, None, None))
             if afresh or (size, changed) != (stat.st_size, stat.st_mtime_ns):
-                with open(name, "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = sha256_of(Path(name))
         except OSError as error:
             raise DataError(f"{name}: cannot be read: {error.strerror}") from error
         hashes.append(digest)

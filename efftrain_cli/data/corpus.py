@@ -10,6 +10,7 @@ from typing import Any
 
 from efftrain_cli.data.shards import SCHEMA_VERSION, Part, TokenShards, open_shard
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.files import sha256_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes
         )
     tokenizer_path = folder / "tokenizer.json"
     stated = manifest["tokenizer"]
-    if not tokenizer_path.is_file() or file_sha256(tokenizer_path) != stated["file_sha256"]:
+    if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != stated["file_sha256"]:
         raise DataError(f"{tokenizer_path}: missing or changed since the corpus was prepared. {remedy}")
     splits = {}
     for name in ("train", "valid"):
@@ -112,9 +113,3 @@ def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes
 def digest_of(value: Any) -> str:
     """sha256 of a value's JSON, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file's content."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

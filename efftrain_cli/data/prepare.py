@@ -26,6 +26,7 @@ from efftrain_cli.data.split import Place, Report, Split, Tally, check_findings,
 from efftrain_cli.data.text import Found, find_text
 from efftrain_cli.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, tokenizer_files, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.files import fsync, write_whole
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
@@ -133,7 +134,7 @@ def _build(folder: Path, data: Data, found: Found, limits: Limits | None, tell: 
             # A folder without a manifest is what a user left who deleted only that.
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
-            cache.sync_folder(folder.parent)
+            fsync(folder.parent)
     except BaseException as error:
         # The Hub may be back tomorrow, and a disk have room; text that cannot be read will be other text.
         hub = any(isinstance(source, HubDataset) for source in split.train + split.valid)
@@ -170,5 +171,5 @@ def _trained_tokenizer(size: int, split: Split, data: Data, limits: Limits | Non
     tokenizer = train_tokenizer(size, sample)
     cache.make_folder(path.parent)
     with cache.disk_errors(path.parent):
-        cache.write_whole(path, tokenizer.backend.to_str())
+        write_whole(path, tokenizer.backend.to_str())
     return tokenizer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -45,14 +47,19 @@ def fsync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file so that it has either its old content or all of the new; where `path` is a link, the link is replaced.
+    """Writes a file so that it has either its old content or all of the new; where `path` is a link, the link is replaced. Several
+    processes may write it: each writes a copy of its own, and the last one wins whole.
 
     Raises:
         OSError: the disk is full or not writable; the old content is untouched then.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    here = os.uname().nodename
+    for left in path.parent.glob(f"{glob.escape(f'{path.name}.{here}.')}*.tmp"):
+        if not is_running(left.name.split(".")[-2]):  # of a writer that was killed
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{path.name}.{here}.{os.getpid()}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # of a killed process, or a link laid out for us
+        temporary.unlink(missing_ok=True)  # a link laid out for us
         with temporary.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -61,6 +68,22 @@ def write_whole(path: Path, content: str | bytes) -> None:
         fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_running(process: int | str) -> bool:
+    """Whether there is a process of this number on this machine."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that may still be written on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def open_to_write(path: Path, flags: int) -> int:

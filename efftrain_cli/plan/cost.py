@@ -49,6 +49,11 @@ def vocabulary_of(tokenizer: str) -> int | None:
         return None
 
 
+def likely_vocabulary(tokenizer: str) -> int:
+    """`vocabulary_of`, or where only preparing the data would tell GPT-2's, the largest that is usual."""
+    return vocabulary_of(tokenizer) or GPT2_VOCABULARY
+
+
 def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
     """What training `recipe`, to step `until` or to its end, is expected to cost; None where its vocabulary is not known before
     the data is prepared."""

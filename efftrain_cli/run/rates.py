@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.run.directory import run_names, runs_root
+from efftrain_cli.run.rows import last_row
 
 _NEWEST = 20
 """Runs that are looked at."""
@@ -73,9 +74,9 @@ def _runs() -> Iterator[Rate]:
     paths = [runs_root() / name / "metrics.jsonl" for name in run_names()]
     for path in sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)[-_NEWEST:]:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
-            row = _last_row(path)
+            row = last_row(path.parent)
             origin = json.loads((path.parent / "origin.json").read_text(encoding="utf-8"))
-            model = _model(path.parent)
+            model = tomllib.loads((path.parent / "recipe.toml").read_text(encoding="utf-8"))["model"]
             if origin.get("world_size", 1) != 1:
                 continue  # a rate of several devices
             yield Rate(
@@ -86,20 +87,3 @@ def _runs() -> Iterator[Rate]:
                 source=f"run {path.parent.name}",
                 time=datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds"),
             )
-
-
-def _model(run: Path) -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))["model"]
-
-
-def _last_row(path: Path) -> dict[str, Any]:
-    """The last whole line: reading all rows of twenty long runs would take longer than the plan."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - (1 << 16)))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            return json.loads(line)
-    raise ValueError(f"{path}: no row")

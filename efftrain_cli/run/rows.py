@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -208,6 +209,19 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
         damaged=damaged,
         unchecked=lines.checked.count(False),
     )
+
+
+def last_row(path: Path) -> dict[str, Any]:
+    """The last whole row of metrics.jsonl in this run directory, whether it counts or not; {} where it has none. Reads the end of the
+    file only."""
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    rows = (row for line in reversed(lines) if (row := parse(line)) is not None and "step" in row)
+    return next(rows, {})
 
 
 def _metrics_path(path: Path) -> Path:

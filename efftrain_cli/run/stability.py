@@ -70,19 +70,6 @@ class Stability:
         return self.above_severe / self.steps if self.steps else 0.0
 
 
-def loss_ratios(losses: Sequence[float | None]) -> list[float | None]:
-    """loss / best before it, for each loss in nats; None for the first one and where a loss is None or not finite."""
-    best = math.inf
-    ratios: list[float | None] = []
-    for loss in losses:
-        if loss is None or not math.isfinite(loss):
-            ratios.append(None)
-            continue
-        ratios.append(loss / best if best < math.inf else None)
-        best = min(best, loss)
-    return ratios
-
-
 def measure(rows: Iterable[Row]) -> Stability:
     """The stability of the run whose rows these are: one per step, in order of steps."""
     ratios: list[float] = []

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.recipe.file import flatten
 from efftrain_cli.run.rows import RunDirectory, read_counting, read_run
 from efftrain_cli.run.series import AXES, HIGHEST, LOWEST, grouped
@@ -315,9 +316,7 @@ def _last_sent(path: Path) -> int:
 
 
 def _write_sent(path: Path, step: int) -> None:
-    temporary = path.with_suffix(".tmp")
     try:
-        temporary.write_text(json.dumps({"last_step": step}))
-        os.replace(temporary, path)
+        write_whole(path, json.dumps({"last_step": step}))
     except OSError as error:
         raise DataError(f"{path}: {error}") from None

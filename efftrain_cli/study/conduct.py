@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from efftrain_cli.compare.fairness import check
 from efftrain_cli.compare.groups import Group
-from efftrain_cli.compare.reading import RunNumbers, read_numbers
+from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
@@ -20,7 +19,7 @@ from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import Judgement, judge
 from efftrain_cli.study.phases import NamedTrial, confirmation, over_rates, tried_settings, tuning
 from efftrain_cli.sweep.runner import Crew
-from efftrain_cli.sweep.trials import Choice, Trial, choose, state_of
+from efftrain_cli.sweep.trials import Choice, Trial, choose, read_trial, state_of
 
 
 @dataclass(frozen=True)
@@ -112,15 +111,7 @@ def tuning_done(file: StudyFile) -> bool:
 
 def ended(trial: Trial) -> bool:
     """Whether a run has finished or diverged."""
-    return (run := read_if_there(trial)) is not None and run.status in ("finished", "diverged")
-
-
-def read_if_there(trial: Trial) -> RunNumbers | None:
-    """A trial's run; None where it has no row yet."""
-    path = run_path(trial.name)
-    if not (path / "recipe.toml").is_file() or not (path / "metrics.jsonl").is_file():
-        return None
-    return read_numbers(path)
+    return (run := read_trial(trial)) is not None and run.status in ("finished", "diverged")
 
 
 def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], rate: float | None = None) -> dict[str, dict[int, RunNumbers]]:
@@ -139,7 +130,7 @@ def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], rate: float 
     for arm, trial in trials:
         # A name alone says nothing of what was trained under it.
         state_of(trial)
-        run = read_if_there(trial)
+        run = read_trial(trial)
         if run is not None:
             found[arm][trial.seed] = run
     return found
@@ -194,10 +185,10 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["phase", "arm", "settings", "seed", "run", "status", "final_loss", "tokens", "train_seconds", "marks"])
     for phase, (arm, trial) in all_trials(file, chosen):
-        run = read_if_there(trial)
+        run = read_trial(trial)
         if run is None:
             continue
-        loss = f"{run.evaluated['val_loss'][-1]:.6f}" if run.status == "finished" else ""
+        loss = "" if run.final_loss is None else f"{run.final_loss:.6f}"
         settings = " ".join(trial.settings)
         numbers = [loss, f"{run.tokens:.0f}", f"{run.seconds:.1f}", "; ".join(run.marks)]
         writer.writerow([phase, arm, settings, trial.seed, trial.name, run.status, *numbers])
@@ -241,13 +232,7 @@ def _folder(file: StudyFile) -> Path:
 def _write(file: StudyFile, name: str, text: str) -> Path:
     path = _folder(file) / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Several machines may write it: each writes the same rows, and the last one wins whole.
-    temporary = path.with_name(f"{name}.{os.uname().nodename}.{os.getpid()}")
-    try:
-        write_whole(temporary, text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text)
     return path
 
 

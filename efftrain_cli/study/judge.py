@@ -212,7 +212,7 @@ def _sensitivity_verdict(
 
 def _sensitivity_of(side: Mapping[float, Mapping[int, RunNumbers]], seed: int) -> float:
     runs = [side[rate][seed] for rate in sorted(side)]
-    losses = [_final(run) if run.status == "finished" else None for run in runs]
+    losses = [run.final_loss for run in runs]
     return sensitivity(sorted(side), losses, float(runs[0].evaluated["val_loss"][0]))
 
 
@@ -254,23 +254,15 @@ def sides_of(primary: Primary) -> int:
 
 
 def _paired(primary: Primary, scores: Sequence[float], level: float) -> Estimate:
-    if primary.measure in LOSSES:
-        return inference.paired_t(scores, level)
     estimate = inference.paired_t(scores, level)
-    return inference.exponentiated(estimate) if math.isfinite(estimate.mean) else estimate
+    is_ratio = primary.measure not in LOSSES and math.isfinite(estimate.mean)
+    return inference.exponentiated(estimate) if is_ratio else estimate
 
 
 def _over_looks(primary: Primary, estimates: Sequence[Estimate], looks: Sequence[int]) -> float:
-    """The direction's p-value, all looks so far paid for."""
-    if primary.direction == "different":
-        return sequential_p([estimate.p if estimate.p is not None else 1.0 for estimate in estimates], looks, 2)
-    if primary.direction == "better":
-        return sequential_p([inference.better_p(estimate) for estimate in estimates], looks, 1)
-    margin = primary.margin or 0.0
-    if primary.direction == "noninferior":
-        return sequential_p([inference.noninferiority_p(estimate, margin) for estimate in estimates], looks, 1)
-    # Both one-sided tests must pass, and each pays for its own looks.
-    return sequential_p([inference.equivalence_p(estimate, margin) for estimate in estimates], looks, 1)
+    """The direction's p-value, all looks so far paid for. Of two one-sided tests that must both pass each pays for its own looks."""
+    p_values = [inference.claim_p(estimate, primary.direction, primary.margin) for estimate in estimates]
+    return sequential_p(p_values, looks, sides_of(primary))
 
 
 def _gain(estimate: Estimate) -> tuple[float, float, float]:
@@ -301,10 +293,10 @@ def _opposite(primary: Primary, estimate: Estimate) -> bool:
 def score(primary: Primary, baseline: RunNumbers, method: RunNumbers) -> float:
     """One pair of runs: the method's loss less the baseline's, or the logarithm of baseline's cost / method's. Not finite where
     a run failed or did not reach the target."""
-    if baseline.status != "finished" or method.status != "finished":
+    if baseline.final_loss is None or method.final_loss is None:
         return math.nan
     if primary.measure == "final_loss":
-        return _final(method) - _final(baseline)
+        return method.final_loss - baseline.final_loss
     axis = primary.measure.removesuffix("_to_target")
     if primary.target is None:
         return match_ratio(baseline, method, axis)
@@ -315,17 +307,13 @@ def score(primary: Primary, baseline: RunNumbers, method: RunNumbers) -> float:
 def rank_value(primary: Primary, run: RunNumbers) -> tuple[float, bool]:
     """What a run is ranked by, lower is better, and whether it needs more than that: infinite where it failed. Without a target a
     cost is ranked by the final loss: at equal cost, the lower of two reaches the other's with less (`why_not_matched`)."""
-    if run.status != "finished":
+    if run.final_loss is None:
         return FAILED, False
     if primary.target is None:
-        return _final(run), False
+        return run.final_loss, False
     axis = primary.measure.removesuffix("_to_target")
     cost = needed_for(run, axis, primary.target)
     return (float(run.evaluated[axis][-1]), True) if cost is None else (cost, False)
-
-
-def _final(run: RunNumbers) -> float:
-    return float(run.evaluated["val_loss"][-1])
 
 
 def _ranked(

@@ -19,7 +19,8 @@ from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.compare.show import show_comparison
 from efftrain_cli.foundation.console import human_count, human_seconds
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.directory import run_path
+from efftrain_cli.foundation.files import free_bytes
+from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
 from efftrain_cli.study.budget import left_of, phases_of
 from efftrain_cli.study.conduct import (
@@ -28,7 +29,6 @@ from efftrain_cli.study.conduct import (
     choices,
     conduct,
     judge_runs,
-    read_if_there,
     tuning_done,
 )
 from efftrain_cli.study.file import StudyFile, read_study
@@ -37,11 +37,10 @@ from efftrain_cli.study.phases import over_rates, tuning
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.sweep.curves import sensitivity_curves
-from efftrain_cli.sweep.needs import free_disk
 from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, last_loss, tokens_so_far
 from efftrain_cli.sweep.screen import curve_lines
-from efftrain_cli.sweep.trials import recipe_of, state_of
+from efftrain_cli.sweep.trials import read_trial, recipe_of, state_of
 
 
 def say(text: str) -> None:
@@ -53,7 +52,7 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     """Prints what the study costs."""
     phases = phases_of(file)
     if not as_json:
-        print("\n".join(screen.plan_lines(file, phases, jobs, free_disk())))
+        print("\n".join(screen.plan_lines(file, phases, jobs, free_bytes(runs_root()))))
         return
     left = left_of(phases)
     values = {
@@ -202,13 +201,13 @@ def learning_rates(file: StudyFile) -> list[Curve]:
     """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty where there are neither."""
     if file.rates:
         chosen = {tuned.arm: tuned.settings for tuned in choices(file)} if tuning_done(file) else {}
-        return sensitivity_curves(over_rates(file, chosen), read_if_there)
+        return sensitivity_curves(over_rates(file, chosen), read_trial)
     named = []
     for arm, trial in tuning(file):
         tried = trial.settings[len(file.settings_of(next(a for a in file.study.arms if a.name == arm))) :]
         others = [setting for setting in tried if not setting.startswith("optim.lr=")]
         named.append((" ".join((arm, *others)), trial))
-    return sensitivity_curves(named, read_if_there)
+    return sensitivity_curves(named, read_trial)
 
 
 def _show(

@@ -156,7 +156,7 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
                 interval_text(verdict.estimate),
                 _p(verdict.p_holm),
                 str(len(verdict.seeds)),
-                _outcome(verdict),
+                verdict.outcome,
             )
         )
     level = 100 * (1 - file.study.alpha)
@@ -231,10 +231,6 @@ def interval_text(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return mean
     return f"{mean} [{form.format(estimate.low)}, {form.format(estimate.high)}]"
-
-
-def _outcome(verdict: Verdict) -> str:
-    return "undecided" if verdict.outcome == "undecided" else verdict.outcome
 
 
 def _p(p: float) -> str:

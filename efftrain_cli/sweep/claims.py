@@ -16,6 +16,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from efftrain_cli.foundation.files import is_running
+
 BEAT = 20.0
 """Seconds between two touches of a claim."""
 SILENT = 300.0
@@ -137,13 +139,8 @@ def _is_gone(owner: Owner) -> bool:
     """Whether a process of this host does not exist any more; of another host nobody can say."""
     if owner.host != os.uname().nodename:
         return False
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return owner.began != _began(owner.pid)
+    began = _began(owner.pid)
+    return not is_running(owner.pid) or (began != "" and owner.began != began)
 
 
 def _began(pid: int) -> str:

@@ -40,7 +40,7 @@ def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
             first = [float(row[i].evaluated["val_loss"][0]) for row in runs if row[i] is not None and len(row[i].evaluated["val_loss"])]
             starts.append(first[0] if first else float("inf"))
         pending = sum(run is None or run.status not in ("finished", "diverged") for row in runs for run in row)
-        losses = tuple(tuple(_final(run) for run in row) for row in runs)
+        losses = tuple(tuple(run and run.final_loss for run in row) for row in runs)
         curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
     return curves
 
@@ -78,7 +78,7 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
             means = {}
             for rate, members in by_rate.items():
                 runs = {trial.seed: read(trial) for trial in members}
-                losses = {seed: loss for seed, run in runs.items() if (loss := _final(run)) is not None}
+                losses = {seed: loss for seed, run in runs.items() if run is not None and (loss := run.final_loss) is not None}
                 if len(losses) == len(members):
                     means[rate] = (sum(losses.values()) / len(losses), losses, runs)
             if not means:
@@ -96,9 +96,3 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
 def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:
     """"FLOPs" and "tokens" -> the gain at every rung."""
     return {"FLOPs": gains(baseline.flops, method.flops), "tokens": gains(baseline.tokens, method.tokens)}
-
-
-def _final(run: RunNumbers | None) -> float | None:
-    if run is None or run.status != "finished" or not len(run.evaluated["val_loss"]):
-        return None
-    return float(run.evaluated["val_loss"][-1])

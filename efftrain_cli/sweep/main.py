@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from efftrain_cli.compare.reading import RunNumbers, read_numbers
-from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.run.directory import runs_root
 from efftrain_cli.sweep import screen
 from efftrain_cli.sweep.curves import gains_of, ladders, sensitivity_curves, without
 from efftrain_cli.sweep.needs import START_SECONDS, disk_bytes, speed_of
 from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, tokens_so_far
-from efftrain_cli.sweep.trials import Trial, choose, recipe_of, state_of
+from efftrain_cli.sweep.trials import Trial, choose, read_trial, recipe_of, state_of
 
 
 def say(text: str) -> None:
@@ -71,7 +70,7 @@ def grid_lines(
 ) -> list[str]:
     """What the grid says: losses over learning rates, gains over budgets, else the settings that were tried."""
     lines: list[str] = []
-    curves = sensitivity_curves([(without(trial, ("optim.lr",)), trial) for trial in trials], read)
+    curves = sensitivity_curves([(without(trial, ("optim.lr",)), trial) for trial in trials], read_trial)
     if curves:
         lines += screen.curve_lines(curves)
         if plot:
@@ -79,7 +78,7 @@ def grid_lines(
         if figures is not None:
             lines += [f"figure: {path}" for path in write_figures(curves, figures)]
         lines.append("")
-    found = ladders([(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials], read)
+    found = ladders([(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials], read_trial)
     if len(found) > 1:
         base = next((ladder for ladder in found if ladder.label == baseline), found[0])
         for ladder in found:
@@ -92,9 +91,3 @@ def grid_lines(
     if len(choices) > recipes and not curves and not found:
         lines += [*screen.choice_lines(choices), ""]
     return lines
-
-
-def read(trial: Trial) -> RunNumbers | None:
-    """A trial's run; None where it has no row yet."""
-    path = run_path(trial.name)
-    return read_numbers(path) if (path / "metrics.jsonl").is_file() and (path / "recipe.toml").is_file() else None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
+from efftrain_cli.run.rows import last_row
 
-UNKNOWN_VOCABULARY = 50257
-"""Assumed where only preparing the data would tell: GPT-2's, the largest that is usual."""
 PROCESS = 450 * 10**6
 """Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""
 ROW = 700
@@ -25,15 +25,9 @@ START_SECONDS = 5.0
 """What starting a process, importing PyTorch and opening the data takes, about: no row of metrics.jsonl counts it."""
 
 
-def vocabulary_of(recipe: Recipe) -> int:
-    """The vocabulary's size as far as the recipe tells."""
-    kind, _, size = recipe.data.tokenizer.partition(":")
-    return int(size) if kind == "bpe" and size.isdecimal() else UNKNOWN_VOCABULARY
-
-
 def parameters_of(recipe: Recipe) -> int:
     """Parameters of the recipe's (last) model."""
-    return model_parameters(recipe, padded_vocab_size(recipe, vocabulary_of(recipe)))
+    return model_parameters(recipe, padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer)))
 
 
 def disk_bytes(recipe: Recipe) -> int:
@@ -47,7 +41,7 @@ def memory_bytes(recipe: Recipe) -> int:
     micro-batch (17 values of the width per token and block), and its logits with their gradient."""
     model = recipe.model
     tokens = max(recipe.train.micro_batch_tokens, model.seq_len)
-    activations = 4 * tokens * (17 * model.n_layer * model.n_embd + 2 * vocabulary_of(recipe))
+    activations = 4 * tokens * (17 * model.n_layer * model.n_embd + 2 * likely_vocabulary(recipe.data.tokenizer))
     return PROCESS + 16 * parameters_of(recipe) + activations
 
 
@@ -88,23 +82,10 @@ def free_memory() -> int | None:
     return min(found, default=None)
 
 
-def free_disk() -> int:
-    """Bytes that may still be written where runs lie."""
-    root = runs_root().absolute()
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    disk = os.statvfs(there)
-    return disk.f_bavail * disk.f_frsize
-
-
 def speed_of(recipe: Recipe) -> float | None:
     """Tokens per second of wall time of the finished runs of the same model and batch in the folder of runs, their median; None
     where there is none. Evaluation, checkpoints and preparing are part of the time."""
-    import tomllib
-    from statistics import median
-
-    from efftrain_cli.recipe.recipe import recipe_values
-
-    wanted = {key: recipe_values(recipe)[key] for key in ("model",)} | {"batch_size": recipe.train.batch_size}
+    wanted = {"model": recipe_values(recipe.model), "batch_size": recipe.train.batch_size}
     speeds = []
     for name in run_names():
         path = runs_root() / name
@@ -119,22 +100,3 @@ def speed_of(recipe: Recipe) -> float | None:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # a run that cannot be read is not a measurement
     return median(speeds) if speeds else None
-
-
-def last_row(path: Path) -> dict[str, object]:
-    """The last whole row of a run's metrics.jsonl; {} where it has none. Reads the end of the file only."""
-    try:
-        with (path / "metrics.jsonl").open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - 65536))
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "step" in row:
-            return row
-    return {}

@@ -24,8 +24,9 @@ from efftrain_cli.foundation.console import human_seconds
 from efftrain_cli.foundation.errors import EfftrainError, RunLockedError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import SECOND_CTRL_C
 from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.run.rows import last_row
 from efftrain_cli.sweep.claims import SILENT, Claims
-from efftrain_cli.sweep.needs import check_memory, last_row
+from efftrain_cli.sweep.needs import check_memory
 from efftrain_cli.sweep.trials import Trial, recipe_of, state_of
 
 DIVERGED = 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -235,33 +235,30 @@ class Choice:
     """The recipe's best setting: the lowest mean final loss among those that finished with every seed."""
 
 
-def choose(trials: Sequence[Trial], read: Callable[[Path], RunNumbers] | None = None) -> list[Choice]:
+def read_trial(trial: Trial) -> RunNumbers | None:
+    """A trial's run; None where it has no row yet."""
+    from efftrain_cli.compare.reading import read_numbers
+
+    path = run_path(trial.name)
+    if not (path / "recipe.toml").is_file() or not (path / "metrics.jsonl").is_file():
+        return None
+    return read_numbers(path)
+
+
+def choose(trials: Sequence[Trial]) -> list[Choice]:
     """Every recipe with every setting, and which setting is each recipe's best.
 
     Where no setting of a recipe finished with every seed, the one that finished most often is taken, then the lowest loss.
     """
+    from efftrain_cli.compare.groups import rank
     from efftrain_cli.compare.reading import read_numbers
 
-    read = read or read_numbers
     arms: dict[tuple[str, tuple[str, ...]], list[Trial]] = {}
     for trial in trials:
         arms.setdefault((trial.recipe, trial.settings), []).append(trial)
-    losses: dict[tuple[str, tuple[str, ...]], list[float | None]] = {}
-    for key, members in arms.items():
-        runs = [read(run_path(trial.name)) for trial in members]
-        losses[key] = [
-            float(run.evaluated["val_loss"][-1]) if run.status == "finished" and len(run.evaluated["val_loss"]) else None
-            for run in runs
-        ]
-
-    def rank(key: tuple[str, tuple[str, ...]]) -> tuple[int, float]:
-        there = [loss for loss in losses[key] if loss is not None]
-        return len(losses[key]) - len(there), sum(there) / len(there) if there else float("inf")
-
-    best = {
-        recipe: min((key for key in arms if key[0] == recipe), key=rank) for recipe in dict.fromkeys(key[0] for key in arms)
-    }
+    losses = {key: tuple(read_numbers(run_path(trial.name)).final_loss for trial in members) for key, members in arms.items()}
+    best = {recipe: min((key for key in arms if key[0] == recipe), key=lambda key: rank(losses[key])) for recipe, _ in arms}
     return [
-        Choice(key[0], key[1], tuple(trial.name for trial in members), tuple(losses[key]), best[key[0]] == key)
+        Choice(key[0], key[1], tuple(trial.name for trial in members), losses[key], best[key[0]] == key)
         for key, members in arms.items()
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from efftrain_cli.foundation.errors import (
     UnsoundError,
     UsageError,
 )
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.files import free_bytes, write_whole
 from efftrain_cli.plan.plan import model_parameters
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
@@ -79,7 +78,7 @@ def _not_saved(path: Path, run: Run, state: TrainState, recipe: Recipe, error: O
             f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)}). Earlier checkpoints are untouched. "
             "Look whether the disk is mounted, writable and sound"
         )
-    free = shutil.disk_usage(run.path).free
+    free = free_bytes(run.path)
     return DiskError(
         f"{path}: the disk is full ({error.strerror}): {checkpoint_bytes(state, recipe):,} bytes needed, {free:,} bytes free. "
         f"Earlier checkpoints are untouched. Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
@@ -317,7 +316,7 @@ def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) 
     size = largest_checkpoint_bytes(state, recipe)
     missing = keep + 1 - min(there, keep)
     needed = missing * size * 11 // 10
-    free = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
+    free = free_bytes(folder)
     if free < needed:
         raise DiskError(
             f"{folder}: too little disk space: {missing} more checkpoints of {size:,} bytes, and 10 % for rows and logs: "

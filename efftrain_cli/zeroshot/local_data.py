@@ -5,7 +5,6 @@ The form of each file is in `FORMS` and in docs/zeroshot.md. Every line is check
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -128,9 +127,3 @@ def example(form: dict[str, str]) -> str:
     """A line of this form, as an error message and the documentation show it."""
     values = {"text": "...", "texts": ["...", "..."]}
     return json.dumps({field: values.get(kind, 0) for field, kind in form.items()})
-
-
-def file_sha256(path: Path) -> str:
-    """Hex sha256 of the file, so that a score says which items it is about."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,12 +8,12 @@ compared item by item. Scores under a limit are never comparable with full ones:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.files import write_whole
 
 SCHEMA_VERSION = 1
 RESULTS = "zeroshot.json"
@@ -62,19 +62,7 @@ def save_result(run: Path, entry: Mapping[str, Any], items: list[dict[str, Any]]
     key = {name: entry[name] for name in KEY}
     rows = [row for row in read_items(run) if key_of(row) != key_of(entry)]
     rows += [{**key, **item} for item in items]
-    _replace(run / ITEMS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    write_whole(run / ITEMS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
     entries = [old for old in read_results(run) if key_of(old) != key_of(entry)]
     entries.append(dict(entry))
-    _replace(run / RESULTS, json.dumps(entries, indent=1, allow_nan=False) + "\n")
-
-
-def _replace(path: Path, content: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(run / RESULTS, json.dumps(entries, indent=1, allow_nan=False) + "\n")

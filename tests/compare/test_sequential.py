@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from benchmarks import sequential_looks
 from efftrain_cli.compare import sequential
-from efftrain_cli.compare.sequential import half_width, nominal_levels, schedule, sequential_p
+from efftrain_cli.compare.sequential import nominal_levels, schedule, sequential_p
 
 
 def two_sided(values: np.ndarray, n: int) -> np.ndarray:
@@ -97,7 +98,7 @@ def test_intervals_of_all_looks_hold_together() -> None:
     missed = np.zeros(len(values), bool)
     for n, level in zip(plan, nominal_levels(0.05, plan, 2), strict=True):
         first = values[:, :n]
-        half = first.std(1, ddof=1) * half_width(1.0, n, level)
+        half = first.std(1, ddof=1) * sequential_looks.half_width(1.0, n, level)
         missed |= np.abs(first.mean(1) - 0.7) > half
     assert 0.044 <= missed.mean() <= 0.054
 
@@ -112,13 +113,13 @@ def test_the_mixture_is_a_bayes_factor() -> None:
     density = stats.norm.pdf(effects, 0, math.sqrt(variance))
     likelihood = np.array([stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) for effect in effects])
     factor = np.trapezoid(likelihood * density, effects) / stats.t.pdf(t, n - 1)
-    assert sequential.mixture_log_e(t, n, variance) == pytest.approx(math.log(factor), abs=1e-4)
+    assert sequential_looks.mixture_log_e(t, n, variance) == pytest.approx(math.log(factor), abs=1e-4)
 
 
 def test_the_mixture_s_interval_ends_where_its_e_value_is_1_over_alpha() -> None:
-    half = sequential.mixture_half_width(1.0, 10, 0.05, 1.0)
-    assert sequential.mixture_log_e(half * math.sqrt(10), 10, 1.0) == pytest.approx(math.log(20))
-    assert sequential.mixture_half_width(1.0, 3, 0.05, 1.0) == math.inf
+    half = sequential_looks.mixture_half_width(1.0, 10, 0.05, 1.0)
+    assert sequential_looks.mixture_log_e(half * math.sqrt(10), 10, 1.0) == pytest.approx(math.log(20))
+    assert sequential_looks.mixture_half_width(1.0, 3, 0.05, 1.0) == math.inf
 
 
 def test_the_mixture_shows_less_than_the_planned_looks() -> None:
@@ -128,5 +129,5 @@ def test_the_mixture_shows_less_than_the_planned_looks() -> None:
     for effect in (0.8, 1.2):
         values = np.random.default_rng(14).standard_normal((4000, 12)) + effect
         planned = np.any([two_sided(values, n) <= level for n, level in zip(plan, levels, strict=True)], axis=0)
-        log_e = [sequential.mixture_log_e(sequential.t_statistic(values, n), n, 1.0) for n in range(2, 13)]
+        log_e = [sequential_looks.mixture_log_e(sequential.t_statistic(values, n), n, 1.0) for n in range(2, 13)]
         assert planned.mean() > 0.1 + (np.max(log_e, axis=0) >= math.log(20)).mean()

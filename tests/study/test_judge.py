@@ -30,6 +30,10 @@ class FakeRun:
             "val_loss": np.array([7.0, self.loss]),
         }
 
+    @property
+    def final_loss(self) -> float | None:
+        return float(self.evaluated["val_loss"][-1]) if self.status == "finished" else None
+
 
 def study(
     direction: str = "different",
