@@ -20,6 +20,7 @@ from tests.conftest import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "studies.md").read_text()
 COMMANDS = [line for line in "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).splitlines() if line.startswith("efftrain ")]
+EVIDENCE = sorted((REPOSITORY / "docs" / "evidence").glob("*.toml"))
 EXAMPLE = "docs/studies/length-warmup.toml"
 
 
@@ -67,6 +68,14 @@ def test_the_page_names_every_key() -> None:
         annotation = next(field.type for field in fields(Primary) if field.name == kind)
         for word in re.findall(r'"(\w+)"', str(annotation)):
             assert f"`{word}`" in TEXT, word
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
+def test_every_study_of_the_evidence_rehearses(path: Path, folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = efftrain("study", str(path), "--rehearse", timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert f"rehearsal: every phase of {path.stem} works" in done.stderr
 
 
 @pytest.mark.slow
