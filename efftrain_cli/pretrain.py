@@ -39,6 +39,7 @@ from efftrain_cli.training.checkpoints import (
     check_disk,
     check_recipe,
     check_text_is_named,
+    drop_in_flight,
     largest_checkpoint_bytes,
     load_checkpoint,
     newest_checkpoint,
@@ -159,6 +160,9 @@ def _resume(
         state = fresh_state(session)
         if checkpoint is not None:
             load_checkpoint(checkpoint, state, recipe)
+            if (reason := drop_in_flight(state, recipe)) is not None:
+                run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
+                print(f"warning: {reason}", file=sys.stderr)
         plan = _plan(session, state.progress, steps)
         if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
             print(_nothing_left(run, state.progress, recipe, steps))

@@ -53,10 +53,12 @@ def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4) -> lis
                 os.environ["EFFTRAIN_RUNS"] = before
         _resume(folder, "cut", device, 2 * half)
         rows, tensors = compare_runs(Path(folder) / "whole", Path(folder) / "cut", 2 * half)
+        in_flight = (checkpoint_path(Path(folder) / "whole", 2 * half) / "method.safetensors").exists()
+    what = "weights, the optimizer's state and what is in flight" if in_flight else "weights and the optimizer's state"
     return [
         f"recipe cut to {describe_cut(cut, half)}",
         f"stopped after step {half}, continued in a new process to step {2 * half}",
-        f"identical: {tensors} tensors (weights and the optimizer's state) and {rows} rows, bit for bit",
+        f"identical: {tensors} tensors ({what}) and {rows} rows, bit for bit",
     ]
 
 
@@ -148,4 +150,5 @@ def _rows(run: Path) -> dict[int, dict[str, object]]:
 
 
 def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return {**load_file(checkpoint / "model.safetensors"), **load_file(checkpoint / "optimizer.safetensors")}
+    files = (checkpoint / f"{name}.safetensors" for name in ("model", "optimizer", "method"))
+    return {name: tensor for file in files if file.exists() for name, tensor in load_file(file).items()}

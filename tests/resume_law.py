@@ -68,10 +68,11 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
     data = RandomTokens(recipe.model.seq_len)
     val = torch.stack([data.window(10**6 + i) for i in range(2)])
     state = fresh(recipe)
-    rows, tensors, progresses, saved = [], [], [], []
+    rows, tensors, progresses, saved, method_tensors = [], [], [], [], []
     for record in train(state, recipe, data, val):  # type: ignore[arg-type]
         rows += read_records(state, recipe, [record])
         tensors.append(tensors_of(state))
+        method_tensors.append({name: tensor.clone() for name, tensor in state.method_tensors.items()})
         progresses.append(timeless(state.progress))
         saved.append(json.dumps(progress_to_json(state.progress), allow_nan=False))
     last = state.progress.step
@@ -83,6 +84,8 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
             {name: tensor for name, tensor in tensors[step].items() if name not in optimizer},
             {name: tensors[step][name] for name in optimizer},
         )
+        # In another order, as a file may have them, and as copies: what is in flight must not be changed by a step.
+        resumed.method_tensors = {name: method_tensors[step][name].clone() for name in sorted(method_tensors[step], reverse=True)}
         resumed.progress = progress_from_json(json.loads(saved[step]))
         until = min(step + 2, last)
         again = []
@@ -91,6 +94,9 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
         assert timeless(resumed.progress) == progresses[until], f"resumed after step {step}"
         for name, tensor in tensors_of(resumed).items():
             assert torch.equal(tensor, tensors[until][name]), f"{name}, resumed after step {step}"
+        assert resumed.method_tensors.keys() == method_tensors[until].keys()
+        for name, tensor in resumed.method_tensors.items():
+            assert torch.equal(tensor, method_tensors[until][name]), f"{name}, resumed after step {step}"
         expected = rows[step + 1 : until + 1] if step else rows[: until + 1]
         for want, have in zip(expected, again, strict=True):
             keys = want.keys() - TIMES - {"val_loss"}  # a run cut at a step evaluates it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
@@ -34,6 +34,15 @@ class PlanCost:
     """What memory_bytes assumes: the recipe's, fp32 for "auto"."""
     checkpoint_bytes: int
     """One checkpoint of [model]: weights and AdamW's two moments, fp32."""
+
+
+class InFlightShape(NamedTuple):
+    """What gradients in flight are sized by."""
+
+    n_layer: int
+    n_embd: int
+    seq_len: int
+    padded_vocab_size: int
 
 
 def vocabulary_of(tokenizer: str) -> int | None:
@@ -73,13 +82,17 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         recompute=recipe.train.activation_checkpointing is True,
         gradients=gradient_copies(recipe),
     )
+    in_flight = 0
+    if recipe.ouroboros is not None:
+        shape = InFlightShape(model.n_layer, model.n_embd, model.seq_len, rows)
+        in_flight = recipe.ouroboros.in_flight_bytes(shape, recipe.train.batch_size)
     return PlanCost(
         summary=summary,
         vocab_size=vocab_size,
         parameters=parameters,
-        memory_bytes=memory,
+        memory_bytes=memory + in_flight,
         dtype=dtype,
-        checkpoint_bytes=12 * parameters,
+        checkpoint_bytes=12 * parameters + in_flight,
     )
 
 

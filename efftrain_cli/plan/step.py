@@ -141,3 +141,7 @@ class StepResult(NamedTuple):
     (sticky: 1 from the first step whose loss or gradient was not finite; such updates are not applied)."""
     simigrad_dots: tuple[float, float, float] | None = None
     """<A,B>, |A|^2, |B|^2 of the two half-batch gradients, when SimiGrad read them this step."""
+    grad_norm: Tensor | None = None
+    """Global l2 norm before clipping, of a method that has clipped by itself."""
+    method_tensors: Mapping[str, Tensor] | None = None
+    """What `TrainState.method_tensors` are after the step; None: as before."""

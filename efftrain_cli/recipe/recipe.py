@@ -20,6 +20,7 @@ from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.chunked_accumulation import ChunkedAccumulation
 from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
@@ -49,6 +50,7 @@ class Recipe:
     progressive_layer_drop: ProgressiveLayerDrop | None = None
     simigrad: SimiGrad | None = None
     chunked_accumulation: ChunkedAccumulation | None = None
+    ouroboros: Ouroboros | None = None
     staged_growth: StagedGrowth | None = None
     stages: tuple[Stage, ...] = ()
     """Stages of staged training, in order; without any, [model] is trained from start to end."""

@@ -26,6 +26,7 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.rows import NOT_COMPUTED, origin_data, read_origin
+from efftrain_cli.training.ouroboros import dropped
 from efftrain_cli.training.stages import set_stage
 from efftrain_cli.training.state import (
     TrainState,
@@ -168,6 +169,14 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
     state.progress = progress
 
 
+def drop_in_flight(state: TrainState, recipe: Recipe) -> str | None:
+    """Empties the method tensors of a state that its recipe cannot use, and says why; None where they are of use."""
+    reason = dropped(state.method_tensors, recipe.ouroboros, state.model.config)
+    if reason is not None:
+        state.method_tensors.clear()
+    return reason
+
+
 def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bool) -> None:
     """Compares the recipe that is to continue a run with the one that wrote `checkpoint`, or, where the run has none, with
     the one it was started with. Differences that `override` lets
@@ -281,6 +290,8 @@ def accept_differences(run: Run, differences: list[list[Any]], override: bool, w
 def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     """Bytes that a checkpoint of `state` takes on disk, within 2 %."""
     total = 0
+    if recipe.ouroboros is not None and not state.method_tensors:
+        total += recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size)
     for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
         data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # safetensors' header: {"NAME":{"dtype":"F32","shape":[..],"data_offsets":[..,..]},...}

@@ -107,7 +107,8 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
 
 def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan) -> tuple[float, dict[str, float]]:
     """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes nothing."""
-    forward_backward = build_forward_backward(session.recipe, state.model, session.device, dict(state.method_tensors))
+    recipe = replace(session.recipe, ouroboros=None)  # the step's own gradient, not those of steps before
+    forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
     state.model.zero_grad(set_to_none=True)
     result = forward_backward(session.train_data.batch(plan).to(session.device), plan)
     layers: dict[str, list[torch.Tensor]] = {}
@@ -125,7 +126,7 @@ def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict
     recipe = session.recipe
     if recipe.chunked_accumulation is None:
         return None
-    recipe = replace(recipe, train=replace(recipe.train, compile="off"))
+    recipe = replace(recipe, train=replace(recipe.train, compile="off"), ouroboros=None)
     forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
     batch = session.train_data.batch(plan).to(session.device)
     found = first_overflow(state.model, lambda: forward_backward(batch, plan))

@@ -28,6 +28,11 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     """
     if ranks.alone:
         return
+    if recipe.ouroboros is not None and recipe.ouroboros.modules > 1:
+        raise UsageError(
+            f"ouroboros trains on one device so far, and {ranks.world_size} were started\n"
+            "leave out --devices, torchrun or srun: all modules then run on one device, with the same delays"
+        )
     smallest = min(
         (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()), default=summary.smallest_batch
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import reduce
 
 import torch
@@ -31,6 +31,7 @@ from efftrain_cli.training.compiling import (
     full_micro_batch,
 )
 from efftrain_cli.training.memory import checkpoints_activations
+from efftrain_cli.training.ouroboros import LateGradients, cut_gpt
 from efftrain_cli.training.ranks import ALONE, Ranks
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
@@ -141,8 +142,8 @@ def build_forward_backward(
     how the step is cut, nor on how many ranks share it. Before the first sum the ranks agree to go on.
 
     Args:
-        method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps; it
-            changes them in place.
+        method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps. They are read in
+            each step, and not changed: `StepResult.method_tensors` are those after it.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
@@ -150,6 +151,7 @@ def build_forward_backward(
     full_shape = full_micro_batch(recipe, ranks.world_size)
     layer_drop, accumulation = recipe.progressive_layer_drop, recipe.chunked_accumulation
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    late = late_gradients(recipe, model, device)
     parameters = list(model.parameters())
 
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
@@ -204,9 +206,12 @@ def build_forward_backward(
                 losses[name] = losses[name] + share if name in losses else share
 
         micro_batches = cut(batch, plan, ranks)
-        dots = None
+        dots, step = None, None
         if plan.measure_similarity:
             dots = accumulate_by_halves(accumulate, micro_batches, parameters, plan)
+        elif late is not None and late.delays_at(plan.step):
+            step = late.step(micro_batches, plan, method_tensors or {}, accumulate_here)
+            losses |= step.losses
         else:
             accumulate(micro_batches)
         blocks_times_sequences = sum(
@@ -220,11 +225,40 @@ def build_forward_backward(
             flops=per_token.with_logits * plan.tokens,
             flops_without_logits=per_token.without_logits * plan.tokens,
             blocks_executed=blocks,
-            scalars={"loss": loss, **losses},
+            scalars={"loss": loss, **losses, **({} if late is None else late.scalars(step))},
             simigrad_dots=dots,
+            grad_norm=None if step is None else step.grad_norm,
+            method_tensors=None if step is None else step.in_flight,
         )
 
     return forward_backward
+
+
+def late_gradients(recipe: Recipe, model: GPT, device: torch.device) -> LateGradients | None:
+    """Ouroboros's gradients on one device; None where no module's gradient is late."""
+    section = recipe.ouroboros
+    if section is None or section.modules == 1:
+        return None
+    dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
+    recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled)
+    parts = compile_parts(recipe, model) if compiled else CompiledParts(run_eagerly, model.head_loss_sum)
+    full_shape = full_micro_batch(recipe)
+
+    def passing(x: Tensor) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(autocast(dtype, device))
+        stack.enter_context(attention_kernels(device, same_shape=x.shape[:2] == full_shape))
+        return stack
+
+    split = section.blocks(model.config)
+    modules = cut_gpt(
+        model,
+        split,
+        lambda x, blocks: model.run_blocks(x, blocks, None, recompute, parts.block),
+        parts.head_loss_sum,
+        passing,
+    )
+    return LateGradients(section, model, modules, split, recipe.optim.grad_clip)
 
 
 def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> list[MicroBatch]:

@@ -183,7 +183,10 @@ def train(
             if progress.tokens < recipe.train.tokens and progress.step != until:
                 next_plan = plan_step(recipe, progress, ranks.world_size)
                 ahead = next_plan, batch_of(next_plan)
-        grad_norm = update(state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"])
+        grad_norm = update(state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm)
+        if result.method_tensors is not None:
+            state.method_tensors.clear()
+            state.method_tensors.update(result.method_tensors)
         measures = {"grad_norm": grad_norm, **state.optimizer.measures(), "nonfinite": state.nonfinite}
         result = result._replace(scalars={**result.scalars, **measures})
         state.progress = progress
@@ -219,16 +222,17 @@ def _interruptible(ranks: Ranks, rescuable: bool = False) -> AbstractContextMana
     return interruptible(rescuable) if ranks.alone else nullcontext()
 
 
-def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor) -> Tensor:
-    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr` and
+def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_norm: Tensor | None = None) -> Tensor:
+    """Unless their norm is given, for they are clipped then, clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr` and
     drops them. Returns their norm before clipping, 0-d fp32.
 
     Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
     """
-    parameters = list(state.model.parameters())
-    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if grad_clip:
-        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
+    if grad_norm is None:
+        parameters = list(state.model.parameters())
+        grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
     state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
     with torch.autograd.profiler.record_function("Optimizer.step"):

@@ -1,0 +1,202 @@
+"""Ouroboros: "Ouroboros: On Accelerating Training of Transformer-Based Language Models", Yang, Huo, Wang, Huang and Carin,
+NeurIPS 2019, arXiv 1909.06695; its relatives are decoupled parallel backpropagation (DDG, Huo et al., ICML 2018) and features replay
+(Huo et al., NeurIPS 2018).
+
+The network is cut into K modules on K - 1 devices: the first and the last share one, because the input embedding and the output
+projection are one matrix. The forward pass of a batch goes through all modules at today's weights. The backward passes do not wait
+for each other: in step t, module k (1 .. K) does that of batch t - (K - k), with what module k + 1 sent it at the end of step t - 1.
+
+    tau_k   = K - k                                            staleness of module k in steps
+    stash:    w_k <- w_k - lr g_k(w^(t - tau_k); x_(t - tau_k))              the gradient at the weights of that step
+    replay:   the same batch, from its stored input of module k, run again at today's weights w_k^t
+    V       : g_V = dF/dV_out(w^t; x_t) + dF/dV_in( . ; x_(t - K + 1))       the tied matrix: one fresh part, one of K - 1 steps ago
+
+`sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no gradient in its first tau_k steps and is
+not updated; the gradients in flight at the end of a run are dropped.
+
+Attaches at the gradient: `training/ouroboros.py` delays it on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.methods.method import Method
+from efftrain_cli.model.flops import block_parameters, flops_per_token
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class Ouroboros(Method):
+    """Ouroboros: train the model's modules on gradients that are up to K - 1 steps old, as a ring of devices would."""
+
+    modules: int = Field(ge=1)
+    """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""
+    variant: Literal["stash", "replay"] = "stash"
+    """A late gradient is that of the weights of its own step ("stash"), or is computed again at today's weights from the stored input."""
+    embedding_gradient: Literal["sum", "mean"] = "sum"
+    """How the tied matrix joins the gradients of its two uses, of different ages: as in the authors' code, or half of that."""
+    split: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Blocks of each module, in order; default: equal FLOPs on every device, with the head counted."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """First steps, without any delay."""
+    clip: Literal["global", "module"] = "global"
+    """What optim.grad_clip bounds: the norm over all modules, or that of each device's, as in the authors' code."""
+    cosine_every: int = Field(default=0, ge=0)
+    """Steps between two measurements of the cosine between each module's late gradient and that of the same batch at today's weights,
+    each of which costs K - 1 more steps' forward and backward; 0: never."""
+
+    @model_validator(mode="after")
+    def _split_has_modules(self) -> Ouroboros:
+        split = self.split
+        if split is None:
+            return self
+        if len(split) != self.modules:
+            raise ValueError(f"split {list(split)} names {len(split)} modules, and modules = {self.modules}")
+        if any(blocks == 0 for blocks in split[1:-1]):
+            raise ValueError(
+                f"split {list(split)}: only the first and the last module can do without a block, as they have embedding and head"
+            )
+        return self
+
+    @property
+    def devices(self) -> int:
+        """Of a ring: K - 1, the first holding the first and the last module."""
+        return max(1, self.modules - 1)
+
+    def staleness(self, module: int) -> int:
+        """tau_k in steps, for module k from 1."""
+        return self.modules - module
+
+    def device_of(self, module: int) -> int:
+        """The device in the ring, from 0, that holds module k."""
+        return 0 if module == self.modules else module - 1
+
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        n_layer = recipe.model.n_layer
+        if self.modules > n_layer + 2:
+            yield (
+                "ouroboros.modules",
+                f"must be at most model.n_layer + 2 = {n_layer + 2}: embedding and head can stand alone, the modules between need a block",
+            )
+        if self.split is not None and sum(self.split) != n_layer:
+            yield "ouroboros.split", f"must add up to model.n_layer = {n_layer} blocks, not {sum(self.split)}"
+        if self.modules == 1:
+            return
+        if recipe.simigrad is not None:
+            yield (
+                "simigrad",
+                "cannot be combined with ouroboros: the update mixes gradients of several steps, so no batch's two halves tell its noise",
+            )
+        if recipe.progressive_layer_drop is not None:
+            yield "progressive_layer_drop", "cannot be combined with ouroboros: which blocks a batch skipped is not kept until its gradient"
+        if recipe.stages:
+            yield "stages", "cannot be combined with ouroboros: gradients in flight have the shape of the smaller model"
+        if recipe.chunked_accumulation is not None and recipe.chunked_accumulation.rounding == "stochastic":
+            yield (
+                "chunked_accumulation.rounding",
+                'must be "nearest" with ouroboros: a batch that is run again would draw other roundings',
+            )
+        if recipe.parallel is not None and recipe.parallel.lanes is not None:
+            yield "parallel.lanes", "cannot be combined with ouroboros, whose devices hold modules; set parallel = false"
+
+    def warnings(self, recipe: Recipe) -> list[str]:
+        steps = recipe.full_steps
+        if self.modules == 1:
+            return ["ouroboros.modules = 1 delays nothing: this is ordinary training"]
+        if steps is not None and self.warmup_steps >= steps:
+            return [f"ouroboros.warmup_steps = {self.warmup_steps} is the whole run of {steps} steps: no gradient is ever late"]
+        return []
+
+    def assumptions(self, recipe: Recipe) -> list[str]:
+        if self.modules == 1:
+            return []
+        after = f", after {self.warmup_steps} steps without delay" if self.warmup_steps else ""
+        return [
+            f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago, the last fresh{after}. A module waits "
+            "unchanged for its first one; the last ones in flight are dropped."
+        ]
+
+    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+        every = min(self.cosine_every, 2)
+        return {"ouroboros": replace(self, warmup_steps=min(self.warmup_steps, half // 2), cosine_every=every)}
+
+    def without_schedule(self) -> dict[str, Any]:
+        return {"ouroboros": replace(self, warmup_steps=0, cosine_every=0)}
+
+    def blocks(self, shape: Shape) -> tuple[int, ...]:
+        """Blocks of each module, first module first: `split`, or the most even one."""
+        return self.split or balanced_split(self.modules, shape)
+
+    def in_flight_bytes(self, shape: Shape, batch_size: int) -> int:
+        """Bytes in flight between two full steps, fp32: tau_k gradients of each module, or of its inputs and one of their gradients."""
+        if self.modules == 1:
+            return 0
+        stale = range(self.modules - 1, 0, -1)
+        if self.variant == "replay":
+            tokens = batch_size * shape.seq_len
+            return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * (sum(stale) - stale[0] + self.modules - 1)
+        sizes = [blocks * block_parameters(shape.n_embd) for blocks in self.blocks(shape)[:-1]]
+        sizes[0] += (shape.padded_vocab_size + shape.seq_len) * shape.n_embd
+        return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
+
+    def delays_at(self, step: int) -> bool:
+        """Whether 1-based `step` uses late gradients."""
+        return self.modules > 1 and step > self.warmup_steps
+
+    def measures_cosine_at(self, step: int) -> bool:
+        """Whether 1-based `step` compares its late gradients with today's."""
+        return self.cosine_every > 0 and step % self.cosine_every == 0
+
+
+class Shape(Protocol):
+    """What a split goes by: a `GPTConfig`."""
+
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def padded_vocab_size(self) -> int: ...
+
+
+def head_in_blocks(shape: Shape) -> float:
+    """FLOPs of the head in those of a block, at full length: 4.5 of GPT-2 117M."""
+    args = (shape.n_embd, shape.seq_len, shape.padded_vocab_size)
+    one = flops_per_token(*args, 1).without_logits - flops_per_token(*args, 0).without_logits
+    return (flops_per_token(*args, 0).with_logits - flops_per_token(*args, 0).without_logits) / one
+
+
+def balanced_split(modules: int, shape: Shape) -> tuple[int, ...]:
+    """Blocks of each of K modules so that the busiest of the K - 1 devices has least to do, the head counted with the last module.
+
+    The first device's blocks are halved between the first and the last module, the last taking an odd one, as in the authors' code;
+    so is the model where K = 2. The modules between take equal shares, the earlier ones one block more where there is a remainder.
+    """
+    n_layer, between = shape.n_layer, modules - 2
+    if modules == 1:
+        return (n_layer,)
+    if modules == 2:
+        return (n_layer // 2, n_layer - n_layer // 2)
+    head = head_in_blocks(shape)
+
+    def shares(first_device: int) -> tuple[int, ...]:
+        each, more = divmod(n_layer - first_device, between)
+        return tuple(each + (number < more) for number in range(between))
+
+    def loads(first_device: int) -> Sequence[float]:
+        return (first_device + head, *shares(first_device))
+
+    candidates = range(n_layer - between + 1)
+    best = min(candidates, key=lambda blocks: (max(loads(blocks)), sum(load * load for load in loads(blocks))))
+    return (best // 2, *shares(best), best - best // 2)

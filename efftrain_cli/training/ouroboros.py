@@ -1,0 +1,376 @@
+"""Late gradients, as a ring of devices would have them, on one device: the reference of `methods/ouroboros.py`, and the way to study it.
+
+`stash` is a delay line of gradients: the gradient at the weights of an earlier step is what that step computed, so it is kept until it
+is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. `replay` goes module by module, as its gradients depend on later weights.
+
+What is in flight between two steps are named tensors, each with the 1-based step of its batch and its module from 1:
+
+    ouroboros.gradient.STEP.MODULE.PARAMETER          stash: due in step STEP + tau
+    ouroboros.input.STEP.MODULE.MICROBATCH            replay: what the module was given
+    ouroboros.delta.STEP.MODULE.MICROBATCH            replay: gradient of the loss by the module's output
+    ouroboros.tokens.STEP.MICROBATCH, .targets.       where cosines are measured: the batch, to be run again
+    ouroboros.layout                                  variant, K, blocks of each module
+
+So a module is updated where something is due, and waits where nothing is: at the start, after the warmup, after tensors were dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from efftrain_cli.methods.ouroboros import Ouroboros, Shape
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.plan.step import MicroBatch, StepPlan
+
+PREFIX = "ouroboros."
+EPSILON = 1e-6
+"""Beside the norm that clipping divides by, as in torch.nn.utils.clip_grads_with_norm_."""
+
+Tensors = Mapping[str, Tensor]
+Late = Sequence[Mapping[str, Tensor] | None]
+"""Of each module, first one first: parameter name -> the gradient that is due, or None while none is."""
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A model cut into K modules."""
+
+    leaves: Sequence[Mapping[str, Tensor]]
+    """Of each module, first one first: parameter name -> the tensor in whose `.grad` its gradient gathers. The tied matrix has two: one
+    of the first module, for the lookup, which shares its memory, and itself, of the last."""
+    run: Callable[[int, Tensor, Tensor | None], Tensor]
+    """(module from 1, its input, targets) -> its output; the last module's is the summed loss. The first takes tokens, and the last
+    alone looks at the targets."""
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return len(self.leaves)
+
+    def take(self, module: int) -> dict[str, Tensor]:
+        """The gradients of a module's leaves, zeros where there is none; `.grad` is None afterwards."""
+        gradients = {}
+        for name, leaf in self.leaves[module - 1].items():
+            gradients[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            leaf.grad = None
+        return gradients
+
+
+def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Late, dict[str, Tensor]]:
+    """Exchanges the fresh gradients in the modules' leaves, those of `step`, for the ones that are due: g_k(w^s; x_s), s = step - tau_k.
+    Returns them and what is in flight afterwards; changes neither argument but for `.grad`, which is None then."""
+    after, late = dict(in_flight), list[Mapping[str, Tensor] | None]()
+    for module in range(1, modules.count + 1):
+        staleness, fresh = modules.count - module, modules.take(module)
+        if staleness:
+            after |= {f"{PREFIX}gradient.{step}.{module}.{name}": gradient for name, gradient in fresh.items()}
+            late.append(_pop(after, f"{PREFIX}gradient.{step - staleness}.{module}.") or None)
+        else:
+            late.append(fresh)
+    return late, after
+
+
+def replay(
+    modules: Modules, in_flight: Tensors, step: int, micro_batches: Sequence[MicroBatch], tokens: int
+) -> tuple[Late, dict[str, Tensor], Tensor]:
+    """One step of features replay, at weights that stay as they are throughout: the forward wave of the batch, then each module's
+    backward pass of batch step - tau_k, from its stored input and with what the module after it left one step ago.
+
+    Returns the gradients that are due, what is in flight afterwards, and the loss of the batch: its sum over `tokens`.
+    """
+    after, count = dict(in_flight), modules.count
+    losses = []
+    for number, x, targets in micro_batches:
+        for module in range(1, count):
+            after[f"{PREFIX}input.{step}.{module}.{number}"] = x
+            with torch.no_grad():
+                x = modules.run(module, x, None)
+        x = x.detach().requires_grad_()
+        loss = modules.run(count, x, targets) / tokens
+        loss.backward()
+        assert x.grad is not None
+        losses.append(loss.detach())
+        after[f"{PREFIX}delta.{step}.{count - 1}.{number}"] = x.grad
+    late: list[Mapping[str, Tensor] | None] = [None] * (count - 1) + [modules.take(count)]
+    for module in range(count - 1, 0, -1):
+        late[module - 1], deltas = replayed(modules, module, step, after)
+        after |= {f"{PREFIX}delta.{step - count + module}.{module - 1}.{number}": delta for number, delta in deltas.items()}
+    return late, after, _sum(losses)
+
+
+def replayed(
+    modules: Modules, module: int, step: int, in_flight: dict[str, Tensor]
+) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+    """The backward pass that a module does in `step`: its gradients, None where nothing is due yet, and the gradient by its inputs, by
+    micro-batch. What it used is taken out of `in_flight`."""
+    batch = step - (modules.count - module)
+    deltas = _pop(in_flight, f"{PREFIX}delta.{batch}.{module}.")
+    if not deltas:
+        return None, {}
+    inputs, by_input = _pop(in_flight, f"{PREFIX}input.{batch}.{module}."), {}
+    for number in sorted(deltas, key=int):  # the order of the sum, whatever that of a file was
+        x = inputs[number]
+        if module > 1:
+            x = x.detach().requires_grad_()
+        modules.run(module, x, None).backward(deltas[number])
+        if x.grad is not None:
+            by_input[number] = x.grad
+    return modules.take(module), by_input
+
+
+def joined(modules: Modules, late: Late, names: Sequence[str], mean: bool) -> dict[str, Tensor | None]:
+    """The gradient of each parameter: None where nothing is due. A parameter of two modules gets the sum of what is, the last module's
+    first, halved with `mean`."""
+    order = [modules.count - 1, *range(modules.count - 1)]
+    found: dict[str, Tensor | None] = {}
+    for name in names:
+        users = [number for number in order if name in modules.leaves[number]]
+        due = [gradients[name] for gradients in (late[number] for number in users) if gradients is not None]
+        gradient = _sum(due) if due else None
+        found[name] = gradient * 0.5 if mean and gradient is not None and len(users) > 1 else gradient
+    return found
+
+
+def clipped(
+    gradients: Mapping[str, Tensor | None], groups: Sequence[Sequence[str]], largest: float
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not at all)."""
+    present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    norms = dict(zip(present, torch._foreach_norm(list(present.values())), strict=True))
+    total = _norm_of(norms)
+    found = dict(gradients)
+    for names in groups if largest else ():
+        inside = [name for name in names if name in present]
+        if inside:
+            scale = largest / (_norm_of({name: norms[name] for name in inside}) + EPSILON)
+            scaled = torch._foreach_mul([present[name] for name in inside], scale.clamp(max=1.0))
+            found |= dict(zip(inside, scaled, strict=True))
+    return total, found
+
+
+def cosine(a: Tensors, b: Tensors) -> Tensor:
+    """The cosine between two gradients of the same parameters, 0-d fp32; products are summed in fp64."""
+
+    def dot(x: Tensors, y: Tensors) -> Tensor:
+        return torch.stack([(x[name].double() * y[name].double()).sum() for name in a]).sum()
+
+    return (dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).float()
+
+
+def _norm_of(norms: Tensors) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(list(norms.values())))
+
+
+def _pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Takes the tensors whose name begins with `prefix`, by the rest of it."""
+    return {name.removeprefix(prefix): tensors.pop(name) for name in [name for name in tensors if name.startswith(prefix)]}
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+# --- a GPT in modules ------------------------------------------------------------------------------------------------
+
+
+def cut_gpt(
+    model: GPT,
+    split: Sequence[int],
+    run_blocks: Callable[[Tensor, Sequence[bool]], Tensor],
+    head: Callable[[Tensor, Tensor], Tensor],
+    passing: Callable[[Tensor], AbstractContextManager[object]],
+) -> Modules:
+    """The model in modules of `split` blocks: the embeddings with the first, the last layer norm and the head with the last.
+
+    Args:
+        run_blocks: (residual stream, which blocks) -> residual stream.
+        head: (residual stream, targets) -> summed loss.
+        passing: (input) -> what a forward pass is done in: precision and kernels.
+    """
+    ends = list(accumulate(split))
+    lookup = model.wte.weight.detach().requires_grad_()  # the same memory: always today's weights
+    leaves: list[dict[str, Tensor]] = [{} for _ in split]
+    for name, parameter in model.named_parameters():
+        if name.startswith("h."):
+            block = int(name.split(".")[1])
+            leaves[next(number for number, end in enumerate(ends) if block < end)][name] = parameter
+        elif name.startswith("wpe."):
+            leaves[0][name] = parameter
+        else:
+            leaves[-1][name] = parameter
+    leaves[0]["wte.weight"] = lookup
+    masks = [[end - blocks <= block < end for block in range(len(model.h))] for blocks, end in zip(split, ends, strict=True)]
+
+    def run(module: int, x: Tensor, targets: Tensor | None) -> Tensor:
+        with passing(x):
+            if module == 1:
+                with lookup_apart(model, lookup):
+                    x = model.embed(x)
+            x = run_blocks(x, masks[module - 1])
+            return x if targets is None else head(x, targets)
+
+    return Modules(leaves, run)
+
+
+@contextmanager
+def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
+    """Has the gradient of the embedding's lookup gather in `lookup`, which shares the matrix's memory; the head's stays in the matrix."""
+
+    def look_up(module: object, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        return F.embedding(arguments[0], lookup) if torch.is_grad_enabled() else None
+
+    handle = model.wte.register_forward_hook(look_up)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class LateStep(NamedTuple):
+    """What a step with late gradients leaves beside `.grad`."""
+
+    losses: Mapping[str, Tensor]
+    """Of today's batch at today's weights, 0-d; "ce" is the cross-entropy."""
+    grad_norm: Tensor
+    """Over all modules, before clipping; not finite also where a gradient that is only due later is not."""
+    in_flight: dict[str, Tensor] | None
+    """What is in flight after the step; None, so as before it, where the step is not finite, and in all steps after such a one."""
+    staleness: Sequence[float]
+    """Of each module in steps; NaN where it waited."""
+    cosines: Mapping[int, Tensor]
+    """Module from 1 -> cosine between its late gradient and that of the same batch at today's weights, where measured."""
+
+
+class LateGradients:
+    """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in flight itself."""
+
+    def __init__(self, section: Ouroboros, model: GPT, modules: Modules, split: Sequence[int], grad_clip: float) -> None:
+        self._section, self._model, self._modules, self._grad_clip = section, model, modules, grad_clip
+        self._parameters = dict(model.named_parameters())
+        owners = [set[str]() for _ in range(section.devices)]
+        for number, leaves in enumerate(modules.leaves):
+            owners[section.device_of(number + 1)].update(leaves)
+        self._groups = [[name for name in self._parameters if name in names] for names in owners]
+        if section.clip == "global":
+            self._groups = [list(self._parameters)]
+        self._layout = layout_of(section, split)
+        self._stopped = False
+
+    def delays_at(self, step: int) -> bool:
+        """Whether 1-based `step` uses late gradients."""
+        return self._section.delays_at(step)
+
+    def scalars(self, step: LateStep | None) -> dict[str, Tensor]:
+        """The columns of a step, None for one without delay: each module's staleness in steps (NaN where it waited), and cosines (NaN
+        where none was measured)."""
+        staleness = [0.0] * self._modules.count if step is None else step.staleness
+        values = torch.tensor(staleness, device=self._model.device).unbind()
+        found = {f"ouroboros_staleness_{number}": value for number, value in enumerate(values, 1)}
+        if self._section.cosine_every:
+            none = torch.full((), math.nan, device=self._model.device)
+            cosines = {} if step is None else step.cosines
+            found |= {f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self._modules.count)}
+        return found
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
+        in_flight: Tensors,
+        backward: Callable[[Sequence[MicroBatch]], dict[str, Tensor]],
+    ) -> LateStep:
+        """Leaves the late gradients, clipped, in `.grad`; None where nothing is due.
+
+        Args:
+            backward: adds the gradient of micro-batches at today's weights to `.grad` and returns their losses.
+        """
+        section, modules = self._section, self._modules
+        if section.variant == "stash":
+            with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
+                losses = backward(micro_batches)
+            late, after = delay(modules, in_flight, plan.step)
+        else:
+            late, after, loss = replay(modules, in_flight, plan.step, micro_batches, plan.tokens)
+            losses = {"ce": loss}
+        cosines = {}
+        if section.cosine_every:
+            cosines = self._cosines(late, after, micro_batches, plan.step, backward)
+        gradients = joined(modules, late, list(self._parameters), section.embedding_gradient == "mean")
+        grad_norm, gradients = clipped(gradients, self._groups, self._grad_clip)
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+        after[f"{PREFIX}layout"] = self._layout
+        fresh = [tensor for name, tensor in after.items() if name not in in_flight and tensor.is_floating_point()]
+        # Times 0: nothing where all is finite, and not a number where a gradient is not that would be applied only later.
+        grad_norm = grad_norm + 0.0 * torch.nn.utils.get_total_norm(fresh)
+        self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
+        staleness = [math.nan if due is None else float(section.staleness(k)) for k, due in enumerate(late, 1)]
+        return LateStep(losses, grad_norm, None if self._stopped else after, staleness, cosines)
+
+    def _cosines(
+        self,
+        late: Late,
+        after: dict[str, Tensor],
+        micro_batches: Sequence[MicroBatch],
+        step: int,
+        backward: Callable[[Sequence[MicroBatch]], object],
+    ) -> dict[int, Tensor]:
+        """Where `step` measures: of each module but the last, the cosine between its late gradient and that of the same batch at today's
+        weights. Keeps today's batch, and drops the oldest."""
+        for number, tokens, targets in micro_batches:
+            after[f"{PREFIX}tokens.{step}.{number}"], after[f"{PREFIX}targets.{step}.{number}"] = tokens, targets
+        cosines = {}
+        for module, gradients in enumerate(late[:-1], 1):
+            batch = step - self._section.staleness(module)
+            tokens = {name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")}
+            if gradients is None or not self._section.measures_cosine_at(step) or not tokens:
+                continue
+            with lookup_apart(self._model, self._modules.leaves[0]["wte.weight"]):
+                # Their number is not that of the step: 0 is as good as any, where nothing is drawn by it.
+                backward([MicroBatch(0, part, after[name.replace("tokens", "targets")]) for name, part in tokens.items()])
+            fresh = {}
+            for k in range(1, self._modules.count + 1):
+                taken = self._modules.take(k)
+                if k == module:
+                    fresh = taken
+            cosines[module] = cosine(gradients, fresh)
+        oldest = step - self._section.staleness(1)
+        for kind in ("tokens", "targets"):
+            _pop(after, f"{PREFIX}{kind}.{oldest}.")
+        return cosines
+
+
+# --- between two runs ------------------------------------------------------------------------------------------------
+
+
+def layout_of(section: Ouroboros, split: Sequence[int]) -> Tensor:
+    """What tensors in flight belong to: variant, K and blocks of each module, int64 on the CPU."""
+    return torch.tensor([("stash", "replay").index(section.variant), section.modules, *split])
+
+
+def dropped(in_flight: Tensors, section: Ouroboros | None, shape: Shape) -> str | None:
+    """Why tensors in flight are of no use to a run with `section`, for its user; None where they are, or where there are none."""
+    if f"{PREFIX}layout" not in in_flight:
+        return None
+    variant, modules, *split = in_flight[f"{PREFIX}layout"].tolist()
+    was = f"{modules} modules of {', '.join(map(str, split))} blocks on gradients by {('stash', 'replay')[variant]}"
+    if section is None or section.modules == 1:
+        return f"the checkpoint is of a run with {was}: those in flight, of up to {modules - 1} steps ago, are dropped, and training goes on without delay"
+    if torch.equal(in_flight[f"{PREFIX}layout"].cpu(), layout_of(section, section.blocks(shape))):
+        return None
+    return (
+        f"the checkpoint is of a run with {was}, and this one has {section.modules} of {', '.join(map(str, section.blocks(shape)))} by "
+        f"{section.variant}: the gradients in flight are dropped, and in {section.modules - 1} steps every module has one again"
+    )

@@ -1,0 +1,318 @@
+"""Ouroboros on one device: the scalar chain's published arithmetic, what a delay may and may not change, and exact resuming."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
+from efftrain_cli.model.gpt import GPTConfig
+from efftrain_cli.plan.plan import after_step, plan_step
+from efftrain_cli.plan.step import MicroBatch
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.ouroboros import Modules, clipped, delay, dropped, joined, replay
+from efftrain_cli.training.trainer import train
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, fresh, tensors_of
+
+CPU = torch.device("cpu")
+TINY = [
+    "model.n_layer=4",
+    "model.n_head=2",
+    "model.n_embd=16",
+    "model.seq_len=16",
+    "train.batch_size=4",
+    "train.micro_batch_tokens=32",
+    "train.tokens=640",
+    "optim.lr=1e-2",
+    "optim.warmup_steps=2",
+    "eval.every=5",
+]
+PLAIN = load_recipe("small", TINY)
+
+
+def recipe_of(modules: int, *overrides: str, **keys: object) -> Recipe:
+    return replace(load_recipe("small", [*TINY, *overrides]), ouroboros=Ouroboros(modules=modules, **keys))  # type: ignore[arg-type]
+
+
+def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor], list[float]]:
+    """Weights and moments after training, and the loss of every step."""
+    state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
+    val = torch.stack([data.window(10**6)])
+    losses = [
+        float(record.result.scalars["loss"])
+        for record in train(state, recipe, data, val, until)  # type: ignore[arg-type]
+        if record.result is not None
+    ]
+    return tensors_of(state), losses
+
+
+# --- the scalar chain: h1 = v x, h2 = w h1, y' = v h2, L = (y' - y)^2 / 2; v tied, K = 3, SGD of 0.1 ----------------------
+
+X = [1, -0.5, 2, 1.5, -1, 0.5, 1, -2]
+Y = [0.5, 0.25, -1, 0.5, 0.75, -0.25, 1, 0.5]
+TABLES = {  # (variant, mean) -> {step: (v, w) before it}; 8: after the last
+    ("stash", False): {
+        1: (0.7742720000, 1.2),
+        2: (0.7459476617, 1.1828480000),
+        3: (0.3114544744, 1.1645723816),
+        4: (0.3011141551, 0.9067899483),
+        5: (-0.1303745301, 0.9115996135),
+        7: (-0.1434932385, 0.9038348579),
+        8: (-0.1280267072, 0.9050501720),
+    },
+    ("stash", True): {
+        1: (0.7871360000, 1.2),
+        2: (0.7724539493, 1.1828480000),
+        3: (0.5392453490, 1.1635867156),
+        4: (0.5242088799, 0.8757964725),
+        5: (0.2811235629, 0.8754679736),
+        7: (0.2673296762, 0.8471204339),
+        8: (0.2515136192, 0.8543914389),
+    },
+    ("replay", False): {
+        3: (0.3114544744, 1.1645723816),
+        4: (0.3015190043, 0.9067899483),
+        5: (-0.1236906463, 0.9115996135),
+        7: (-0.1408009893, 0.9038350192),
+        8: (-0.1257260337, 0.9049941722),
+    },
+}
+LOSSES = {"stash": {0: 0.0359120000, 1: 0.1858659951, 4: 0.3462937358}, "replay": {4: 0.3464778758, 7: 0.1435605978}}
+
+
+def chain(variant: str, mean: bool, taus_off: bool = False, lr: float = 0.1) -> list[tuple[float, float, float]]:
+    """(loss, v, w) before every step and after the last."""
+    v, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.8, 1.2))
+    lookup = v.detach().requires_grad_()
+    names = {"v": v, "w": w}
+
+    def run(module: int, x: Tensor, target: Tensor | None) -> Tensor:
+        if module == 1:
+            return lookup * x
+        return w * x if module == 2 else (v * x - target) ** 2 / 2  # type: ignore[operator]
+
+    modules = Modules([{"v": lookup}, {"w": w}, {"v": v}], run)
+    if taus_off:  # one module: everything is fresh
+        modules = Modules([{"v": v, "w": w}], run)
+    in_flight: dict[str, Tensor] = {}
+    rows = []
+    for step, (number, goal) in enumerate(zip(X, Y, strict=True), 1):
+        x, y = torch.tensor(float(number), dtype=torch.float64), torch.tensor(goal, dtype=torch.float64)
+        if variant == "stash":
+            loss = (v * (w * ((v if taus_off else lookup) * x)) - y) ** 2 / 2
+            loss.backward()
+            late, in_flight = delay(modules, in_flight, step)
+        else:
+            late, in_flight, loss = replay(modules, in_flight, step, [MicroBatch(0, x, y)], 1)
+        rows.append((loss.item(), v.item(), w.item()))
+        with torch.no_grad():
+            for name, gradient in joined(modules, late, list(names), mean).items():
+                if gradient is not None:
+                    names[name] -= lr * gradient
+    return [*rows, (math.nan, v.item(), w.item())]
+
+
+@pytest.mark.parametrize(("variant", "mean"), TABLES)
+def test_the_scalar_chain(variant: str, mean: bool) -> None:
+    rows = chain(variant, mean)
+    for step, values in TABLES[variant, mean].items():
+        assert rows[step][1:] == pytest.approx(values, abs=1e-9)
+    for step, loss in LOSSES[variant].items():
+        assert mean or rows[step][0] == pytest.approx(loss, abs=1e-9)
+
+
+def test_the_chain_without_delays_is_plain_descent() -> None:
+    rows = chain("stash", False, taus_off=True)
+    assert rows[1][1:] == pytest.approx((0.7485440000, 1.1828480000), abs=1e-9)
+    assert rows[8][1:] == pytest.approx((0.0028098894, 0.9592080429), abs=1e-9)
+
+
+def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls() -> None:
+    gaps = []
+    for lr in (1e-4, 5e-5):
+        late, plain = chain("stash", False, lr=lr), chain("stash", False, taus_off=True, lr=lr)
+        gaps.append(abs(late[8][1] - plain[8][1]))
+    assert gaps[0] > 0 and gaps[1] == pytest.approx(gaps[0] / 2, rel=0.05)
+
+
+# --- a GPT -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_module_is_the_baseline_bit_for_bit() -> None:
+    plain, one = trained(PLAIN), trained(recipe_of(1))
+    assert plain[1] == one[1]
+    assert all(torch.equal(plain[0][name], tensor) for name, tensor in one[0].items())
+
+
+@pytest.mark.parametrize("variant", ["stash", "replay"])
+def test_a_warmup_without_delay_is_the_baseline_bit_for_bit(variant: str) -> None:
+    plain = trained(PLAIN, until=5)
+    warming = recipe_of(3, variant=variant, warmup_steps=5)
+    same, later = trained(warming, until=5), trained(warming)
+    assert all(torch.equal(plain[0][name], tensor) for name, tensor in same[0].items())
+    assert later[1][:6] == trained(PLAIN)[1][:6] and later[1][7:] != trained(PLAIN)[1][7:]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("variant", ["stash", "replay"])
+def test_a_module_waits_for_its_first_gradient(variant: str, optimizer: str) -> None:
+    """Weight decay and moments wait too."""
+    overrides = ["optim.name=muon", "optim.muon_lr=0.02"] if optimizer == "muon" else []
+    recipe = recipe_of(4, *overrides, variant=variant, split=(1, 1, 1, 1))
+    before = tensors_of(fresh(recipe))
+    for steps in (1, 2, 3, 4):
+        after = trained(recipe, until=steps)[0]
+        for block in range(4):
+            moved = {name for name in after if f"h.{block}." in name and not torch.equal(before[name], after[name])}
+            assert bool(moved) == (steps > 3 - block), (steps, block)
+        assert not torch.equal(before["wte.weight"], after["wte.weight"])
+        assert torch.equal(before["wpe.weight"], after["wpe.weight"]) == (steps <= 3)
+
+
+@pytest.mark.parametrize("variant", ["stash", "replay"])
+def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(variant: str) -> None:
+    recipe = recipe_of(3, "optim.lr=1e-30", "optim.min_lr=0", "optim.weight_decay=0", "optim.grad_clip=0", variant=variant, split=(2, 1, 1), cosine_every=1)
+    state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
+    plain = build_forward_backward(PLAIN, state.model, CPU)
+    gradient = build_forward_backward(recipe, state.model, CPU, state.method_tensors)
+    names = {"h.0.mlp.c_fc.weight": 2, "h.2.attn.c_attn.bias": 1, "h.3.ln_1.weight": 0, "wpe.weight": 2, "ln_f.weight": 0}
+    true: list[dict[str, Tensor]] = []
+    for step in range(5):
+        plan = plan_step(recipe, state.progress)
+        batch = data.batch(plan)
+        plain(batch, plan)
+        true.append({name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None})
+        state.model.zero_grad(set_to_none=True)
+        result = gradient(batch, plan)
+        parameters = dict(state.model.named_parameters())
+        for name, staleness in names.items():
+            if step < staleness:
+                assert parameters[name].grad is None
+            else:
+                torch.testing.assert_close(parameters[name].grad, true[step - staleness][name], rtol=1e-5, atol=1e-8)
+        state.model.zero_grad(set_to_none=True)
+        for module in (1, 2):
+            cosine = result.scalars[f"ouroboros_cosine_{module}"].item()
+            assert math.isnan(cosine) if step < 3 - module else cosine == pytest.approx(1, abs=1e-5)
+        assert result.method_tensors is not None
+        state.method_tensors.clear()
+        state.method_tensors.update(result.method_tensors)
+        state.progress = after_step(recipe, state.progress, plan, result)
+
+
+@pytest.mark.parametrize(
+    ("modules", "keys"),
+    [
+        (3, {"cosine_every": 2}),
+        (3, {"variant": "replay", "embedding_gradient": "mean", "cosine_every": 3, "warmup_steps": 2}),
+        (6, {"variant": "replay", "clip": "module"}),
+        (2, {"clip": "module"}),
+    ],
+)
+def test_stopping_and_continuing_moves_no_bit(modules: int, keys: dict[str, object]) -> None:
+    rows = assert_resumes_exactly_at_every_step(recipe_of(modules, **keys))
+    assert rows[-1][f"ouroboros_staleness_{modules}"] == 0
+    assert rows[-1]["ouroboros_staleness_1"] == modules - 1
+    if "cosine_every" in keys:
+        values = [row.get("ouroboros_cosine_1") for row in rows[1:]]
+        measured = [value for value in values if value is not None]
+        assert measured and all(-1.0001 < value < 0.999 for value in measured) and None in values
+
+
+def test_queued_batches_keep_their_own_length() -> None:
+    for variant in ("stash", "replay"):
+        recipe = recipe_of(3, "seq_len_warmup={start = 8, steps = 6, multiple = 1}", "train.tokens=500", variant=variant)
+        rows = assert_resumes_exactly_at_every_step(recipe)
+        assert len({row["seq_len"] for row in rows[1:]}) > 2
+
+
+def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None:
+    """Its loss is finite, and it would be applied only two steps later: what is in flight stays as it was before the step."""
+    recipe = recipe_of(3)
+    state, data = fresh(recipe), RandomTokens(16)
+    steps = train(state, recipe, data, torch.stack([data.window(1)]))  # type: ignore[arg-type]
+    for _ in range(4):
+        next(steps)
+    before = {name: tensor.clone() for name, tensor in state.method_tensors.items()}
+    state.model.wpe.weight.register_hook(lambda gradient: gradient * math.inf)
+    for _ in range(2):
+        record = next(steps)
+    assert record.result is not None and state.nonfinite == 1 and torch.isfinite(record.result.scalars["loss"])
+    assert state.method_tensors.keys() == before.keys()
+    assert all(torch.equal(state.method_tensors[name], tensor) for name, tensor in before.items())
+
+
+def test_clipping_by_device_and_over_all() -> None:
+    gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0]), "c": None}
+    norm, found = clipped(gradients, [["a", "c"], ["b"]], 1.0)
+    assert norm == pytest.approx(13.0)
+    assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found["b"].tolist() == pytest.approx([1.0], rel=1e-5)
+    norm, found = clipped(gradients, [["a", "b", "c"]], 6.5)
+    assert found["b"].tolist() == pytest.approx([6.0], rel=1e-5) and found["c"] is None
+    assert clipped(gradients, [["a", "b", "c"]], 0.0)[1] == gradients
+
+
+# --- the section -----------------------------------------------------------------------------------------------------
+
+GPT2 = GPTConfig(n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257, padded_vocab_size=50304)
+
+
+def test_the_split_evens_out_flops_with_the_head() -> None:
+    assert head_in_blocks(GPT2) == pytest.approx(4.5, abs=0.1)
+    assert balanced_split(4, GPT2) == (0, 6, 5, 1)  # 5.5, 6, 5 blocks' worth on the three devices
+    assert balanced_split(3, GPT2) == (2, 8, 2)
+    assert balanced_split(14, GPT2) == (0, *[1] * 12, 0)
+    assert balanced_split(2, GPT2) == (6, 6)
+
+
+def problems(*overrides: str) -> str:
+    with pytest.raises(RecipeError) as error:
+        load_recipe("small", overrides)
+    return str(error.value)
+
+
+def test_what_cannot_work_is_refused_with_a_reason() -> None:
+    assert "must be at most model.n_layer + 2 = 6" in problems("ouroboros.modules=7")
+    assert "must add up to model.n_layer = 4 blocks, not 3" in problems("ouroboros={modules = 3, split = [1, 1, 1]}")
+    assert "names 2 modules, and modules = 3" in problems("ouroboros={modules = 3, split = [2, 2]}")
+    assert "only the first and the last module" in problems("ouroboros={modules = 3, split = [2, 0, 2]}")
+    text = problems(
+        "ouroboros.modules=3",
+        "simigrad={target = 0.5, min_batch_size = 8, max_batch_size = 32}",
+        "progressive_layer_drop={theta = 0.5, steps = 10}",
+        "chunked_accumulation.rounding=stochastic",
+        "parallel.lanes=2",
+    )
+    for key in ("simigrad", "progressive_layer_drop", "chunked_accumulation.rounding", "parallel.lanes"):
+        assert key in text
+    assert "gradients in flight have the shape of the smaller model" in problems(
+        'stages=[{model = {n_layer = 2}, switch = {rule = "steps", value = 3}}, {operators = ["depth"]}]', "ouroboros.modules=3"
+    )
+
+
+def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> None:
+    recipe = recipe_of(3, split=(2, 1, 1))
+    state, data = fresh(recipe), RandomTokens(16)
+    list(train(state, recipe, data, torch.stack([data.window(1)]), 3))  # type: ignore[arg-type]
+    shape, tensors = state.model.config, state.method_tensors
+    assert dropped(tensors, recipe.ouroboros, shape) is None
+    assert "dropped, and training goes on without delay" in str(dropped(tensors, None, shape))
+    reason = str(dropped(tensors, Ouroboros(modules=4, split=(1, 1, 1, 1)), shape))
+    assert "3 modules of 2, 1, 1 blocks" in reason and "in 3 steps every module has one again" in reason
+    assert dropped({}, recipe.ouroboros, shape) is None
+
+
+def test_bytes_in_flight_are_those_of_the_tensors() -> None:
+    for keys in ({}, {"variant": "replay"}):
+        recipe = recipe_of(4, split=(1, 1, 1, 1), **keys)
+        state, data = fresh(recipe), RandomTokens(16)
+        list(train(state, recipe, data, torch.stack([data.window(1)]), 6))  # type: ignore[arg-type]
+        have = sum(t.numel() * t.element_size() for name, t in state.method_tensors.items() if "layout" not in name)
+        assert recipe.ouroboros is not None
+        assert recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size) == have
