@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,6 @@ def start(
     if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
         raise taken(name)
     with joined() as ranks, steady_output(), stop_on_signals():
-        _check_rewinding(ranks, rewinding)
         if ranks.rank:
             follow(device, ranks)
             return run_path(name)
@@ -128,7 +128,6 @@ def resume(
     recipe_path = existing_run(name) / "recipe.toml"
     recipe = load_recipe(str(recipe_path), overrides)
     with joined() as ranks:
-        _check_rewinding(ranks, rewinding)
         if ranks.rank:
             follow(device, ranks)
             return recipe_path.parent
@@ -204,11 +203,6 @@ def _environment(run: Run, session: Session) -> dict[str, object]:
     if changed:
         print(f"note: continued with {', '.join(changed)}: the last bits of the results may differ", file=sys.stderr)
     return {**now, "changed": changed} if changed else now
-
-
-def _check_rewinding(ranks: Ranks, rewinding: bool) -> None:
-    if rewinding and not ranks.alone:
-        raise UsageError("--on-divergence rewind works on one device\nleave it out, or train on one device")
 
 
 def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
@@ -310,7 +304,7 @@ def _train(
                 followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
                 TrainingScreen(console, summary.tokens, state.progress.tokens, steps) as screen,
             ):
-                while True:
+                for attempt in count(1):
                     try:
                         val_loss = train_and_log(run, state, session, until, screen, rewinding)
                         run.event("memory", peak_memory(session.device))
@@ -321,6 +315,8 @@ def _train(
                             raise
                         screen.say(f"{error}\nrewound to step {rewound.progress.step}; the batches up to there are skipped")
                         state = rewound
+                        session.ranks.rewind()
+                        lead(run.path, state, session, until, attempt)
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
     except OSError as error:

@@ -21,7 +21,7 @@ from efftrain_cli.training.state import (
 from efftrain_cli.training.trainer import read_records, train
 
 VOCAB_SIZE = 64
-TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds", "cpu_seconds"}
+TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds", "cpu_seconds", "comm_seconds", "wait_seconds"}
 
 
 class RandomTokens:

@@ -94,6 +94,10 @@ class LostProcessError(EfftrainError):
     exit_code = 1
 
 
+class HungError(LostProcessError):
+    """A process of a run on several devices made no progress, and all were ended."""
+
+
 class StoppedError(EfftrainError):
     """Stopped by a signal after saving; the run can be resumed."""
 

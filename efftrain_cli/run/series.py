@@ -14,7 +14,7 @@ GROUPS = {
     "optim": ("lr", "grad_norm"),
     "throughput": (
         "tokens_per_second", "mfu", "flops", "flops_without_logits", "seconds", "eval_seconds", "checkpoint_seconds",
-        "compile_seconds", "wall_seconds", "other_seconds",
+        "compile_seconds", "comm_seconds", "wait_seconds", "wall_seconds", "other_seconds",
     ),
     "stability": ("loss_ratio", "adam_sqrt_v_l1", "adam_sqrt_v_max", "nonfinite"),
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +17,7 @@ from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, sto
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.memory import memory_errors
-from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.ranks import Ranks, Rewinding
 from efftrain_cli.training.session import Session, choose_device, fresh_state, prepare_session
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import TrainState, model_tensors, progress_from_json, progress_to_json
@@ -50,8 +53,8 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
         )
 
 
-def lead(run: Path, state: TrainState, session: Session, until: int | None) -> None:
-    """Rank 0, just before training: gives the others the recipe, and the state bit for bit.
+def lead(run: Path, state: TrainState, session: Session, until: int | None, attempt: int = 0) -> None:
+    """Rank 0, just before training: gives the others the recipe, and the state bit for bit; after each rewind of the session again.
 
     Raises:
         UsageError: another rank has other versions, recipe or data.
@@ -61,8 +64,9 @@ def lead(run: Path, state: TrainState, session: Session, until: int | None) -> N
     if ranks.alone:
         return
     tensors = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in state.method_tensors.items()}
+    ranks.enter("prepare")
     ranks.announce(
-        "start",
+        f"start/{attempt}",
         {
             "recipe": str((run / "recipe.toml").resolve()),
             "until": until,
@@ -70,7 +74,8 @@ def lead(run: Path, state: TrainState, session: Session, until: int | None) -> N
             "method_tensors": tensors,
         },
     )
-    ranks.check_alike(_facts(session))
+    if not attempt:
+        ranks.check_alike(_facts(session))
     _share(ranks, state)
 
 
@@ -92,7 +97,7 @@ def follow(device: str, ranks: Ranks) -> None:
 
 def _follow(device: str, ranks: Ranks) -> None:
     with stop_on_signals():
-        heard = ranks.hear("start")
+        heard = ranks.hear("start/0")
         recipe = load_recipe(heard["recipe"])
         try:
             with interruptible(rescuable=True), rescued_by(lambda: None):  # nothing is to be saved here
@@ -100,20 +105,35 @@ def _follow(device: str, ranks: Ranks) -> None:
         except Stop:
             raise StoppedError(f"rank {ranks.rank} has stopped") from None
         ranks.check_alike(_facts(session))
-        state = fresh_state(session)
-        progress = progress_from_json(heard["progress"])
-        if progress.stage:
-            set_stage(state, recipe, progress.stage)
-        state.progress = progress
-        for name, (shape, dtype) in heard["method_tensors"].items():
-            state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=session.device)
-        _share(ranks, state)
-        try:
-            with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, heard["until"])):
-                for _ in train_stages(state, recipe, session.train_data, session.val_windows, heard["until"], ranks):
-                    pass
-        except Stop:
-            raise StoppedError(f"rank {ranks.rank} has stopped") from None
+        for attempt in count(1):
+            try:
+                return _train_along(heard, session)
+            except Stop:
+                raise StoppedError(f"rank {ranks.rank} has stopped") from None
+            except Rewinding:
+                ranks.enter("prepare")
+                heard = ranks.hear(f"start/{attempt}")
+
+
+def _train_along(heard: Mapping[str, Any], session: Session) -> None:
+    """Trains from the state that rank 0 shares, to the end.
+
+    Raises:
+        Rewinding: rank 0 will share another state.
+    """
+    recipe, ranks, until = session.recipe, session.ranks, heard["until"]
+    state = fresh_state(session)
+    progress = progress_from_json(heard["progress"])
+    if progress.stage:
+        set_stage(state, recipe, progress.stage)
+    state.progress = progress
+    for name, (shape, dtype) in heard["method_tensors"].items():
+        state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=session.device)
+    _share(ranks, state)
+    with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, until)):
+        for _ in train_stages(state, recipe, session.train_data, session.val_windows, until, ranks):
+            pass
+        ranks.end(state.progress.step)
 
 
 def _share(ranks: Ranks, state: TrainState) -> None:

@@ -168,11 +168,13 @@ def build_forward_backward(
             ]
         losses: dict[str, Tensor] = {}
         agreed = False
+        phase = "compile" if ranks.phase == "compile" else "forward and backward"
 
         def accumulate_here(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
             """Adds the gradient of these micro-batches to `.grad`; returns the sums of their losses."""
             sums: dict[str, Tensor] = {}
             for number, tokens, targets in micro_batches:
+                ranks.enter(phase)
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):

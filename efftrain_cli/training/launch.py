@@ -20,6 +20,10 @@ PARENT = "EFFTRAIN_PARENT"
 """Environment variable that names the launching process in those that it started."""
 PATIENCE = 60.0
 """Seconds in which the others must end once one process has failed."""
+HUNG, HUNG_FIRST = 97, 98
+"""Exit codes between a rank and this launcher: a rank hangs; rank 0 is among those that do. The run's own is 1."""
+HALTED = 5.0
+"""Seconds in which the others must end then: a process that was halted (SIGSTOP) cannot."""
 
 
 def launch(devices: int, arguments: Sequence[str]) -> int:
@@ -99,21 +103,25 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
                 if code and failed_at is None:
                     failed_at = time.monotonic()
         # Rank 0 saves after the others have stopped, however long that takes.
-        stuck = {rank for rank in range(1, len(children)) if rank not in ended}
-        if failed_at is not None and stuck - killed and time.monotonic() - failed_at > PATIENCE:
+        hung = {HUNG, HUNG_FIRST} & set(ended.values())
+        stuck = {rank for rank in range(len(children)) if rank not in ended and (rank or HUNG_FIRST in hung)}
+        patience = min(PATIENCE, HALTED) if hung else PATIENCE
+        if failed_at is not None and stuck - killed and time.monotonic() - failed_at > patience:
             names = ", ".join(map(str, sorted(stuck)))
-            print(f"error: rank {names} did not end within {PATIENCE:.0f} s of another and was killed", file=sys.stderr)
+            if not hung:  # else the message is out
+                print(f"error: rank {names} did not end within {PATIENCE:.0f} s of another and was killed", file=sys.stderr)
             for rank in stuck:
                 children[rank].kill()
             killed |= stuck
         time.sleep(0.02)
+    ended = {rank: LostProcessError.exit_code if code in (HUNG, HUNG_FIRST) else code for rank, code in ended.items()}
     harmless = (0, LostProcessError.exit_code)
     causes = {rank: code for rank, code in ended.items() if code not in harmless and rank not in killed}
     for rank, code in causes.items():
         if code < 0:
             print(f"error: rank {rank} was ended by {signal.Signals(-code).name}; the others have stopped", file=sys.stderr)
     if not causes:
-        return max(ended.values())
+        return max((code for code in ended.values() if code >= 0), default=LostProcessError.exit_code)
     code = causes.get(0) or next(iter(causes.values()))
     return 128 - code if code < 0 else code
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, UsageError
+from efftrain_cli.foundation.errors import EfftrainError, HungError, LostProcessError, UsageError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.training.launch import end_with_parent
+from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
+from efftrain_cli.training.watch import Watch
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -34,6 +37,10 @@ FOREVER = timedelta(days=7)
 """How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at once."""
 
 
+class Rewinding(BaseException):
+    """Rank 0 has gone back to an earlier state and will share it. As `Stop`, nothing on the way may take it for a fault."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Who this process is among those of its run."""
@@ -43,11 +50,32 @@ class Ranks:
     local_rank: int = 0
     """Among those on this machine: the index of its CUDA device."""
     store: Store | None = None
+    watch: Watch | None = None
+    _spent: list[Exchanged] = field(default_factory=list)
+    """Since it was asked for last."""
 
     @property
     def alone(self) -> bool:
         """Whether this process is the whole run."""
         return self.world_size == 1
+
+    @property
+    def phase(self) -> str:
+        """What this rank is at, as it has said; "" where it is alone."""
+        return "" if self.watch is None else self.watch.phase
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Tells the others' watchers what this rank begins, and of which step: that it gets on."""
+        if self.watch is not None:
+            self.watch.enter(phase, step)
+
+    def exchanged(self) -> Exchanged | None:
+        """What this rank has spent on the others since the last call; None where it is alone."""
+        if self.alone:
+            return None
+        spent = self._now()
+        self._spent.clear()
+        return spent
 
     def go_on(self, step: int) -> None:
         """Agrees with the other ranks that none wants to stop, in one exchange between the hosts, once per step before the
@@ -55,47 +83,95 @@ class Ranks:
 
         Raises:
             Stop: a rank was asked to stop: all drop the step.
+            Rewinding: rank 0 has gone back to an earlier state.
             EfftrainError: the ranks are at different steps: a bug.
         """
         if self.alone:
             return
-        said = torch.tensor([int(stop_asked()), step, -step])
-        self._carry(lambda dist: dist.all_reduce(said, op=dist.ReduceOp.MAX))
-        asked, latest, earliest = said.tolist()
-        if latest != -earliest:
-            raise EfftrainError(f"the ranks of this run are at different steps, {-earliest} and {latest}: please report it")
+        asked = self._agree(step)
         if asked:
             ask_to_stop("a signal to another process")
             raise Stop("a signal to another process")
+
+    def end(self, step: int) -> None:
+        """The last agreement: all ranks have trained to the end.
+
+        Raises:
+            Rewinding: rank 0 has gone back to an earlier state.
+        """
+        if not self.alone:
+            self._agree(step)
+
+    def rewind(self) -> None:
+        """Rank 0 interrupts the others, who come to their next agreement, and gives them another state afterwards.
+
+        Raises:
+            Stop: a rank was asked to stop.
+        """
+        if not self.alone and self._agree(0, rewinding=True):
+            raise Stop("a signal to another process")
+
+    def _agree(self, step: int, rewinding: bool = False) -> bool:
+        """Whether a rank was asked to stop.
+
+        Raises:
+            Rewinding: on the other ranks, where rank 0 rewinds and nobody was asked to stop.
+            EfftrainError: the ranks are at different steps: a bug.
+        """
+        self.enter("exchange")
+        began = time.perf_counter()
+        said = torch.tensor([int(stop_asked()), int(rewinding), step, -step])
+        self._carry(lambda dist: dist.all_reduce(said, op=dist.ReduceOp.MAX))
+        self._now().wait_seconds += time.perf_counter() - began
+        asked, back, latest, earliest = said.tolist()
+        if back and not rewinding and not asked:
+            raise Rewinding
+        if latest != -earliest and not back:
+            raise EfftrainError(f"the ranks of this run are at different steps, {-earliest} and {latest}: please report it")
+        return bool(asked)
+
+    def _now(self) -> Exchanged:
+        if not self._spent:
+            self._spent.append(Exchanged())
+        return self._spent[0]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replaces each tensor by its sum over the ranks, in place: flat buckets of the same layout in every step."""
         if self.alone:
             return
-        for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            self._carry(lambda dist, flat=flat: dist.all_reduce(flat))
-            _scatter(flat, bucket)
+        with self._adding(tensors[0]):
+            for bucket in _buckets(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                self._carry(lambda dist, flat=flat: dist.all_reduce(flat))
+                _scatter(flat, bucket)
+
+    @contextmanager
+    def _adding(self, tensor: Tensor) -> Iterator[None]:
+        self.enter("sum")
+        watch = Stopwatch(tensor.device)
+        yield
+        self._now().sums.append(watch.stop())
 
     def add_up_by_pairs(self, tensors: Sequence[Tensor]) -> None:
         """As `add_up`, in a balanced tree over the ranks: recursive doubling. Where each rank has added its own lanes in such a
         tree too, the result is the same at every world size, bit for bit."""
         distance = 1
         while distance < self.world_size:
-            for bucket in _buckets(tensors):
-                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-                theirs = torch.empty_like(flat)
-                partner = self.rank ^ distance
+            with self._adding(tensors[0]):
+                for bucket in _buckets(tensors):
+                    flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                    theirs = torch.empty_like(flat)
+                    partner = self.rank ^ distance
 
-                def exchange(dist: Any, flat: Tensor = flat, theirs: Tensor = theirs, partner: int = partner) -> None:
-                    works = dist.batch_isend_irecv(
-                        [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, theirs, partner)]
-                    )
-                    for work in works:
-                        work.wait()
+                    def exchange(dist: Any, flat: Tensor = flat, theirs: Tensor = theirs, partner: int = partner) -> None:
+                        works = dist.batch_isend_irecv(
+                            [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, theirs, partner)]
+                        )
+                        for work in works:
+                            work.wait()
 
-                self._carry(exchange)
-                _scatter(flat + theirs, bucket)  # a + b = b + a: only the shape of the tree counts
+                    self._carry(exchange)
+                    _scatter(flat + theirs, bucket)  # a + b = b + a: only the shape of the tree counts
             distance *= 2
 
     def share(self, tensors: Mapping[str, Tensor]) -> None:
@@ -168,6 +244,8 @@ class Ranks:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 raise
+            if self.watch is not None and self.watch.verdict is not None:
+                raise HungError(self.watch.verdict) from error
             raise _lost(self.rank, f"see its message, or the system's log ({str(error).splitlines()[0]})") from error
 
 
@@ -252,12 +330,12 @@ def _first_host(nodes: str) -> str:
     return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
 
 
-def _open_store(address: str, port: int, world_size: int, rank: int) -> Store:
+def _open_store(address: str, port: int, world_size: int, rank: int, client: bool = False) -> Store:
     """Where the ranks leave each other messages: torchrun's own, where its agent keeps one. Each restart of torchrun's begins with
-    empty keys."""
+    empty keys. A `client` is one more connection."""
     import torch.distributed as dist
 
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    kept = client or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(address, port, None if kept else world_size, is_master=rank == 0 and not kept, timeout=JOINING)
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
@@ -281,6 +359,7 @@ def joined() -> Iterator[Ranks]:
     try:
         store = _open_store(address, port, world_size, rank)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=JOINING)
+        watch = Watch(rank, world_size, lambda: _open_store(address, port, world_size, rank, client=True))
         dist.all_reduce(torch.zeros(1))  # all have come as far as here
         dist.distributed_c10d._set_pg_timeout(FOREVER)
     except (RuntimeError, ValueError) as error:
@@ -288,8 +367,10 @@ def joined() -> Iterator[Ranks]:
             f"rank {rank} of {world_size} cannot reach the others at {address}:{port}: {str(error).splitlines()[0]}\n"
             "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free"
         ) from None
+    watch.start()
     try:
-        yield Ranks(rank, world_size, local_rank, store)
+        yield Ranks(rank, world_size, local_rank, store, watch)
     finally:
+        watch.stop()
         dist.destroy_process_group()
 

@@ -114,6 +114,7 @@ def train_stages(
     dtype = compute_dtype(recipe.train.dtype, device)
 
     def measure() -> float:
+        ranks.enter("evaluate")
         with interruptible() if ranks.alone else nullcontext():
             return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks))
 
@@ -123,6 +124,8 @@ def train_stages(
         over = progress.tokens >= recipe.train.tokens or (until is not None and progress.step >= until)
         if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
             return
+        ranks.go_on(progress.step)
+        ranks.enter("prepare")
         stage = recipe.stages[progress.stage + 1]
         section = recipe.staged_growth or StagedGrowth()
         parameters, val_loss = state.model.parameter_count, measure()

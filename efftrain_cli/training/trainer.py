@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -39,46 +38,7 @@ from efftrain_cli.training.gradient import autocast, build_forward_backward, com
 from efftrain_cli.training.positions import loss_by_position
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
-
-
-class Stopwatch:
-    """Seconds between two points of the device's own time line; reading them waits for the device, so read late.
-
-    Args:
-        idle: start only when the device has done all it was given. Else host work that holds back the next kernels, as compilation
-            does, may pass while the device still has earlier work to do: subtracting it would then leave too little.
-    """
-
-    def __init__(self, device: torch.device, idle: bool = False) -> None:
-        self._device = device
-        if idle and device.type == "cuda":
-            torch.cuda.synchronize(device)
-        self.cpu_seconds = -time.process_time()
-        """Processor seconds of this process between construction and `stop`."""
-        self._start: float | torch.cuda.Event = self._now()
-        self._end: float | torch.cuda.Event = self._start
-
-    def _now(self) -> float | torch.cuda.Event:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        # Without its stream an event is recorded on the current device, which need not be this one.
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def stop(self) -> Stopwatch:
-        """Marks the end; returns itself."""
-        self._end = self._now()
-        self.cpu_seconds += time.process_time()
-        return self
-
-    def seconds(self) -> float:
-        """Elapsed seconds between construction and `stop`."""
-        if isinstance(self._start, float) and isinstance(self._end, float):
-            return self._end - self._start
-        assert isinstance(self._start, torch.cuda.Event) and isinstance(self._end, torch.cuda.Event)
-        self._end.synchronize()
-        return self._start.elapsed_time(self._end) / 1000
+from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +57,8 @@ class StepRecord:
     evaluation: Stopwatch | None = None
     devices: int = 1
     """That shared the step."""
+    exchanged: Exchanged | None = None
+    """What this rank spent on the others in the step; None where there are none."""
     compile_seconds: float = 0.0
     """Seconds of the step that went into compilation; they are not training time."""
 
@@ -148,6 +110,7 @@ def train(
     """The next step and its batch: a CUDA device is still busy while it is read and sent."""
 
     def evaluated(record: StepRecord) -> tuple[StepRecord, Tensor]:
+        ranks.enter("evaluate", state.progress.step)
         watch, positions = Stopwatch(device), None
         with _interruptible(ranks):
             loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
@@ -171,18 +134,22 @@ def train(
         and not stage_ended(recipe, state.progress)
     ):
         plan = plan_step(recipe, state.progress, ranks.world_size)
+        ranks.exchanged()  # of an evaluation, which is not this step's
         new_shapes = micro_batch_shapes(plan) - shapes
         shapes |= new_shapes
+        ranks.enter("compile" if may_compile and new_shapes else "data", plan.step)
         # A new shape may have to be compiled, while the device is still busy with earlier steps.
         training, compiled = Stopwatch(device, idle=may_compile and bool(new_shapes)), compile_seconds()
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with _interruptible(ranks, rescuable=True):
             batch = ahead[1] if ahead is not None and ahead[0] == plan else batch_of(plan)
             result = forward_backward(batch, plan)
+            ranks.enter("data")
             progress = after_step(recipe, state.progress, plan, result)
             if progress.tokens < recipe.train.tokens and progress.step != until:
                 next_plan = plan_step(recipe, progress, ranks.world_size)
                 ahead = next_plan, batch_of(next_plan)
+        ranks.enter("update")
         grad_norm = update(state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm)
         if result.method_tensors is not None:
             state.method_tensors.clear()
@@ -197,6 +164,7 @@ def train(
             result=result,
             training=training,
             devices=ranks.world_size,
+            exchanged=ranks.exchanged(),
             compile_seconds=compile_seconds() - compiled,
         )
         due = plan.evaluate or stage_ended(recipe, state.progress)
@@ -294,6 +262,8 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "seconds": seconds,
                 "cpu_seconds": record.training.cpu_seconds if record.devices == 1 else None,
                 "compile_seconds": record.compile_seconds,
+                "comm_seconds": None if record.exchanged is None else record.exchanged.comm_seconds(),
+                "wait_seconds": None if record.exchanged is None else record.exchanged.wait_seconds,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,
                 "flops_without_logits": result.flops_without_logits,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,17 +23,22 @@ RECIPE = BASELINE.replace("tokens = 2560", "tokens = 1_000_000").replace("every 
 class Launched:
     """`efftrain pretrain --devices 2` in a folder of its own."""
 
-    def __init__(self, folder: Path, *args: str, probe: bool = False) -> None:
+    def __init__(self, folder: Path, *args: str, probe: bool = False, inject: str = "", **env: str) -> None:
+        """`inject` is run first in rank 1."""
         self.folder = folder
         (folder / "text.txt").write_text(made_text())
         (folder / "r.toml").write_text(RECIPE.replace("TEXT", str(folder / "text.txt")))
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": f"{folder / 'inject'}{os.pathsep}{REPOSITORY}",
             "EFFTRAIN_RUNS": str(folder / "runs"),
             "EFFTRAIN_CACHE": str(folder / "cache"),
             "OMP_NUM_THREADS": "1",
+            **env,
         }
+        (folder / "inject").mkdir()
+        indented = "".join(f"    {line}\n" for line in inject.splitlines())
+        (folder / "inject" / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n    pass\n{indented}")
         args = (*args, "--devices", "2") if probe else (*args, "--devices", "2", "--no-probe")
         self.process = self.start("pretrain", "--recipe", "r.toml", "--name", "r", *args)
 
@@ -64,9 +70,17 @@ class Launched:
                 return int(task.parent.name)
         raise AssertionError(f"rank {number} is not running")
 
+    def is_sound(self) -> bool:
+        """The newest checkpoint passes verification."""
+        return self.start("checkpoint", "verify", "r").wait(timeout=60) == 0
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.folder / "runs" / "r" / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
     def saved(self) -> int:
         """Step of the newest checkpoint."""
-        folders = (self.folder / "runs" / "r" / "checkpoints").iterdir()
+        folders = (self.folder / "runs" / "r" / "checkpoints").glob("step-????????")
         return max(int(path.name.removeprefix("step-")) for path in folders)
 
 
@@ -82,6 +96,8 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
     assert errors.count("stopped by") == 1
     step = run.last_step()
     assert run.saved() == step
+    row = json.loads((tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()[3])
+    assert 0 < row["comm_seconds"] < row["seconds"] and 0 < row["wait_seconds"] < row["seconds"]
 
     resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", str(step + 2), "--devices", "1")
     assert resumed.wait(timeout=120) == 0, resumed.communicate()[1]
@@ -121,3 +137,67 @@ def test_what_ranks_cannot_share_is_refused_once(tmp_path: Path, args: tuple[str
     assert run.process.returncode == 2, errors
     assert errors.count(message) == 1 and "Traceback" not in errors
     assert not (tmp_path / "runs" / "r").exists()
+
+
+CALLS = """
+from efftrain_cli.model.gpt import GPT
+import torch, time
+embed, calls = GPT.embed, 0
+
+def faulty(self, *args):
+    global calls
+    calls += torch.is_grad_enabled()
+    x = embed(self, *args)
+    if torch.is_grad_enabled() and calls == 5:
+        FAULT
+    return x
+
+GPT.embed = faulty
+"""
+"""A fault of rank 1 alone in its fifth micro-batch, which is that of step 5."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("time.sleep(1000)", 1, "the run hangs: no progress of rank 1 (step 5, forward and backward, for "),
+        ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite"),
+        ("raise RuntimeError('DefaultCPUAllocator: not enough memory')", 5, "rank 1: out of memory"),
+    ],
+)
+def test_a_fault_of_one_rank_ends_all_with_one_message(tmp_path: Path, fault: str, code: int, message: str) -> None:
+    """F80."""
+    run = Launched(tmp_path, inject=CALLS.replace("FAULT", fault), EFFTRAIN_HANG_SECONDS="3")
+    _, errors = run.process.communicate(timeout=120)
+    assert run.process.returncode == code, errors
+    assert errors.count(message) == 1 and "Traceback" not in errors
+    assert run.last_step() == (5 if code == 4 else 4) and run.saved() == 4 and run.is_sound()
+
+
+def test_a_first_rank_that_was_halted_is_found_by_the_second(tmp_path: Path) -> None:
+    """F80: nothing in it can run, nor can the store that it keeps."""
+    run = Launched(tmp_path, EFFTRAIN_HANG_SECONDS="3")
+    run.wait_for_step(7)
+    os.kill(run.rank(0), signal.SIGSTOP)
+    _, errors = run.process.communicate(timeout=60)
+    assert run.process.returncode == 1
+    assert errors.count("rank 0, which keeps what the ranks tell each other, has not answered for ") == 1
+    assert run.saved() == 5 and run.is_sound()
+
+
+def test_another_version_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
+    """F82."""
+    run = Launched(tmp_path, inject="import efftrain_cli\nefftrain_cli.__version__ = '0.0.0'")
+    _, errors = run.process.communicate(timeout=60)
+    assert run.process.returncode == 2
+    assert errors.count("efftrain: '0.0.0' on rank 1") == 1 and "Traceback" not in errors
+    assert run.last_step() == -1
+
+
+def test_all_ranks_rewind(tmp_path: Path) -> None:
+    run = Launched(tmp_path, "--on-divergence", "rewind", "--steps", "8", inject=CALLS.replace("FAULT", "x = x * float('nan')"))
+    _, errors = run.process.communicate(timeout=120)
+    assert run.process.returncode == 0, errors
+    ((start, end, skipped),) = [(e["from_step"], e["to_step"], e["skipped_windows"]) for e in run.events("rewind")]
+    assert (start, end, skipped) == (5, 4, [16, 20])  # four windows a step
+    assert run.last_step() == run.saved() == 8
