@@ -134,6 +134,10 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
             "train.batch_size": "different batch",
             "optim.lr": "different learning rate (fair where each recipe is at its own best)",
             "optim.name": "different optimizer (FLOPs leave out Muon's Newton-Schulz iterations: compare tokens or seconds)",
+            "model.norm": "different model",
+            "model.init": "different initialization",
+            "train.micro_batch_tokens": "different micro-batches"
+            + (", over which the standardization loss takes its moments" if any("standardization_loss.weight" in r for r in recipes) else ""),
             "eval.every": "evaluated at different intervals, so only evaluations after the same steps are compared",
         }.get(key, "different setting")
         found.append(f"{meaning}: {key} is {values}")

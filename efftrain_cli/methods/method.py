@@ -29,6 +29,11 @@ class Method:
         """What is legal and probably not meant, one sentence each."""
         return []
 
+    def cut_matters(self) -> bool:
+        """Whether a step's gradient depends on how it is cut into micro-batches by more than rounding: train.micro_batch_tokens is
+        then a setting of the method, and several devices need parallel.lanes."""
+        return False
+
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         """Fewest and most sequences of a step, where train.batch_size is `batch_size` and the number is not planned."""
         return batch_size, batch_size

@@ -162,12 +162,12 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, "ln_2")
         self.mlp = MLP(config)
         self.term: ActivationTerm | None = None
-        """A method's term of the objective, summed over this block's activations where gradients are wanted."""
+        """A method's term of the objective, of each of this block's activations that it asks for, where gradients are wanted."""
 
     def forward(
         self, x: Tensor, scale: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The block's output, (B, T, C); beside it the sum of its terms (0-d), where it has a term and gradients
+        """The block's output, (B, T, C); beside it its terms, (activations asked for,), where it has a term and gradients
         are wanted. `scale` (0-d) multiplies both residual branches; None is 1."""
         terms: list[Tensor] = []
         see: See = ignore
@@ -184,7 +184,7 @@ class Block(nn.Module):
         see("ln_2", x)
         transformed = self.mlp(self.ln_2(x), see)
         x = x + (transformed if scale is None else transformed * scale)
-        return (x, torch.stack(terms).sum()) if terms else x
+        return (x, torch.stack(terms)) if terms else x
 
 
 RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
@@ -295,8 +295,8 @@ class GPT(nn.Module):
         """Residual stream (B, T, C) through the blocks.
 
         A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
-        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block. What
-        the blocks' terms add up to, block by block, is appended to `terms`.
+        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block. Each
+        block's terms, (activations asked for,), are appended to `terms`, in the order of the blocks that ran.
         """
         for i, module in enumerate(self.h):
             block = cast(Block, module)

@@ -71,6 +71,8 @@ _ALSO_CALLED = {
     "simigrad": "adaptive_batch",
     "staged_growth": "growth",
     "chunked_accumulation": "accumulation chunk_accumulation fp8 low_precision",
+    "standardization_loss": "standardisation_loss std_loss sloss",
+    "standardization_loss.weight": "lambda coefficient",
     "seq_len_warmup.start": "start_seq_len min_difficulty",
     "seq_len_warmup.steps": "total_curriculum_step",
     "seq_len_warmup.multiple": "difficulty_step",

@@ -25,6 +25,7 @@ from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
+from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, report
 from efftrain_cli.recipe.file import Draft, flatten, read_recipe_file, toml_lines
 from efftrain_cli.recipe.rules import breaches_between
@@ -51,6 +52,7 @@ class Recipe:
     simigrad: SimiGrad | None = None
     chunked_accumulation: ChunkedAccumulation | None = None
     ouroboros: Ouroboros | None = None
+    standardization_loss: StandardizationLoss | None = None
     staged_growth: StagedGrowth | None = None
     stages: tuple[Stage, ...] = ()
     """Stages of staged training, in order; without any, [model] is trained from start to end."""
@@ -65,6 +67,11 @@ class Recipe:
         """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
         lr = self.stages[stage].lr if self.stages else None
         return self.optim if lr is None else replace(self.optim, lr=lr)
+
+    @property
+    def affine(self) -> tuple[str, ...]:
+        """The model's activations that a learned scale and shift follow, by name."""
+        return () if self.standardization_loss is None else self.standardization_loss.affine_names()
 
     @cached_property
     def methods(self) -> dict[str, Method]:

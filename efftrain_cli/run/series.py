@@ -18,7 +18,7 @@ GROUPS = {
     ),
     "stability": ("loss_ratio", "adam_sqrt_v_l1", "adam_sqrt_v_max", "nonfinite"),
 }
-NAMES = {"val_loss": "val/loss", "seconds": "throughput/step_seconds", "flops": "throughput/step_flops"}
+NAMES = {"standardization_loss": "standardization_loss/loss", "val_loss": "val/loss", "seconds": "throughput/step_seconds", "flops": "throughput/step_flops"}
 METHODS = {
     "pld": "progressive_layer_drop",
     "simigrad": "simigrad",
@@ -39,6 +39,8 @@ _SERIES = {column: NAMES.get(column, f"{group}/{column}") for group, columns in 
 
 def series_of(column: str) -> str:
     """The grouped name of a column: "loss" is "train/loss", "pld_theta" is "progressive_layer_drop/theta"."""
+    if column in NAMES:
+        return NAMES[column]
     if column in _SERIES:
         return _SERIES[column]
     prefix, _, name = column.partition("_")

@@ -38,7 +38,7 @@ from efftrain_cli.training.state import (
     write_checkpoint,
 )
 
-_SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name")
+_SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.affine")
 """Recipe keys that decide which tensors there are, and their shapes."""
 
 

@@ -17,8 +17,8 @@ from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 
 Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
-"""(tokens, targets, gates, scales) -> each loss that is minimized, by name, 0-d fp32, summed over the micro-batch's targets: "ce",
-the cross-entropy in nats, first, then a method's terms (a mean counts as many times as there are targets)."""
+"""(tokens, targets, gates, scales) -> what is minimized, by name, fp32, summed over the micro-batch's targets: "ce", the cross-entropy
+in nats, 0-d, first, then a method's terms, whose shape and weights the method says (a mean counts as many times as there are targets)."""
 
 GRAPH_LIMIT = 16
 """Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and evaluation 1 more;

@@ -46,6 +46,12 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
             f"use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
+    if lanes is None and cut:
+        raise UsageError(
+            f"[{cut[0]}] depends on how a step is cut into micro-batches, which {ranks.world_size} devices cut otherwise than one\n"
+            f"set parallel.lanes = {max(ranks.world_size, 4)}, so that every number of devices cuts it alike"
+        )
     if lanes is not None and lanes % ranks.world_size:
         raise UsageError(
             f"parallel.lanes = {lanes} is not a multiple of the {ranks.world_size} devices\n"

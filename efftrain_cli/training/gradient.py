@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -71,6 +70,7 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
         padded_vocab_size=padded_vocab_size(recipe, vocab_size),
         norm=shape.norm,
         init=shape.init,
+        affine=recipe.affine,
     )
     model = GPT(config)
     model.init_weights(recipe.seed)
@@ -118,13 +118,21 @@ def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ran
     parts = CompiledParts(run_eagerly, model.head_loss_sum)
     if by_blocks:
         parts = compile_parts(recipe, model, ranks=ranks.world_size)
+    standardization = recipe.standardization_loss
+    if standardization is not None:
+        standardization.attach(model)
 
     def objective(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
     ) -> dict[str, Tensor]:
         with autocast(dtype, device):
-            x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block)
-            return {"ce": parts.head_loss_sum(x, targets)}
+            terms: list[Tensor] = []
+            x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block, terms)
+            losses = {"ce": parts.head_loss_sum(x, targets)}
+            if standardization is not None:
+                divergences = standardization.of_sites(terms, gates, x, len(model.h))
+                losses["standardization_loss"] = divergences * targets.numel()
+            return losses
 
     return compile_whole(recipe, objective, ranks=ranks.world_size) if compiled and not by_blocks else objective
 
@@ -153,6 +161,12 @@ def build_forward_backward(
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
     late = late_gradients(recipe, model, device)
     parameters = list(model.parameters())
+    nothing = {"ce": torch.zeros((), device=device)}
+    """Every loss, of a rank or lane without micro-batches."""
+    standardization, n_layer = recipe.standardization_loss, len(model.h)
+    if standardization is not None:
+        site_shares = torch.tensor(standardization.shares(n_layer), device=device)
+        nothing["standardization_loss"] = torch.zeros_like(site_shares)
 
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
         scales = None
@@ -182,7 +196,10 @@ def build_forward_backward(
                         name: loss / plan.tokens
                         for name, loss in objective(tokens, targets, gates[number], scales).items()
                     }
-                    reduce(torch.add, shares.values()).backward()
+                    minimized = shares["ce"]
+                    if standardization is not None and standardization.weight:
+                        minimized = minimized + standardization.weight * (shares["standardization_loss"] * site_shares).sum()
+                    minimized.backward()
                 for name, share in shares.items():
                     sums[name] = sums[name] + share.detach() if name in sums else share.detach()
             return sums
@@ -191,7 +208,7 @@ def build_forward_backward(
             """Leaves the gradient of these micro-batches and of the other ranks' in `.grad`, and adds the losses to `losses`."""
             nonlocal agreed
             if lanes is not None:
-                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, lanes_of(ranks, lanes), lanes)
+                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, lanes_of(ranks, lanes), lanes, nothing)
             else:
                 sums = accumulate_here(micro_batches)
             if not agreed:
@@ -201,7 +218,7 @@ def build_forward_backward(
                 fill_gradients(parameters)
             if not ranks.alone:
                 # A rank without one of the terms must still take part in its sum.
-                sums = {name: sums.get(name, torch.zeros((), device=device)) for name in sums or ("ce",)}
+                sums = {name: sums[name] if name in sums else zero.clone() for name, zero in nothing.items()}
                 everything = [*(p.grad for p in parameters if p.grad is not None), *sums.values()]
                 (ranks.add_up if lanes is None else ranks.add_up_by_pairs)(everything)
             for name, share in sums.items():
@@ -222,6 +239,8 @@ def build_forward_backward(
         blocks = blocks_times_sequences / plan.batch_size
         per_token = model.flops_per_token(plan.seq_len, blocks)
         loss = losses.pop("ce")
+        if standardization is not None:
+            losses = standardization.measures(losses["standardization_loss"], site_shares, plan, gates, n_layer)
         return StepResult(
             tokens=plan.tokens,
             flops=per_token.with_logits * plan.tokens,
@@ -283,15 +302,16 @@ def add_lanes(
     plan: StepPlan,
     here: range,
     lanes: int,
+    nothing: dict[str, Tensor],
 ) -> dict[str, Tensor]:
     """Leaves the gradient of these micro-batches in `.grad`, added up in a balanced tree over the lanes `here`, and returns the sums
-    of their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order; an empty one is zero."""
+    of their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order; the losses of an empty one are
+    `nothing`."""
     each = plan.accumulation_steps // lanes
-    nothing = {"ce": parameters[0].new_zeros(())}
     waiting: list[tuple[int, list[Tensor], dict[str, Tensor]]] = []  # (leaves, gradients, losses): trees not yet paired
     for lane in here:
         losses = accumulate([part for part in micro_batches if part.number // each == lane])
-        tree = (1, take_gradients(parameters), losses or nothing)
+        tree = (1, take_gradients(parameters), losses or {name: zero.clone() for name, zero in nothing.items()})
         while waiting and waiting[-1][0] == tree[0]:
             leaves, gradients, sums = waiting.pop()
             torch._foreach_add_(gradients, tree[1])

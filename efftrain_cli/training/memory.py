@@ -84,9 +84,12 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
             smaller = "lower model.seq_len or the model's size"
         if recipe.train.activation_checkpointing is not True:
             smaller += ", or train.activation_checkpointing = true (slower, much less memory)"
+        free = "The step's result does not depend on either."
+        if any(method.cut_matters() for method in recipe.methods.values()):
+            free = "The step's result does not depend on checkpointing; by its method it depends on micro_batch_tokens."
         raise OutOfMemoryError(
             f"out of memory; the largest micro-batch planned is {sequences} sequences of {seq_len} tokens: {smaller}. "
-            f"The step's result does not depend on either. [{str(error).splitlines()[0] if str(error) else 'MemoryError'}]"
+            f"{free} [{str(error).splitlines()[0] if str(error) else 'MemoryError'}]"
         ) from None
 
 

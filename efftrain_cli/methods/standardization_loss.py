@@ -1,0 +1,185 @@
+"""Standardization loss: normalization as a term of what is minimized, in place of layers that normalize.
+
+Collins, Balle, Shlens: "Accelerating Training of Deep Neural Networks with a Standardization Loss", 2019, arXiv 1903.00925. Beside the
+cross-entropy the network minimizes, over its activations before the nonlinearity, the divergence of each channel from N(0, 1):
+
+    L = cross-entropy + lambda sum_sites sum_channels (mu^2 + sigma^2 - log sigma^2 - 1) / 2
+
+mu and sigma^2 are a channel's mean and biased variance over the positions of a micro-batch. Nothing is normalized in the forward pass, so
+nothing of it remains when the model is used, and no position sees another's statistics.
+
+The paper's networks are convolutional and its lambda multiplies a sum; here `weight` multiplies the mean over sites and channels, so that
+it keeps its meaning over widths and depths: weight_sum is the paper's lambda. What is ours: which activations of a transformer take the
+place of "before the nonlinearity" (`sites`), moments per token, and eps.
+
+Attaches to the objective: blocks show the activations that are asked for, and return their divergences beside their output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.methods.method import Method
+from efftrain_cli.model.flops import CHANNELS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from efftrain_cli.model.gpt import GPT
+    from efftrain_cli.plan.step import StepPlan
+    from efftrain_cli.recipe.recipe import Recipe
+
+SITES: dict[str, tuple[str, ...]] = {
+    "preact": ("attn.c_attn", "mlp.c_fc"),
+    "ln_input": ("ln_1", "ln_2", "ln_f"),
+    "all_linear": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+}
+"""The activations that each choice of sites asks for, in the order in which a model computes them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class StandardizationLoss(Method):
+    """Standardization loss: activations are drawn towards mean 0 and variance 1 by a term of the loss, not by layers."""
+
+    weight: float = Field(ge=0)
+    """Factor of the divergence, a mean over sites and channels in nats; 0 measures it and changes nothing."""
+    sites: Literal["preact", "ln_input", "all_linear"] = "preact"
+    """Activations: the outputs of c_attn and c_fc, before attention and GELU; what ln_1, ln_2 and ln_f take in or would; or the outputs of
+    all linear layers of the blocks."""
+    moments: Literal["channel", "token"] = "channel"
+    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token over its channels, as in a layer norm."""
+    affine: bool = False
+    """Let a learned scale and shift of each channel follow the sites; they fold into the neighbouring matrices afterwards."""
+    eps: float = Field(default=1e-6, gt=0)
+    """Added to the variance inside the logarithm; the paper has none."""
+    skip_first_position: bool = False
+    """Leave the first position of each sequence, whose activations are often far larger than all others', out of the moments."""
+
+    def names(self) -> tuple[str, ...]:
+        """The activations that are asked for, of a block and of the end."""
+        return SITES[self.sites]
+
+    def affine_names(self) -> tuple[str, ...]:
+        """The activations that a learned scale and shift follow."""
+        return self.names() if self.affine else ()
+
+    def sites_of(self, n_layer: int) -> list[str]:
+        """The name of every site of a model, in order: "h.0.attn.c_attn"."""
+        in_block = [name for name in self.names() if name != "ln_f"]
+        last = ["ln_f"] if "ln_f" in self.names() else []
+        return [f"h.{number}.{name}" for number in range(n_layer) for name in in_block] + last
+
+    def shares(self, n_layer: int) -> list[float]:
+        """Each site's share of the mean over sites and channels; of moments per token, over sites. They add up to 1."""
+        sizes = [CHANNELS[name] if self.moments == "channel" else 1 for name in self.names() if name != "ln_f"] * n_layer
+        sizes += [1] if "ln_f" in self.names() else []
+        return [size / sum(sizes) for size in sizes]
+
+    def weight_sum(self, n_layer: int, n_embd: int) -> float:
+        """The paper's lambda: the factor of the sum over all sites and channels."""
+        in_block = sum(CHANNELS[name] for name in self.names() if name != "ln_f")
+        return self.weight / (n_embd * (n_layer * in_block + ("ln_f" in self.names())))
+
+    # --- what the recipe says of it ---
+
+    def cut_matters(self) -> bool:
+        return self.moments == "channel"
+
+    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        model = recipe.model
+        if self.affine and model.norm == "layernorm" and self.sites == "ln_input":
+            yield (
+                "standardization_loss.affine",
+                'must be false with sites = "ln_input" and model.norm = "layernorm": layer norms have a scale and shift of their own',
+            )
+        shortest = model.seq_len if recipe.seq_len_warmup is None else recipe.seq_len_warmup.seq_len_at(1, model.seq_len)
+        if self.skip_first_position and shortest < 2:
+            yield (
+                "standardization_loss.skip_first_position",
+                f"leaves nothing of sequences of {shortest} token: the shortest needs 2 or more",
+            )
+
+    def warnings(self, recipe: Recipe) -> list[str]:
+        found, model = [], recipe.model
+        if model.norm == "layernorm" and self.sites == "ln_input":
+            found.append(
+                'standardization_loss.sites = "ln_input" with model.norm = "layernorm": the forward pass ignores the scale that is asked '
+                "for, as each layer norm divides it out; the term only changes what the residual stream looks like"
+            )
+        if self.weight == 0:
+            found.append("standardization_loss.weight = 0 measures the divergence and changes nothing else")
+        if self.weight > 10:
+            found.append(
+                f"standardization_loss.weight = {self.weight:g} multiplies a mean of nats per channel, not the paper's sum over channels: "
+                "beside a cross-entropy of a few nats 0.01 to 1 is usual"
+            )
+        return found
+
+    def assumptions(self, recipe: Recipe) -> list[str]:
+        model = recipe.model
+        lam = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model.n_layer, model.n_embd):.3g}" if self.moments == "channel" else ""
+        per = "each micro-batch of train.micro_batch_tokens, a setting of this method" if self.moments == "channel" else "each token"
+        return [
+            f"The standardization loss at {len(self.sites_of(model.n_layer))} sites is averaged with weight {self.weight:g}{lam}. Moments are of {per}."
+        ]
+
+    # --- what it computes ---
+
+    def attach(self, model: GPT) -> None:
+        """Has the blocks of `model` return the divergence of each of their sites."""
+        names, term = self.names(), self.site_loss
+
+        def of_site(name: str, activation: Tensor) -> Tensor | None:
+            return term(activation) if name in names else None
+
+        for block in model.h:
+            block.term = of_site  # type: ignore[assignment]
+
+    def site_loss(self, activation: Tensor) -> Tensor:
+        """Mean divergence of one site's activation (B, T, channels), 0-d fp32, nats per channel."""
+        from efftrain_cli.model.standardization import standardization_loss
+
+        if self.weight == 0:
+            activation = activation.detach()
+        return standardization_loss(activation, self.moments, self.eps, self.skip_first_position)
+
+    def of_sites(self, terms: Sequence[Tensor], gates: Sequence[bool] | None, x: Tensor, n_layer: int) -> Tensor:
+        """The divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks that did not run.
+
+        Args:
+            terms: of each block that ran, its sites' (sites of a block,).
+            gates: which blocks ran; None: all.
+            x: the residual stream after the last block, (B, T, C).
+        """
+        import torch
+
+        ran = iter(terms)
+        in_block = len(self.names()) - ("ln_f" in self.names())
+        nothing = x.new_zeros(in_block, dtype=torch.float32)
+        parts = [next(ran) if gates is None or gates[number] else nothing for number in range(n_layer)]
+        if "ln_f" in self.names():
+            parts.append(self.site_loss(x)[None])
+        return torch.cat(parts)
+
+    def measures(
+        self, divergences: Tensor, shares: Tensor, plan: StepPlan, gates: Sequence[Sequence[bool] | None], n_layer: int
+    ) -> dict[str, Tensor]:
+        """Columns of a step, each 0-d: the mean, and in steps that are evaluated the divergence of each site, over the micro-batches in
+        which its block ran; of a block that never ran there is none."""
+        columns = {"standardization_loss": (divergences * shares).sum()}
+        if plan.evaluate:
+            per_block = len(self.names()) - ("ln_f" in self.names())
+            for number, (site, value) in enumerate(zip(self.sites_of(n_layer), divergences, strict=True)):
+                block = number // per_block
+                ran = math.fsum(
+                    plan.sequences_of(part) for part, gate in enumerate(gates) if gate is None or block >= n_layer or gate[block]
+                )
+                if ran:
+                    columns[f"std_kl_{site}"] = value * (plan.batch_size / ran)
+        return columns

@@ -1,0 +1,51 @@
+"""How far activations are from standard normal: Collins, Balle, Shlens 2019, arXiv 1903.00925, section 2.
+
+The divergence of N(mu, v) from N(0, 1) is (mu^2 + v - log v - 1) / 2 nats.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Moments = Literal["channel", "token"]
+
+
+class _Divergence(torch.autograd.Function):
+    """Mean divergence of the moments of x (samples, channels) along `dim`, 0-d in fp32 (fp64 where x is).
+
+    Keeps the activations as they are, which others keep anyway, and the moments: autograd's own derivative would keep a copy in fp32.
+    With n values behind each of m moments, d/dx = (mu + (x - mu) (1 - 1 / (v + eps))) / (n m), and n m is the size of x.
+    """
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, dim: int, eps: float) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        mean = wide.mean(dim, keepdim=True)
+        variance = (wide - mean).square().mean(dim, keepdim=True)
+        ctx.save_for_backward(x, mean, variance)
+        ctx.eps = eps  # type: ignore[attr-defined]
+        return 0.5 * (mean.square() + variance - (variance + eps).log() - 1).mean()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        x, mean, variance = ctx.saved_tensors  # type: ignore[attr-defined]
+        share = grad / x.numel()
+        slope = 1 - 1 / (variance + ctx.eps)  # type: ignore[attr-defined]
+        return torch.addcmul(share * mean * (1 - slope), x.to(mean.dtype), share * slope).to(x.dtype), None, None
+
+
+def standardization_loss(x: Tensor, moments: Moments = "channel", eps: float = 0.0, skip_first: bool = False) -> Tensor:
+    """Divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in fp32 (fp64 where x is).
+
+    Args:
+        moments: "channel": of each channel over all sequences and positions, as in the paper; the mean is over channels. "token": of
+            each token over its channels, as in a layer norm; the mean is over tokens.
+        eps: added to the variance in the logarithm.
+        skip_first: leave the first position of each sequence out of the moments.
+    """
+    if skip_first:
+        x = x[..., 1:, :]
+    return _Divergence.apply(x.flatten(0, -2), 0 if moments == "channel" else -1, eps)  # type: ignore[return-value]

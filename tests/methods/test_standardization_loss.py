@@ -1,0 +1,405 @@
+"""The standardization loss: its value and gradient against tables and by hand, and what training with it keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
+from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.methods.standardization_loss import StandardizationLoss
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.standardization import standardization_loss
+from efftrain_cli.plan.plan import model_parameters, plan_step, token_flops
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.rules import warnings_of
+from efftrain_cli.recipe.sections import Eval, Model, Optim, Parallel, Train
+from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs
+from efftrain_cli.training.following import check_ranks
+from efftrain_cli.training.gradient import build_forward_backward, build_model, build_objective
+from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.trainer import evaluate, read_records, train
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, fresh, tensors_of
+
+CPU = torch.device("cpu")
+LENGTH, BATCH = 16, 6
+BARE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=LENGTH, norm="none", init="unit"),
+    optim=Optim(lr=3e-3, warmup_steps=2),
+    train=Train(tokens=LENGTH * BATCH * 6, batch_size=BATCH, micro_batch_tokens=LENGTH * 2, dtype="fp32"),
+    eval=Eval(every=3, windows=2),
+)
+
+
+def with_loss(recipe: Recipe = BARE, **settings: object) -> Recipe:
+    return replace(recipe, standardization_loss=StandardizationLoss(**{"weight": 0.3, **settings}))  # type: ignore[arg-type]
+
+
+def batch(sequences: int = BATCH, length: int = LENGTH) -> tuple[Tensor, Tensor]:
+    ids = torch.stack([RandomTokens(length).window(i) for i in range(sequences)])
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+# --- the value ---
+
+X = torch.tensor([[1, 2, -1], [3, 0, -1.5], [-1, 1, 0.5], [1, -1, 2]], dtype=torch.float64)
+
+
+def test_four_samples_of_three_channels() -> None:
+    """Worked by hand: mu = 1, .5, 0; v = 2, 1.25, 1.875."""
+    by_channel = [standardization_loss(X[:, i : i + 1]).item() for i in range(3)]
+    assert by_channel == pytest.approx([0.6534264097, 0.1384282243, 0.1231956703], abs=1e-9)
+    x = X.clone().requires_grad_()
+    loss = standardization_loss(x)
+    assert loss.item() == pytest.approx(0.3050167681, abs=1e-9)
+    (3 * loss).backward()
+    assert x.grad is not None
+    want = [[0.25, 0.2, -0.1166666667], [0.5, 0.1, -0.175], [0, 0.15, 0.0583333333], [0.25, 0.05, 0.2333333333]]
+    assert torch.allclose(x.grad, torch.tensor(want, dtype=torch.float64), atol=1e-9, rtol=0)
+    assert torch.allclose(x.grad.sum(0), X.mean(0), atol=1e-12), "each channel's gradient adds up to its mean"
+
+
+def test_per_token() -> None:
+    by_token = [standardization_loss(X[i : i + 1], "token").item() for i in range(4)]
+    assert by_token == pytest.approx([0.2790836239, 0.7486185158, 0.0377112002, 0.2790836239], abs=1e-9)
+    assert standardization_loss(X, "token").item() == pytest.approx(0.3361242409, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mean", "variance", "want"),
+    [
+        (0, 1, 0), (0, 4, 0.8068528194), (0, 0.25, 0.3181471806), (1, 1, 0.5), (0.5, 2, 0.2784264097),
+        (0, 4e-4, 3.4122230054), (0, 1e-8, 8.7103403770), (0, 100, 47.1974149071),
+    ],
+)  # fmt: skip
+def test_moments_alone_decide(mean: float, variance: float, want: float) -> None:
+    spread = math.sqrt(variance)
+    x = torch.tensor([[mean - spread], [mean + spread]], dtype=torch.float64)
+    assert standardization_loss(x).item() == pytest.approx(want, abs=1e-9)
+
+
+def test_sequences_and_positions_count_alike() -> None:
+    x = torch.sin(0.3 * torch.arange(24, dtype=torch.float64)).view(2, 4, 3)
+    assert 3 * standardization_loss(x).item() == pytest.approx(0.3731518045, abs=1e-9)
+    assert standardization_loss(x).item() == pytest.approx(standardization_loss(x.flatten(0, 1)).item(), abs=1e-15)
+    skipped = standardization_loss(x, skip_first=True).item()
+    assert skipped == pytest.approx(standardization_loss(x[:, 1:].flatten(0, 1)).item(), abs=1e-15)
+    assert skipped != standardization_loss(x).item()
+
+
+@pytest.mark.parametrize("moments", ["channel", "token"])
+def test_the_gradient_is_the_derivative(moments: str) -> None:
+    x = torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for eps in (0.0, 1e-2):
+        assert torch.autograd.gradcheck(lambda x, eps=eps: standardization_loss(x, moments, eps, True), (x,))  # type: ignore[arg-type]
+    mean, variance = x.mean((0, 1)), x.var((0, 1), correction=0)
+    plain = 0.5 * (mean**2 + variance - variance.log() - 1).mean()
+    if moments == "channel":
+        assert standardization_loss(x).item() == pytest.approx(plain.item(), abs=1e-14)
+    eased = 0.5 * (mean**2 + variance - (variance + 0.5).log() - 1).mean()
+    assert standardization_loss(x, eps=0.5).item() == pytest.approx(eased.item(), abs=1e-14)
+
+
+def test_moments_are_fp32_where_activations_are_bf16() -> None:
+    x = (100 + torch.randn(4096, 2, generator=torch.Generator().manual_seed(1))).bfloat16().requires_grad_()
+    loss = standardization_loss(x)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(standardization_loss(x.double()).item(), rel=1e-5)
+    loss.backward()
+    assert x.grad is not None and x.grad.dtype == torch.bfloat16
+
+
+# --- where it attaches ---
+
+SITES = {
+    "preact": ["attn.c_attn", "mlp.c_fc"],
+    "ln_input": ["ln_1", "ln_2"],
+    "all_linear": ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"],
+}
+
+
+def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[str, float]:
+    """Each site's mean divergence, from hooks on the modules and torch's own moments."""
+    found: dict[str, float] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        x = x.detach().double()[:, 1 if section.skip_first_position else 0 :]
+        dims = (0, 1) if section.moments == "channel" else (2,)
+        mean, variance = x.mean(dims), x.var(dims, correction=0)
+        found[name] = float((0.5 * (mean**2 + variance - (variance + section.eps).log() - 1)).mean())
+
+    hooks = []
+    for name, module in model.named_modules():
+        if name == "ln_f" or (name.split(".", 2)[-1] in SITES["ln_input"] and name.startswith("h.")):
+            hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0])))
+        elif name.startswith("h.") and name.split(".", 2)[-1] in SITES["all_linear"]:
+            hooks.append(module.register_forward_hook(lambda _, args, out, name=name: note(name, out)))
+    with torch.no_grad():
+        model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize("moments", ["channel", "token"])
+@pytest.mark.parametrize("norm", ["none", "layernorm"])
+def test_the_objective_is_the_mean_over_sites_and_channels(sites: str, moments: str, norm: str) -> None:
+    recipe = with_loss(sites=sites, moments=moments, skip_first_position=moments == "token")
+    recipe = replace(recipe, model=replace(recipe.model, norm=norm))
+    section, model = recipe.standardization_loss, build_model(recipe, 64, CPU)
+    assert section is not None
+    tokens, targets = batch()
+    losses = build_objective(recipe, model, CPU)(tokens, targets, None, None)
+    assert list(losses) == ["ce", "standardization_loss"]
+    divergences = losses["standardization_loss"].detach() / targets.numel()
+    names = [f"h.{i}.{name}" for i in range(2) for name in SITES[sites]] + ["ln_f"] * (sites == "ln_input")
+    expected = by_hand(model, tokens, section)
+    assert section.sites_of(2) == names
+    assert divergences.tolist() == pytest.approx([expected[name] for name in names], rel=2e-5, abs=1e-6)
+    width = {"attn.c_attn": 48, "mlp.c_fc": 64}
+    channels = [width.get(name.split(".", 2)[-1], 16) if moments == "channel" else 1 for name in names]
+    mean = sum(expected[name] * n for name, n in zip(names, channels, strict=True)) / sum(channels)
+    assert float(divergences @ torch.tensor(section.shares(2))) == pytest.approx(mean, rel=2e-5)
+    if moments == "channel":
+        assert section.weight_sum(2, 16) == pytest.approx(0.3 / sum(channels))
+
+
+def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(scalars, gradients) of a first step."""
+    plan = plan_step(recipe, Progress(step=2))  # step 3 is evaluated
+    result = build_forward_backward(recipe, model, CPU)(RandomTokens(LENGTH).batch(plan), plan)
+    return result.scalars, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_gradient_and_columns_are_means_over_micro_batches() -> None:
+    """Micro-batches of 2, 2 and 2 sequences: the loss is the mean of their divergences, not the divergence of all six."""
+    recipe = with_loss()
+    model = build_model(recipe, 64, CPU)
+    scalars, gradients = step_of(recipe, model)
+    tokens, targets = batch()
+    model.zero_grad()
+    objective, total = build_objective(recipe, model, CPU), torch.zeros(())
+    shares = torch.tensor(recipe.standardization_loss.shares(2))  # type: ignore[union-attr]
+    means = []
+    for part in range(3):
+        cut = slice(2 * part, 2 * part + 2)
+        losses = objective(tokens[cut], targets[cut], None, None)
+        means.append(losses["standardization_loss"] / targets[cut].numel())
+        total = total + (losses["ce"] / targets.numel() + 0.3 * (means[-1] * shares).sum() / 3)
+    total.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(gradients[name], parameter.grad, atol=1e-7), name
+    mean = sum(means) / 3
+    assert float(scalars["standardization_loss"]) == pytest.approx(float((mean * shares).sum()), rel=1e-6)
+    assert float(scalars["loss"]) == pytest.approx(float(model.loss_sum(tokens, targets)) / targets.numel(), rel=1e-5)
+    columns = [f"std_kl_h.{i}.{name}" for i in range(2) for name in SITES["preact"]]
+    assert [name for name in scalars if name.startswith("std_kl_")] == columns
+    assert [float(scalars[name]) for name in columns] == pytest.approx(mean.tolist(), rel=1e-6)
+    whole = replace(recipe, train=replace(recipe.train, micro_batch_tokens=LENGTH * BATCH))
+    assert abs(float(step_of(whole, model)[0]["standardization_loss"]) - float(scalars["standardization_loss"])) > 1e-3
+
+
+@pytest.mark.parametrize("settings", [{}, {"sites": "ln_input", "affine": True}, {"sites": "all_linear", "moments": "token"}], ids=str)
+def test_under_activation_checkpointing_it_counts_once(settings: dict[str, object]) -> None:
+    recipe = with_loss(**settings)
+    stored = step_of(recipe, build_model(recipe, 64, CPU))
+    recomputing = replace(recipe, train=replace(recipe.train, activation_checkpointing=True))
+    recomputed = step_of(recomputing, build_model(recipe, 64, CPU))
+    for have, want in zip(recomputed, stored, strict=True):
+        assert have.keys() == want.keys() and all(torch.equal(have[name], want[name]) for name in want)
+
+
+def rows_of(recipe: Recipe) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
+    state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
+    val = torch.stack([data.window(10**6 + i) for i in range(2)])
+    rows: list[dict[str, object]] = []
+    for record in train(state, recipe, data, val):  # type: ignore[arg-type]
+        rows += read_records(state, recipe, [record])
+    return rows, tensors_of(state)
+
+
+def test_weight_0_is_the_model_without_it_bit_for_bit_and_measures() -> None:
+    (bare, want), (measured, have) = rows_of(BARE), rows_of(with_loss(weight=0))
+    assert all(torch.equal(have[name], want[name]) for name in want) and have.keys() == want.keys()
+    for a, b in zip(bare, measured, strict=True):
+        same = [key for key in a if not key.endswith("seconds") and key != "tokens_per_second"]
+        assert {key: a[key] for key in same} == {key: b[key] for key in same}
+    assert all(row["standardization_loss"] > 0 for row in measured[1:])  # type: ignore[operator]
+
+
+def test_training_with_it_brings_activations_nearer_to_standard_normal() -> None:
+    poor = replace(BARE, model=replace(BARE.model, init="gpt2"), train=replace(BARE.train, tokens=LENGTH * BATCH * 30))
+    poor = replace(poor, optim=Optim(lr=1e-2, schedule="constant"))
+    (without, _), (with_it, _) = rows_of(with_loss(poor, weight=0)), rows_of(with_loss(poor, weight=1.0))
+    assert without[1]["standardization_loss"] == pytest.approx(with_it[1]["standardization_loss"])
+    assert with_it[-1]["standardization_loss"] < 0.75 * without[-1]["standardization_loss"]  # type: ignore[operator]
+
+
+def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_it() -> None:
+    recipe = with_loss(weight=1.0)
+    rows, _ = rows_of(recipe)
+    assert [row["step"] for row in rows if "std_kl_h.0.mlp.c_fc" in row] == [3, 6]
+    state, (tokens, targets) = fresh(recipe), batch(2)
+    build_forward_backward(recipe, state.model, CPU)
+    windows = torch.cat([tokens, targets[:, -1:]], dim=1)
+    plain = build_model(BARE, 64, CPU)
+    assert torch.equal(evaluate(state.model, windows, 99, "fp32"), evaluate(plain, windows, 99, "fp32"))
+
+
+METHODS = {
+    "alone": {},
+    "affine": {"standardization_loss": StandardizationLoss(weight=0.3, affine=True)},
+    "token": {"standardization_loss": StandardizationLoss(weight=0.3, moments="token", sites="ln_input", affine=True, skip_first_position=True)},
+    "length warmup": {"seq_len_warmup": SeqLenWarmup(start=8, steps=4)},
+    "batch warmup": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=14)},
+    "layer dropping": {"progressive_layer_drop": ProgressiveLayerDrop(theta=0.5, steps=4)},
+    "simigrad": {"simigrad": SimiGrad(target=0.2, interval=1, window=1, min_batch_size=2, max_batch_size=16)},
+    "lanes": {"parallel": Parallel(lanes=4)},
+    "narrow sums": {"chunked_accumulation": ChunkedAccumulation(rounding="stochastic", forward=Accumulator(bits=9, chunk=8))},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopping_and_continuing_moves_no_bit(method: str) -> None:
+    recipe = replace(with_loss(), **METHODS[method])
+    rows = assert_resumes_exactly_at_every_step(recipe)
+    assert all(math.isfinite(row["standardization_loss"]) for row in rows[1:])
+    state = fresh(recipe)
+    assert state.model.parameter_count == model_parameters(recipe, 64)
+    assert state.model.flops_per_token(8, 1.5) == token_flops(recipe, 64, 8, 1.5)
+
+
+def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran() -> None:
+    recipe = with_loss(replace(BARE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.1, steps=1)))
+    for seed in range(40):
+        recipe = replace(recipe, seed=seed)
+        model = build_model(recipe, 64, CPU)
+        plan = plan_step(recipe, Progress(step=2))
+        drop = recipe.progressive_layer_drop
+        assert drop is not None
+        gates = [drop.gates(plan.keep, seed=seed, step=3, micro_step=number) for number in range(3)]
+        ran = [sum(gate[block] for gate in gates) for block in range(2)]
+        if sorted(ran) != [0, 2]:
+            continue
+        scalars, _ = step_of(recipe, model)
+        block = ran.index(2)
+        names = [name for name in scalars if name.startswith("std_kl_")]
+        assert names == [f"std_kl_h.{block}.attn.c_attn", f"std_kl_h.{block}.mlp.c_fc"]
+        sites = [float(scalars[name]) for name in names]
+        assert float(scalars["standardization_loss"]) == pytest.approx(2 / 3 * (48 * sites[0] + 64 * sites[1]) / 224, rel=1e-5)
+        return
+    pytest.fail("no seed drops one block always and the other once")
+
+
+# --- the recipe ---
+
+
+def test_bad_input_is_named_with_its_rule() -> None:
+    for override, words in (
+        ("standardization_loss.weight=-0.1", r"weight = -0.1.*must be at least 0"),
+        ("standardization_loss.sites=preactivation", r"must be one of 'preact', 'ln_input' or 'all_linear'; did you mean preact"),
+        ("standardization_loss.moments=layer", "must be one of 'channel' or 'token'"),
+        ("standardization_loss.eps=0", "must be greater than 0"),
+        ("standardization_loss.lambda=1", "did you mean standardization_loss.weight"),
+        ("std_loss.weight=1", "did you mean standardization_loss"),
+    ):
+        with pytest.raises(RecipeError, match=f"(?s){words}") as caught:
+            load_recipe("small-standardization", [override])
+        assert len(caught.value.problems) == 1
+    layernorm = ["model.norm=layernorm", "standardization_loss.sites=ln_input"]
+    with pytest.raises(RecipeError, match="layer norms have a scale and shift of their own"):
+        load_recipe("small-standardization", [*layernorm, "standardization_loss.affine=true"])
+    assert any("ignores the scale" in warning for warning in warnings_of(load_recipe("small-standardization", layernorm)))
+    with pytest.raises(ValueError, match="leaves nothing of sequences of 1 token"):
+        with_loss(replace(BARE, seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(1, LENGTH), until=(2,))), skip_first_position=True)
+
+
+def test_the_recipe_is_written_and_read_back_and_says_the_papers_factor() -> None:
+    recipe = load_recipe("small-standardization")
+    assert recipe.standardization_loss is not None and '[standardization_loss]' in dump_recipe(recipe)
+    (line,) = recipe.standardization_loss.assumptions(recipe)
+    assert f"{recipe.standardization_loss.weight / (4 * 7 * 128):.3g}" in line and "micro_batch_tokens" in line
+    assert replace(recipe, standardization_loss=None) == load_recipe("small-no-norm")
+
+
+def test_several_devices_need_lanes_unless_moments_are_a_tokens_own() -> None:
+    for recipe, refused in (
+        (with_loss(), True),
+        (with_loss(moments="token"), False),
+        (replace(with_loss(), parallel=Parallel(lanes=2)), False),
+    ):
+        summary = summarize_plan(recipe, None, 64)
+        if refused:
+            with pytest.raises(UsageError, match=r"parallel\.lanes"):
+                check_ranks(recipe, summary, Ranks(0, 2))
+        else:
+            check_ranks(recipe, summary, Ranks(0, 2))
+        check_ranks(recipe, summary, Ranks())
+
+
+# --- compiled ---
+
+
+def same(have: dict[str, Tensor], model: GPT, want: dict[str, Tensor], other: GPT) -> None:
+    """Losses, and the gradients of their sum, are equal to rounding."""
+    for losses, of in ((have, model), (want, other)):
+        of.zero_grad()
+        (losses["ce"] + losses["standardization_loss"].sum()).backward()
+    assert have.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(have[name], want[name], rtol=1e-5, atol=1e-5)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "recompute"),
+    [
+        pytest.param({}, False, id="preact"),
+        pytest.param({"sites": "ln_input", "affine": True, "moments": "token"}, False, id="ln_input", marks=pytest.mark.slow),
+        pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings: dict[str, object], recompute: bool) -> None:
+    recipe = with_loss(**settings)
+    recipe = replace(recipe, train=replace(recipe.train, activation_checkpointing=recompute))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tokens, targets = batch(2)
+    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
+    compiled = compile_whole(recipe, build_objective(recipe, model, CPU), backend="aot_eager")
+    for _ in range(2):
+        same(compiled(tokens, targets, None, None), model, build_objective(recipe, eager, CPU)(tokens, targets, None, None), eager)
+    assert compiled_graphs() == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_compiled_by_blocks_all_blocks_share_a_graph() -> None:
+    recipe = with_loss(sites="ln_input")
+    section = recipe.standardization_loss
+    assert section is not None
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tokens, targets = batch(2)
+    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
+    parts = compile_parts(recipe, model, backend="aot_eager")
+    section.attach(model)
+    terms: list[Tensor] = []
+    x = model.run_blocks(model.embed(tokens), run_block=parts.block, terms=terms)
+    divergences = section.of_sites(terms, None, x, 2) * targets.numel()
+    have = {"ce": parts.head_loss_sum(x, targets), "standardization_loss": divergences}
+    same(have, model, build_objective(recipe, eager, CPU)(tokens, targets, None, None), eager)
+    assert compiled_graphs() == 2  # a block's and the head's
+    assert not torch._dynamo.utils.counters["graph_break"]
