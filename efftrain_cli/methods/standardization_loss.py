@@ -98,6 +98,11 @@ class StandardizationLoss(Method):
                 "standardization_loss.affine",
                 'must be false with sites = "ln_input" and model.norm = "layernorm": layer norms have a scale and shift of their own',
             )
+        if recipe.ouroboros is not None and recipe.ouroboros.modules > 1 and recipe.ouroboros.variant == "replay":
+            yield (
+                "ouroboros.variant",
+                'must be "stash" with standardization_loss: a module that is run again does so for the cross-entropy alone',
+            )
         shortest = model.seq_len if recipe.seq_len_warmup is None else recipe.seq_len_warmup.seq_len_at(1, model.seq_len)
         if self.skip_first_position and shortest < 2:
             yield (

@@ -12,6 +12,7 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
+from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
@@ -266,6 +267,7 @@ METHODS = {
     "batch warmup": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=14)},
     "layer dropping": {"progressive_layer_drop": ProgressiveLayerDrop(theta=0.5, steps=4)},
     "simigrad": {"simigrad": SimiGrad(target=0.2, interval=1, window=1, min_batch_size=2, max_batch_size=16)},
+    "late gradients": {"ouroboros": Ouroboros(modules=3)},
     "lanes": {"parallel": Parallel(lanes=4)},
     "narrow sums": {"chunked_accumulation": ChunkedAccumulation(rounding="stochastic", forward=Accumulator(bits=9, chunk=8))},
 }
@@ -322,6 +324,8 @@ def test_bad_input_is_named_with_its_rule() -> None:
     with pytest.raises(RecipeError, match="layer norms have a scale and shift of their own"):
         load_recipe("small-standardization", [*layernorm, "standardization_loss.affine=true"])
     assert any("ignores the scale" in warning for warning in warnings_of(load_recipe("small-standardization", layernorm)))
+    with pytest.raises(ValueError, match='must be "stash" with standardization_loss'):
+        with_loss(replace(BARE, ouroboros=Ouroboros(modules=3, variant="replay")))
     with pytest.raises(ValueError, match="leaves nothing of sequences of 1 token"):
         with_loss(replace(BARE, seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(1, LENGTH), until=(2,))), skip_first_position=True)
 
