@@ -108,6 +108,8 @@ def toy_recipe(recipe: Recipe, folder: Path) -> Recipe:
         moved["seq_len_warmup"] = replace(slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1)))
     if recipe.progressive_layer_drop is not None:
         moved["progressive_layer_drop"] = replace(recipe.progressive_layer_drop, steps=STEPS)
+    if recipe.ouroboros is not None:
+        moved["ouroboros"] = replace(moved["ouroboros"], split=None)
     optim = replace(recipe.optim, warmup_steps=min(recipe.optim.warmup_steps, 3), decay_tokens=None, decay_steps=None)
     try:
         return replace(
@@ -142,7 +144,9 @@ def _toy_shapes(recipe: Recipe) -> list[Shape]:
     """Tiny shapes of every stage, grown by the recipe's own factors; one shape where there are no stages."""
     if not recipe.stages:
         heads = min(recipe.model.n_head, 2)
-        return [Shape(min(recipe.model.n_layer, 2), heads, heads * EMBD_PER_HEAD)]
+        modules = 1 if recipe.ouroboros is None else recipe.ouroboros.modules
+        layers = max(min(recipe.model.n_layer, 2), modules - 2)  # every module between the first and the last has a block
+        return [Shape(layers, heads, heads * EMBD_PER_HEAD)]
     shape = Shape(1, 1, EMBD_PER_HEAD)
     shapes = []
     for stage in recipe.stages:
