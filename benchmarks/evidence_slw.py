@@ -24,7 +24,7 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import read_events, read_metrics
 from efftrain_cli.run.stability import EarlyWarning, SpikeAlarm, Stability, measure, measure_run
-from efftrain_cli.tune_warmup.search import fluctuation
+from efftrain_cli.tune_warmup.verdict import fluctuation
 
 SEEDS = (0, 1, 2)
 RECIPES = ("small-large-batch", "small-slw")

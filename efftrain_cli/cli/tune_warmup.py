@@ -13,6 +13,15 @@ from efftrain_cli.cli.complete import recipe_names
 from efftrain_cli.foundation.errors import UsageError
 
 
+class Tuned(StrEnum):
+    """What can be tuned."""
+
+    length = "length"
+    batch = "batch"
+    two_stage = "two-stage"
+    lr = "lr"
+
+
 class SearchFormat(StrEnum):
     """Forms of a printed plan."""
 
@@ -26,6 +35,8 @@ class SearchFormat(StrEnum):
     examples=(
         "efftrain tune-warmup --recipe small-slw --plan",
         "efftrain tune-warmup --recipe small-slw",
+        "efftrain tune-warmup --recipe gpt2-117m-slw --budget 10% --plan",
+        "efftrain tune-warmup --recipe small-large-batch --tune lr --seeds 0..2",
     ),
 )
 def tune_warmup(
@@ -39,11 +50,26 @@ def tune_warmup(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.")
     ] = None,
+    tune: Annotated[
+        Tuned | None,
+        typer.Option(
+            help="What to tune: a warmup of lengths, a batch ramp, the switch of two stages, or the learning-rate warmup's length.",
+            show_default="the recipe's",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="What all probes may train together: 10% of a full run, or tokens such as 500M.", show_default="no limit"),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Probe every setting with these seeds, 0..2 or 0,3; the majority decides.", show_default="the recipe's"),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the search's directory in runs/; default RECIPE-tune.")] = None,
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     multiples: Annotated[
-        int, typer.Option(help="Length of each probe of the duration, in learning-rate warmups.")
+        int, typer.Option(help="How long a duration is seen, in learning-rate warmups.")
     ] = 3,
     threshold: Annotated[
         float, typer.Option(help="Unstable: validation perplexity above this many times its best so far.")
@@ -55,6 +81,9 @@ def tune_warmup(
         int | None,
         typer.Option(min=1, help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less."),
     ] = None,
+    calm: Annotated[
+        float, typer.Option(help="End a probe early where the bound for a fluctuation in its rest is below this; 0: never.")
+    ] = 0.01,
     plan: Annotated[bool, typer.Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
     format_: Annotated[
         SearchFormat | None, typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text")
@@ -62,16 +91,25 @@ def tune_warmup(
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
 
-    A search that was stopped or killed goes on when the same command is given again.
+    Rivals are tuned by the same rule and budget: --tune. A search that was stopped or killed goes on when the same command is given
+    again, and one that ran out of budget with a larger one.
     """
     from efftrain_cli.recipe.recipe import load_recipe
+    from efftrain_cli.sweep.trials import parse_seeds
     from efftrain_cli.tune_warmup.search import Search
 
     overrides = list(set_ or [])
     if seed is not None:
         overrides.append(f"seed={seed}")
+    if seed is not None and seeds is not None:
+        raise UsageError("--seed and --seeds exclude each other: give --seeds alone")
+    loaded = load_recipe(recipe, overrides)
     search = Search(
-        recipe=load_recipe(recipe, overrides),
+        recipe=loaded,
+        tune=None if tune is None else tune.value,
+        budget=None if budget is None else parse_budget(budget, loaded.train.tokens),
+        seeds=() if seeds is None else parse_seeds(seeds),
+        calm=calm,
         multiples=multiples,
         threshold=threshold,
         max_share=max_share,
@@ -92,6 +130,28 @@ def tune_warmup(
 
         show_plan(make_console(), search)
         return
-    from efftrain_cli.tune_warmup.tune import tune
+    from efftrain_cli.tune_warmup.tune import default_name
+    from efftrain_cli.tune_warmup.tune import tune as run_search
 
-    tune(search, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device)
+    recipe_name = PurePath(recipe).name.removesuffix(".toml")
+    run_search(search, recipe_name=recipe_name, name=name or default_name(recipe_name, search), device=device)
+
+
+def parse_budget(text: str, tokens: int) -> int:
+    """Tokens in "10%" of a run of `tokens`, or in a count such as "500M".
+
+    Raises:
+        UsageError: it is neither.
+    """
+    from efftrain_cli.foundation.section import parse_count
+
+    try:
+        if text.strip().endswith("%"):
+            share = float(text.strip()[:-1]) / 100
+            if 0 < share <= 100:
+                return int(share * tokens)
+        elif isinstance(count := parse_count(text), int) and count > 0:
+            return count
+    except ValueError:
+        pass
+    raise UsageError(f"--budget {text!r}: write a share of a full run, such as 10%, or tokens, such as 500M")

@@ -15,6 +15,7 @@ consumed_t counts the sequences trained before the step. It attaches to `plan_st
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,6 +57,20 @@ class BatchSizeWarmup(Method):
             steps += 1
             consumed += batch_size
         return steps
+
+    def sequences_through(self, step: int, full: int) -> int:
+        """Sequences trained by the end of `step`."""
+        consumed = 0
+        while step > 0:
+            batch_size = self.batch_size_at(consumed, full)
+            if batch_size == full:
+                return consumed + step * full
+            # Steps until the batch has grown.
+            after = range(consumed + batch_size, consumed + step * batch_size, batch_size)
+            steps = bisect_left(after, batch_size + 1, key=lambda sequences: self.batch_size_at(sequences, full)) + 1
+            consumed += steps * batch_size
+            step -= steps
+        return consumed
 
     def sequences_for(self, steps: int, full: int) -> int:
         """The `sequences` with which this ramp takes about `steps` optimizer steps: each of its n stretches has the same

@@ -16,67 +16,158 @@ if TYPE_CHECKING:
 
 def plan_values(search: Search) -> dict[str, Any]:
     """What `show_plan` says, for other programs. Durations and horizons in steps, costs in tokens."""
-    likely, worst = search.if_start_is_stable(), search.worst_case()
+    grid, start = search.grid, search.grid.starts[0]
+    rows = cost_rows(search)
     return {
-        "searches": search.start_name,
-        "starts": list(search.starts),
-        "durations": list(search.durations(search.starts[0])),
-        "window_steps": search.window,
-        "horizon_steps": search.horizon,
+        "tunes": search.kind,
+        "searches": [name for name in (grid.start_name, grid.duration_name) if name],
+        "own": list(grid.own),
+        "starts": list(grid.starts),
+        "durations": list(grid.durations(start)),
+        "window_steps": grid.window,
+        "horizon_steps": grid.horizon(start, grid.durations(start)[grid.home(start)]),
         "threshold": search.threshold,
-        "if_first_start_is_stable": {"probes": likely.probes, "tokens": likely.tokens},
-        "worst_case": {"probes": worst.probes, "tokens": worst.tokens},
+        "seeds": list(search.all_seeds),
+        "budget": search.budget,
+        "smallest_budget": search.smallest_budget(),
+        "cost": {name: {"probes": probes, "tokens": tokens} for name, (probes, tokens, _) in rows.items()},
+    }
+
+
+def cost_rows(search: Search) -> dict[str, tuple[float, float, tuple[Receipt, ...]]]:
+    """Probes, tokens and the way, by what the answer is: the recipe's own setting, any other one on average, and the dearest."""
+    expected, worst = [cost for _, cost in search.ends(late=False)], search.worst_case()
+    own, own_late = search.own_cost(late=False), search.own_cost(late=True)
+    mean = sum(cost.tokens for cost in expected) / len(expected)
+    return {
+        "own": (own.probes, own.tokens, own.receipts),
+        "own_at_most": (own_late.probes, own_late.tokens, own_late.receipts),
+        "mean": (sum(cost.probes for cost in expected) / len(expected), mean, ()),
+        "worst": (worst.probes, worst.tokens, worst.receipts),
     }
 
 
 def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()) -> None:
-    """What the search will ask, and what it can cost at most."""
-    budget = search.recipe.train.tokens
-    likely, worst = search.if_start_is_stable(), search.worst_case()
-    unit = "sequences per step" if search.searches_batch_size else "tokens"
-    durations = search.durations(search.starts[0])
-    every = search.recipe_of(search.probe_of_start(search.starts[0])).eval.every
-    for line in (
-        f"searched   {search.start_name} from {search.starts[0]} to {search.starts[-1]} {unit}, then the duration from "
-        f"{durations[0]} to {durations[-1]} steps, in steps of {search.window}",
-        f"probes     {search.window} steps each for the start, {search.horizon} for the duration (--multiples "
-        f"{search.multiples} of the learning-rate warmup), validated every {f'{every} steps' if every > 1 else 'step'}",
-        f"unstable   validation perplexity above {search.threshold:g} times its best so far (--threshold)",
-        f"cost       at most {likely.probes} probes and {tokens_text(likely.tokens, budget)} if the first start is stable; at "
-        f"most {worst.probes} probes and {tokens_text(worst.tokens, budget)} if not. Unstable probes stop early",
-    ):
+    """What the search will ask, and what it costs, expected and at most, with the way that each takes."""
+    grid, budget = search.grid, search.recipe.train.tokens
+    start = grid.starts[0]
+    durations, home = grid.durations(start), grid.durations(start)[grid.home(start)]
+    horizon = grid.horizon(start, home)
+    every = search.recipe_of(Probe(start=start, steps=home, seed=0, horizon=1)).eval.every
+    unit = "sequences per step" if search.kind == "batch" else "tokens"
+    starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then " if grid.start_name else ""
+    own = f"start {start}, {home:,} steps" if grid.start_name else f"{home:,} steps"
+    seeds = "" if len(search.all_seeds) == 1 else f"; each with seeds {', '.join(map(str, search.all_seeds))}, by the majority"
+    beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(search.kind, "")
+    within = f"{grid.window:,} steps for the start, " if grid.start_name else ""
+    rows = cost_rows(search)
+    lines = [
+        f"searched   {starts}{grid.duration_name} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
+        f"first {own}",
+        f"probes     {within}{horizon:,} for {home:,} steps:{beyond} {search.multiples - bool(beyond)} learning-rate warmups "
+        f"(--multiples {search.multiples}){seeds}. A probe that is asked for more goes on from where it stands",
+        f"unstable   validation perplexity above {search.threshold:g} times its best so far (--threshold), validated every "
+        f"{f'{every} steps' if every > 1 else 'step'}; the probe ends at once",
+    ]
+    if search.calm and search.multiples > 2:
+        lines.append(
+            f"calm       a probe ends early where the scatter so far makes a fluctuation in its rest less likely than {search.calm:g} "
+            "(--calm); not counted below"
+        )
+    lines += [
+        f"cost       {_cost_text(search, 'own', rows)} if {own} is the answer, at most {tokens_text(rows['own_at_most'][1], budget)}",
+        *_way(search, rows["own"][2]),
+        f"           {_cost_text(search, 'mean', rows)} on average over all answers on the grid",
+        f"           {_cost_text(search, 'worst', rows)} for the dearest answer, if verdicts change once along the grid",
+        *_way(search, rows["worst"][2]),
+        "           Each way: start/steps, the probe's last step, + stable or - unstable. An unstable probe is expected to be so half-way, "
+        "at most at its last step",
+        f"           Validation is not counted: in FLOPs {_validation_share(search, every):.1%} of the first probe's training",
+    ]
+    smallest = search.smallest_budget()
+    if search.budget is None:
+        lines.append(f"budget     none (--budget 10%); the smallest sensible one is {_share_up(smallest, budget)}, the probe of {own}")
+    elif search.budget < smallest:
+        lines.append(
+            f"budget     {tokens_text(search.budget, budget)}: too little to verify {own}, which takes {tokens_text(smallest, budget)}; "
+            f"the smallest sensible budget is {_share_up(smallest, budget)}"
+        )
+    else:
+        ends = [outcome.complete for outcome, _ in search.ends(late=False)]
+        lines.append(
+            f"budget     {tokens_text(search.budget, budget)}: no probe begins that could exceed it. Expected to reach the end of the search "
+            f"for {sum(ends)} of the {len(ends)} answers on the grid; else the best setting verified is taken"
+        )
+    for line in lines:
         console.print(line, markup=False)
     if receipts:
         console.print(f"resuming   {len(receipts)} probes are finished and will not be repeated", markup=False)
 
 
-def tokens_text(tokens: int, budget: int) -> str:
+def _cost_text(search: Search, name: str, rows: dict[str, tuple[float, float, tuple[Receipt, ...]]]) -> str:
+    probes, tokens, _ = rows[name]
+    return f"{probes:.3g} probe{'' if probes == 1 else 's'}, {tokens_text(tokens, search.recipe.train.tokens)}"
+
+
+def _way(search: Search, receipts: Sequence[Receipt]) -> list[str]:
+    """A line for the probes that a search makes: each setting with its last step, + where it is stable there and - where not."""
+    named = (
+        f"{receipt.probe.start}/" * bool(search.grid.start_name)
+        + f"{receipt.probe.steps:,} {'+' if receipt.stable else '-'}{receipt.stopped_at_step:,}"
+        for receipt in receipts
+    )
+    return [f"             {', '.join(named)}"]
+
+
+def _validation_share(search: Search, every: int) -> float:
+    """Tokens validated per token trained in the probe of the recipe's own setting, a forward pass counted as a third."""
+    grid, recipe = search.grid, search.recipe
+    start = grid.starts[0]
+    steps = grid.durations(start)[grid.home(start)]
+    horizon = grid.horizon(start, steps)
+    return (1 + horizon // every) * recipe.eval.windows * recipe.model.seq_len / 3 / grid.tokens(start, steps, horizon)
+
+
+def _share_up(tokens: int, budget: int) -> str:
+    """A share as --budget takes it, rounded up to a tenth of a percent."""
+    return f"--budget {math.ceil(1000 * tokens / budget) / 10:g}%"
+
+
+def tokens_text(tokens: float, budget: int) -> str:
     """A number of tokens, and its share of the budget."""
     return f"{human_count(tokens)} tokens ({tokens / budget:.1%} of a full run)"
 
 
 def announce(console: Console, search: Search, probe: Probe, receipts: Sequence[Receipt]) -> None:
-    """Probe i of at most n, and the time that the rest can take at the rate so far."""
+    """The probe, and the time that the rest can take at the rate so far."""
     left = search.worst_case(receipts)
-    text = f"probe {len(receipts) + 1} of at most {len(receipts) + left.probes}: {_setting(search, probe)}"
+    going_on = next((receipt for receipt in receipts if receipt.probe.name == probe.name), None)
+    text = f"probe {len(receipts) + (going_on is None)}: {_setting(search, probe)}"
+    if going_on is not None:
+        text += f", on from step {going_on.stopped_at_step:,}"
     tokens = sum(receipt.tokens for receipt in receipts)
     if tokens:
         rate = sum(receipt.seconds for receipt in receipts) / tokens
-        text += f" (ETA of the search at most {human_seconds(rate * left.tokens)})"
+        text += f" (the rest of the search takes at most {human_seconds(rate * left.tokens)})"
     console.print(text, markup=False)
 
 
 def _setting(search: Search, probe: Probe) -> str:
-    ramp = search.recipe_with(probe.start, probe.steps).batch_size_warmup
+    ramp = search.grid.recipe_with(probe.start, probe.steps).batch_size_warmup if search.kind == "batch" else None
     ramped = "" if ramp is None else f" ({ramp.sequences} sequences)"
-    return f"start {probe.start}, {probe.steps} steps{ramped}, seen for {probe.horizon}"
+    start = f"start {probe.start}, " if search.grid.start_name else ""
+    seed = f", seed {probe.seed}" if len(search.all_seeds) > 1 else ""
+    return f"{start}{probe.steps:,} steps{ramped}{seed}, seen for {probe.horizon:,}"
 
 
 def show_receipt(console: Console, receipt: Receipt) -> None:
+    """The verdict, and why."""
+    why = f"largest fluctuation {receipt.max_fluctuation:.2f} at step {receipt.fluctuation_step:,}"
+    if receipt.calm is not None:
+        left = receipt.probe.horizon - receipt.stopped_at_step
+        why += f"; a fluctuation in the {left:,} steps left is less likely than {max(receipt.calm, 1e-4):.2g} by the scatter so far"
     console.print(
-        f"  {receipt.verdict}: largest fluctuation {receipt.max_fluctuation:.2f} at step {receipt.fluctuation_step}; "
-        f"{human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}",
-        markup=False,
+        f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}", markup=False
     )
 
 
@@ -85,12 +176,15 @@ def show_table(console: Console, search: Search, receipts: Sequence[Receipt]) ->
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("probe", "start", "steps", "seen", "tokens", "of a run", "seconds", "fluctuation", "verdict"):
+    with_start, with_seed = bool(search.grid.start_name), len(search.all_seeds) > 1
+    columns = ["probe", *(["start"] * with_start), "steps", *(["seed"] * with_seed)]
+    for column in (*columns, "seen", "tokens", "of a run", "seconds", "fluctuation", "verdict"):
         table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=True)
     for number, receipt in enumerate(receipts, 1):
+        probe = receipt.probe
         table.add_row(
-            *(str(number), str(receipt.probe.start), str(receipt.probe.steps)),
-            *(f"{receipt.stopped_at_step}/{receipt.probe.horizon}", f"{receipt.tokens:,}"),
+            *(str(number), *([str(probe.start)] * with_start), str(probe.steps), *([str(probe.seed)] * with_seed)),
+            *(f"{receipt.stopped_at_step}/{probe.horizon}", f"{receipt.tokens:,}"),
             *(f"{receipt.tokens / search.recipe.train.tokens:.1%}", f"{receipt.seconds:.1f}"),
             *(f"{receipt.max_fluctuation:.2f} at {receipt.fluctuation_step}", receipt.verdict),
         )
@@ -112,13 +206,13 @@ def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
             [perplexity(loss) for _, loss in receipt.curve if math.isfinite(loss)],
             "-" if receipt.stable else "--",
             linewidth=1.2,
-            label=f"{number}: start {receipt.probe.start}, {receipt.probe.steps} steps, {receipt.verdict}",
+            label=f"{number}: {_label(receipt)}, {receipt.verdict}",
         )
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel("validation perplexity (full length)")
-    axes.axvline(search.window, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_title(f"probes; the dotted line ends the learning-rate warmup (step {search.window})", fontsize=9)
+    axes.axvline(search.grid.window, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_title(f"probes; the dotted line ends the learning-rate warmup (step {search.grid.window})", fontsize=9)
     axes.legend(fontsize=7)
     figure.tight_layout()
     temporary = path.with_name(f".{path.name}")
@@ -127,7 +221,7 @@ def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
     temporary.replace(path)
 
 
-def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receipt]) -> None:
+def plot_in_terminal(console: Console, receipts: Sequence[Receipt]) -> None:
     """The same curves in characters: perplexity on a log scale, at most the last eight probes."""
     import plotext
 
@@ -141,10 +235,15 @@ def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receip
             [step for step, _ in points],
             [value for _, value in points],
             marker=marker,
-            label=f"start {receipt.probe.start}, {receipt.probe.steps} steps: {receipt.verdict}",
+            label=f"{_label(receipt)}: {receipt.verdict}",
         )
     plotext.title("log10 of the validation perplexity, by step")
     console.print(plotext.uncolorize(plotext.build()), markup=False, soft_wrap=True)
+
+
+def _label(receipt: Receipt) -> str:
+    start = f"start {receipt.probe.start}, " if receipt.probe.start else ""
+    return f"{start}{receipt.probe.steps} steps"
 
 
 def perplexity(loss: float) -> float:

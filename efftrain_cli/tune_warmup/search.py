@@ -4,49 +4,48 @@ Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084) tune a warmup by short probes ins
 its validation perplexity fluctuates significantly, that is, rises above `threshold` times the best before it.
 
  1. Raise `start` until the perplexity does not fluctuate at the very beginning: while the learning rate warms up.
- 2. Binary-search the largest `steps` without fluctuation in the first few multiples of the learning-rate warmup.
+ 2. Search the largest `steps` without fluctuation in the first few multiples of the learning-rate warmup.
 
-Both take for granted that a longer start is no less stable, and a longer warmup no more. The search is a function of the
-receipts so far, so a search that was killed goes on where it stopped, and its worst case can be counted before it begins.
+The search begins with the recipe's own setting, takes for granted that a longer start is no less stable and a longer warmup no
+more, and says where the answers contradict that. `Search._conversation` is the whole of it. It is a function of the receipts so
+far, so a search that was killed goes on where it stopped, and its cost can be counted before it begins.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.tune_warmup.grid import Grid, Kind, kind_of
+from efftrain_cli.tune_warmup.verdict import share_interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One short run of the search."""
+    """One short run of the search. Asked for a longer horizon, it goes on from where it stands."""
 
-    phase: Literal["start", "steps"]
-    """What it is asked for: whether its start, or its duration, is stable."""
     start: int
-    """Where the warmup begins: tokens per sequence, or sequences per step."""
+    """Where the warmup begins: tokens per sequence, or sequences per step; 0 where there is none."""
     steps: int
     """How long the warmup is set to last, in optimizer steps."""
+    seed: int
     horizon: int
     """Steps after which the probe ends, if nothing happened."""
 
     @property
     def name(self) -> str:
-        """Name of the probe and of its run directory."""
-        return f"{self.phase}-start{self.start}-steps{self.steps}"
+        """Name of the probe's run directory: the same for every horizon."""
+        return f"start{self.start}-steps{self.steps}-seed{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What a finished probe found, and what it cost."""
+    """What a probe found, and what it cost, since its first step."""
 
     probe: Probe
     stable: bool
@@ -60,10 +59,25 @@ class Receipt:
     """Wall time, validation included."""
     curve: tuple[tuple[int, float], ...]
     """(step, validation loss in nats per token)."""
+    calm: float | None = None
+    """Where a probe ended early because the rest was unlikely to fluctuate: the bound of that chance."""
+    max_grad_norm: float | None = None
+    """Largest gradient norm before clipping, over the steps. It and the next two are kept beside the verdict, which is the paper's."""
+    max_adam_sqrt_v: float | None = None
+    """Largest of Adam's sqrt(v), over the steps."""
+    max_loss_ratio: float | None = None
+    """Largest training loss over the best before it."""
 
     @property
     def verdict(self) -> str:
-        return "stable" if self.stable else "unstable"
+        return "unstable" if not self.stable else "stable" if self.calm is None else "calm"
+
+    def answers(self, horizon: int) -> bool | None:
+        """Whether the probe is stable up to step `horizon`; None where it was not seen that long."""
+        if not self.stable and self.fluctuation_step <= horizon:
+            return False
+        seen = self.probe.horizon if self.calm is not None else self.stopped_at_step
+        return True if not self.stable or seen >= horizon else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,348 +86,382 @@ class Outcome:
 
     start: int | None
     steps: int | None
-    """The setting found, or None twice: no setting is stable."""
+    """The setting to take, or None twice: no setting probed is stable."""
+    verified: bool
+    """The setting was probed for its duration, and stable."""
+    complete: bool
+    """Nothing was left out for want of budget."""
     statement: str
-    """What the search has and has not shown, in a sentence or two."""
+    """What the search has and has not shown."""
 
 
-# --- searching an ordered list for the place where the verdict changes -----------------------------------------------
+class Question(NamedTuple):
+    """Is the warmup of `steps` from `start` stable up to step `horizon`?"""
+
+    start: int
+    steps: int
+    horizon: int
 
 
-@dataclass(frozen=True)
-class Found:
-    """The index searched for; -1 where there is none."""
+class Answer(NamedTuple):
+    """The verdict of a setting's seeds."""
 
-    index: int
+    stable: bool | None
+    """None: it does not fit into the budget."""
+    stable_seeds: int = 0
+    seeds: int = 0
+    """That were probed: as many as it took to decide."""
+    failed_at: int | None = None
+    """The first step at which an unstable seed was."""
+    seen: int = 0
+    """Steps that every stable seed was seen for; fewer than were asked where it was calm."""
 
-
-Verdicts = Mapping[int, bool]
-"""Index -> stable, for those probed."""
-
-
-def first_stable(values: Sequence[int], verdicts: Verdicts) -> int | Found:
-    """The index to probe next, in search of the first stable value: doubling the value until one is stable, then bisecting
-    between it and the last unstable one."""
-    low, high = -1, len(values)
-    for index, stable in verdicts.items():
-        if stable:
-            high = min(high, index)
-        else:
-            low = max(low, index)
-    if high < len(values):
-        return Found(high) if high - low == 1 else (low + high) // 2
-    if low == -1:
-        return 0
-    if low == len(values) - 1:
-        return Found(-1)
-    doubled = next((index for index, value in enumerate(values) if value >= 2 * values[low]), len(values) - 1)
-    return max(doubled, low + 1)
-
-
-def last_stable(values: Sequence[int], verdicts: Verdicts) -> int | Found:
-    """The index to probe next, in search of the last stable value: the very last first, then bisecting; the first value is
-    taken for stable until nothing else is left."""
-    low, high = 0, len(values)
-    for index, stable in verdicts.items():
-        if stable:
-            low = max(low, index)
-        else:
-            high = min(high, index)
-    if high == len(values):
-        return Found(low) if low == len(values) - 1 and low in verdicts else len(values) - 1
-    if high == 0:
-        return Found(-1)
-    if high - low > 1:
-        return (low + high) // 2
-    return Found(low) if low in verdicts else low
-
-
-Step = Callable[[Sequence[int], Verdicts], "int | Found"]
-
-
-def paths(step: Step, values: Sequence[int], verdicts: Verdicts) -> Iterator[tuple[list[int], int]]:
-    """Every way that a search can still take, as (indices probed, index found or -1). Verdicts change at most once along
-    the values, so a search is decided by where."""
-    rising = step is first_stable
-    for boundary in range(len(values) + 1):
-        # Stable from `boundary` on, or below it.
-        stable = [(index >= boundary) == rising for index in range(len(values))]
-        if any(stable[index] != verdict for index, verdict in verdicts.items()):
-            continue
-        known, asked = dict(verdicts), []
-        while not isinstance(answer := step(values, known), Found):
-            asked.append(answer)
-            known[answer] = stable[answer]
-        yield asked, answer.index
-
-
-# --- what is searched ------------------------------------------------------------------------------------------------
+    def __str__(self) -> str:
+        share = self.stable_seeds / self.seeds
+        where = "" if self.failed_at is None else f" at step {self.failed_at:,}"
+        if self.seeds == 1:
+            return f"{'stable' if self.stable else 'unstable'}{where}"
+        low, high = share_interval(self.stable_seeds, self.seeds)
+        return (
+            f"stable on {self.stable_seeds} of {self.seeds} seeds ({share:.0%}; 95 % interval {low:.0%} to {high:.0%})"
+            f"{f', unstable first{where}' if where else ''}"
+        )
 
 
 class Cost(NamedTuple):
-    """What probes cost at most."""
+    """What a search costs, and by which way."""
 
-    probes: int
     tokens: int
+    receipts: tuple[Receipt, ...]
+
+    @property
+    def probes(self) -> int:
+        return len(self.receipts)
+
+
+Conversation = Generator[Question, Answer, "Outcome | None"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """A search over the warmup of one recipe. A recipe without a warmup is searched for a sequence length warmup.
+    """A search over one recipe.
 
     Raises:
-        UsageError: the recipe leaves nothing to search for.
+        UsageError: the options make no sense, or the recipe leaves nothing to search for.
     """
 
     recipe: Recipe
+    tune: Kind | None = None
+    """What is tuned; None: the warmup that the recipe has."""
     multiples: int = 3
-    """Learning-rate warmups that a probe of the duration lasts."""
+    """A duration is seen for its critical step and `multiples` - 1 learning-rate warmups after it; see `Grid.horizon`."""
     threshold: float = 1.3
     """Perplexity over best perplexity so far above which a fluctuation is significant."""
     max_share: float = 0.66
     """Share of the token budget that the longest warmup tried may take. The longest of the paper's authors took 63 %."""
     eval_every: int | None = None
     """Steps between validations in a probe; None: a tenth of the learning-rate warmup, or eval.every where that is less."""
+    calm: float = 0.01
+    """A probe ends early, as calm, where the chance of a significant fluctuation in its rest is bounded by this; 0: never."""
+    seeds: tuple[int, ...] = ()
+    """Seeds that every setting is probed with; a setting is stable where more than half are. Empty: the recipe's."""
+    budget: int | None = None
+    """Tokens that all probes together may train; None: no limit."""
 
     def __post_init__(self) -> None:
-        if self.recipe.optim.warmup_steps < 1:
+        if self.multiples < 1 or self.threshold <= 1 or not 0 < self.max_share <= 1 or not 0 <= self.calm < 1:
             raise UsageError(
-                "tune-warmup measures its probes in multiples of the learning-rate warmup, and optim.warmup_steps is 0; "
-                "set it, for example --set optim.warmup_steps=100"
+                f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g} above 1, --max-share "
+                f"{self.max_share:g} above 0 and at most 1, and --calm {self.calm:g} at least 0 and below 1"
             )
-        if self.multiples < 1 or self.threshold <= 1 or not 0 < self.max_share <= 1:
-            raise UsageError(
-                f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g} above 1, and --max-share "
-                f"{self.max_share:g} above 0 and at most 1"
+        _ = self.grid
+
+    @cached_property
+    def kind(self) -> Kind:
+        return self.tune or kind_of(self.recipe)
+
+    @cached_property
+    def grid(self) -> Grid:
+        return Grid(recipe=self.recipe, kind=self.kind, multiples=self.multiples, max_share=self.max_share)
+
+    @cached_property
+    def all_seeds(self) -> tuple[int, ...]:
+        return self.seeds or (self.recipe.seed,)
+
+    # --- the search --------------------------------------------------------------------------------------------------
+
+    def _conversation(self) -> Generator[Question, Answer, Outcome]:
+        """Asks one question after another, and ends with what the answers amount to."""
+        grid, too_short = self.grid, -1
+        while True:
+            at, asked_all = yield from self._first_stable_start(too_short)
+            if at == len(grid.starts):
+                return self._no_stable_start()
+            start = grid.starts[at]
+            if not asked_all:
+                return self._unverified(start, grid.durations(start)[grid.home(start)], "")
+            outcome = yield from self._furthest_stable_duration(start, last=at == len(grid.starts) - 1)
+            if outcome is not None:
+                return outcome
+            too_short = at  # a duration failed while the learning rate was still climbing: that is a matter of the start
+
+    def _first_stable_start(self, too_short: int) -> Generator[Question, Answer, tuple[int, bool]]:
+        """Index of the first start after `too_short` that is stable while the learning rate climbs, found by doubling and
+        then bisecting; len(starts) where none is. And whether the budget sufficed."""
+        grid, starts = self.grid, self.grid.starts
+        low, high = too_short, len(starts)
+        if self.kind == "lr":
+            return 0, True
+        while high - low > 1:
+            at = (low + high) // 2
+            if high == len(starts):
+                double = (index for index, start in enumerate(starts) if index > low and start >= 2 * starts[low])
+                at = 0 if low < 0 else next(double, len(starts) - 1)
+            duration = grid.durations(starts[at])[grid.home(starts[at])]
+            answer = yield Question(starts[at], duration, grid.climb(starts[at], duration))
+            if answer.stable is None:
+                return (high, True) if high < len(starts) else (at, False)
+            low, high = (low, at) if answer.stable else (at, high)
+        return high, True
+
+    def _furthest_stable_duration(self, start: int, last: bool) -> Conversation:
+        """The longest stable duration from `start`: the recipe's own first, then further away in growing strides, then by
+        bisecting. None where every one so far failed, the last while the learning rate climbed, and a longer start is left."""
+        grid, durations = self.grid, self.grid.durations(start)
+        low, high, at, stride = -1, len(durations), grid.home(start), 1
+        answers: dict[int, Answer] = {}
+        while high - low > 1:
+            steps = durations[at]
+            answer = yield Question(start, steps, grid.horizon(start, steps))
+            answers[at] = answer
+            if answer.stable is None:
+                break
+            low, high = (at, high) if answer.stable else (low, at)
+            climbing = answer.failed_at is not None and answer.failed_at <= grid.climb(start, steps)
+            if low < 0 and climbing and not last:
+                return None
+            if high == len(durations):
+                at = min(low + stride, high - 1)
+            else:
+                at = max(high - stride, 0) if low < 0 else (low + high) // 2
+            stride *= 2
+        # Far beyond what is unstable: the furthest duration has the cheapest probe, and shows whether the verdicts turn again.
+        end = len(durations) - 1
+        if self.kind in ("length", "batch") and high < end not in answers and durations[end] >= 2 * durations[high]:
+            answers[end] = yield Question(start, durations[end], grid.horizon(start, durations[end]))
+        return self._judge(start, answers, low, high)
+
+    def _judge(self, start: int, answers: dict[int, Answer], low: int, high: int) -> Outcome:
+        """What the answers about the durations from `start` amount to; `low` is the furthest that is stable before any unstable
+        one, `high` the first unstable one."""
+        durations = self.grid.durations(start)
+        again = [at for at, answer in answers.items() if answer.stable and at > high]
+        unasked = [at for at, answer in answers.items() if answer.stable is None and at < len(durations) - 1]
+        if low < 0 and unasked:
+            known = f" {durations[high]:,} steps: {answers[high]}." if high in answers else ""
+            if self.grid.start_name:
+                climb = self.grid.climb(start, durations[unasked[0]])
+                known += f" The start was stable while the learning rate climbed, {climb:,} steps."
+            return self._unverified(start, durations[unasked[0]], known)
+        if low < 0 and not again:
+            tried = ", ".join(f"{durations[at]:,} {answers[at]}" for at in sorted(answers) if answers[at].stable is False)
+            return Outcome(
+                start=None,
+                steps=None,
+                verified=False,
+                complete=True,
+                statement=f"No duration that was probed{self._from(start)} is stable: {tried}. Lower optim.lr"
+                f"{'' if self.kind == 'lr' else ' or lengthen optim.warmup_steps'}.",
             )
-        warmup = self.recipe.seq_len_warmup
-        if warmup is not None and warmup.steps is None:
-            raise UsageError(
-                'tune-warmup searches start and steps, and pacing = "discrete" has neither; '
-                'set --set seq_len_warmup.pacing=linear with a start and steps, or choose another recipe'
-            )
-        if self.recipe.stages:
-            raise UsageError("tune-warmup searches recipes without stages; give it the recipe of one stage")
-        if not self.starts:
-            raise UsageError(
-                f"there is no {self.start_name} to search between the recipe's and the full {self.full}; lower it"
-            )
-        for start in (self.starts[0], self.starts[-1]):
-            if not self.durations(start):
-                raise UsageError(
-                    f"the budget of {self.recipe.train.tokens:,} tokens is too small to search: even a warmup of "
-                    f"optim.warmup_steps = {self.window} steps takes more than --max-share {self.max_share:g} of it"
+        at = low if low >= 0 else again[0]
+        steps, word = durations[at], "shortest" if self.kind == "lr" else "longest"
+        horizon, seen = self.grid.horizon(start, steps), answers[at].seen
+        statement = f"{self._named(steps)}{self._from(start)}: {answers[at]}, seen for "
+        statement += f"{horizon:,} steps." if seen >= horizon else f"{seen:,} of {horizon:,} steps, as it was calm."
+        for index in sorted(answers):
+            if answers[index].stable is False:
+                statement += f" {durations[index]:,} steps: {answers[index]}."
+        early = answers[high].failed_at if high in answers else None
+        if early is not None and early <= self.grid.climb(start, durations[high]) and self.grid.start_name:
+            statement += f" That was while the learning rate climbed; no start above {start} was probed with {durations[high]:,} steps."
+        if not unasked and at == len(durations) - 1 and low >= 0:
+            limit = "an eighth of the recipe's" if self.kind == "lr" else f"--max-share {self.max_share:g} of the budget"
+            statement += f" It is the {word} allowed ({limit})."
+            if all(answer.stable for answer in answers.values()):
+                statement += (
+                    " No probe of a duration was unstable, so the probes do not tell durations apart, and the rule takes the "
+                    f"{word}. If plain training is stable as well, no warmup is needed for stability."
                 )
+        if unasked:
+            between = f"{durations[unasked[0]]:,}"
+            statement += f" The budget ended before {between} steps could be probed: whether that is stable is not known."
+        for index in again:
+            statement += (
+                f" The verdicts are not in order: stable again at {durations[index]:,} steps. One seed may have misled; "
+                "probe more of them (--seeds)."
+            )
+        return Outcome(start=start, steps=steps, verified=True, complete=not unasked, statement=statement)
 
-    @property
-    def window(self) -> int:
-        """Steps of the learning-rate warmup: the resolution of the duration, and the length of the very beginning."""
-        return self.recipe.optim.warmup_steps
-
-    @property
-    def horizon(self) -> int:
-        """Steps that a probe of the duration lasts."""
-        return self.multiples * self.window
-
-    @property
-    def searches_batch_size(self) -> bool:
-        """Whether the batch size is warmed up, rather than the sequence length."""
-        return self.recipe.batch_size_warmup is not None
-
-    @property
-    def start_name(self) -> str:
-        return "batch_size_warmup.start" if self.searches_batch_size else "seq_len_warmup.start"
-
-    @property
-    def full(self) -> int:
-        """Where the warmup leads: train.batch_size or model.seq_len."""
-        return self.recipe.train.batch_size if self.searches_batch_size else self.recipe.model.seq_len
-
-    @cached_property
-    def _durations(self) -> dict[int, tuple[int, ...]]:
-        return {}
-
-    @cached_property
-    def _warmup(self) -> SeqLenWarmup:
-        return self.recipe.seq_len_warmup or SeqLenWarmup(start=min(8, self.recipe.model.seq_len), steps=1)
-
-    @cached_property
-    def starts(self) -> tuple[int, ...]:
-        """The starts to choose from, rising; full length or full batch is not a warmup and not among them."""
-        if self.recipe.batch_size_warmup is not None:
-            ramp = self.recipe.batch_size_warmup
-            return tuple(range(ramp.start, self.full, ramp.increment))
-        first, multiple = self._warmup.start, self._warmup.multiple
-        return (first, *range(first - first % multiple + multiple, self.full, multiple)) if first < self.full else ()
-
-    def durations(self, start: int) -> tuple[int, ...]:
-        """The durations to choose from with `start`, in optimizer steps, rising: multiples of the learning-rate warmup as far
-        as the share of the budget goes."""
-        if start not in self._durations:
-            budget = int(self.max_share * self.recipe.train.tokens)
-            smallest = self._tokens_of_warmup(start, self.window)
-            # A warmup of m windows takes no less than m / 2 times the tokens of one.
-            candidates = range(self.window, self.window * (2 * budget // smallest + 2), self.window)
-            fitting = bisect_right(candidates, budget, key=lambda steps: self._tokens_of_warmup(start, steps))
-            self._durations[start] = tuple(candidates[:fitting])
-        return self._durations[start]
-
-    def _tokens_of_warmup(self, start: int, steps: int) -> int:
-        """Tokens trained until a warmup ends."""
-        warmup, recipe = self._warmup_with(start, steps), self.recipe
-        if isinstance(warmup, BatchSizeWarmup):
-            return warmup.sequences * recipe.model.seq_len
-        return warmup.tokens_through(steps, recipe.model.seq_len, recipe.train.batch_size)
-
-    def _warmup_with(self, start: int, steps: int) -> SeqLenWarmup | BatchSizeWarmup:
-        """The warmup from `start` that lasts `steps` optimizer steps, whether or not it fits the budget."""
-        if self.recipe.batch_size_warmup is not None:
-            ramp = replace(self.recipe.batch_size_warmup, start=start)
-            return replace(ramp, sequences=ramp.sequences_for(steps, self.full))
-        return replace(self._warmup, start=start, steps=steps)
-
-    def recipe_with(self, start: int, steps: int) -> Recipe:
-        """The recipe with this warmup and nothing else changed."""
-        warmup = self._warmup_with(start, steps)
-        if isinstance(warmup, BatchSizeWarmup):
-            return replace(self.recipe, batch_size_warmup=warmup)
-        return replace(self.recipe, seq_len_warmup=warmup)
-
-    def recipe_of(self, probe: Probe) -> Recipe:
-        """What a probe runs: the recipe with its warmup, validated more often, with one checkpoint kept."""
-        recipe = self.recipe_with(probe.start, probe.steps)
-        every = self.eval_every or max(1, min(recipe.eval.every, self.window // 10))
-        return replace(
-            recipe, eval=replace(recipe.eval, every=every), checkpoint=replace(recipe.checkpoint, keep=1)
+    def _no_stable_start(self) -> Outcome:
+        grid = self.grid
+        return Outcome(
+            start=None,
+            steps=None,
+            verified=False,
+            complete=True,
+            statement=f"No {grid.start_name} that was probed is stable, up to {grid.starts[-1]}: validation perplexity rose above "
+            f"{self.threshold:g} times its best within the {grid.window:,} steps of the learning-rate warmup. Lower optim.lr or "
+            "lengthen optim.warmup_steps.",
         )
 
-    def tokens_of(self, probe: Probe) -> int:
-        """Tokens that a probe trains if it runs to its horizon."""
-        recipe = self.recipe_with(probe.start, probe.steps)
-        if recipe.batch_size_warmup is None:
-            assert recipe.seq_len_warmup is not None
-            return recipe.seq_len_warmup.tokens_through(probe.horizon, recipe.model.seq_len, recipe.train.batch_size)
-        sequences = 0
-        for _ in range(probe.horizon):
-            sequences += recipe.batch_size_warmup.batch_size_at(sequences, recipe.train.batch_size)
-        return sequences * recipe.model.seq_len
+    def _unverified(self, start: int, steps: int, known: str) -> Outcome:
+        thumb = self.recipe.seq_len_warmup is None and self.kind in ("length", "two-stage")
+        rule = "a third of a run's full steps" if thumb else "the recipe's own"
+        if steps != self.grid.own[1]:
+            rule = "the next to be probed"
+        return Outcome(
+            start=start,
+            steps=steps,
+            verified=False,
+            complete=False,
+            statement=f"NOT VERIFIED, a rule of thumb. {self._named(steps)}{self._from(start)} ({rule}). The budget does not reach to the "
+            f"end of a probe of it, {self.grid.horizon(start, steps):,} steps.{known}",
+        )
 
-    def probe_of_start(self, start: int) -> Probe:
-        """The probe that tells whether `start` is stable at the very beginning."""
-        longest = self.durations(start)[-1]
-        return Probe(phase="start", start=start, steps=min(self.horizon, longest), horizon=self.window)
+    def _named(self, steps: int) -> str:
+        return f"A learning-rate warmup of {steps:,} steps" if self.kind == "lr" else f"A warmup of {steps:,} steps"
 
-    def probe_of_steps(self, start: int, steps: int) -> Probe:
-        """The probe that tells whether a warmup of `steps` from `start` is stable."""
-        return Probe(phase="steps", start=start, steps=steps, horizon=self.horizon)
+    def _from(self, start: int) -> str:
+        return "" if self.kind == "lr" else f" from a start of {start}"
+
+    # --- between the search and its probes ---------------------------------------------------------------------------
 
     def next(self, receipts: Sequence[Receipt]) -> Probe | Outcome:
         """The probe to run after those that `receipts` are of, or the outcome when nothing is left to ask."""
-        starts = {
-            self.starts.index(receipt.probe.start): receipt.stable
-            for receipt in receipts
-            if receipt.probe.phase == "start"
-        }
-        answer = first_stable(self.starts, starts)
-        if not isinstance(answer, Found):
-            return self.probe_of_start(self.starts[answer])
-        if answer.index < 0:
-            return Outcome(
-                start=None,
-                steps=None,
-                statement=f"No start is stable: validation perplexity rose above {self.threshold:g} times its best within the "
-                f"{self.window} steps of the learning-rate warmup, up to {self.start_name} = {self.starts[-1]}. "
-                "Lower optim.lr or lengthen optim.warmup_steps.",
-            )
-        start = self.starts[answer.index]
-        durations = self.durations(start)
-        verdicts = {
-            durations.index(receipt.probe.steps): receipt.stable
-            for receipt in receipts
-            if receipt.probe.phase == "steps" and receipt.probe.start == start
-        }
-        answer = last_stable(durations, verdicts)
-        if not isinstance(answer, Found):
-            return self.probe_of_steps(start, durations[answer])
-        if answer.index < 0:
-            return Outcome(
-                start=None,
-                steps=None,
-                statement=f"No duration is stable: from a start of {start}, validation perplexity rose above "
-                f"{self.threshold:g} times its best within {self.horizon} steps even with a warmup of {durations[0]} steps. "
-                "Lower optim.lr or lengthen optim.warmup_steps.",
-            )
-        steps = durations[answer.index]
-        if answer.index == len(durations) - 1 and all(receipt.stable for receipt in receipts):
-            statement = (
-                f"Every setting tried is stable, up to the longest allowed (--max-share {self.max_share:g} of the budget), so "
-                "the probes do not tell settings apart; the paper's rule takes the longest. If plain training is stable as "
-                "well, no warmup is needed for stability."
-            )
-        else:
-            statement = (
-                f"{steps} steps is the longest stable warmup from the shortest stable start, {start}, to within "
-                f"{self.window} steps."
-            )
-        return Outcome(start=start, steps=steps, statement=statement)
+        left = math.inf if self.budget is None else self.budget - sum(receipt.tokens for receipt in receipts)
+        known = {(receipt.probe.start, receipt.probe.steps, receipt.probe.seed): receipt for receipt in receipts}
+        conversation = self._conversation()
+        question = next(conversation)
+        while True:
+            answer = self._answer(question, known)
+            if isinstance(answer, Probe):
+                before = known.get((answer.start, answer.steps, answer.seed))
+                if self.tokens_of(answer) - (before.tokens if before else 0) <= left:
+                    return answer
+                answer = Answer(None)
+            try:
+                question = conversation.send(answer)
+            except StopIteration as end:
+                return end.value
+
+    def _answer(self, question: Question, known: dict[tuple[int, int, int], Receipt]) -> Answer | Probe:
+        """The verdict of more than half of the seeds, or the probe that it needs."""
+        stable, seen = 0, question.horizon
+        failed: list[int] = []
+        for seed in self.all_seeds:
+            if 2 * stable > len(self.all_seeds) or 2 * len(failed) >= len(self.all_seeds):
+                break
+            receipt = known.get((question.start, question.steps, seed))
+            found = None if receipt is None else receipt.answers(question.horizon)
+            if receipt is None or found is None:
+                return Probe(start=question.start, steps=question.steps, seed=seed, horizon=question.horizon)
+            if found:
+                stable += 1
+                seen = min(seen, receipt.stopped_at_step)
+            else:
+                failed.append(receipt.fluctuation_step)
+        return Answer(2 * stable > len(self.all_seeds), stable, stable + len(failed), min(failed, default=None), seen)
+
+    def recipe_of(self, probe: Probe) -> Recipe:
+        """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
+        from dataclasses import replace
+
+        recipe = self.grid.recipe_with(probe.start, probe.steps)
+        every = self.eval_every or max(1, min(recipe.eval.every, self.grid.window // 10))
+        return replace(
+            recipe,
+            seed=probe.seed,
+            eval=replace(recipe.eval, every=every),
+            checkpoint=replace(recipe.checkpoint, keep=1),
+        )
+
+    def tokens_of(self, probe: Probe) -> int:
+        """Tokens that a probe has trained when it reaches its horizon."""
+        return self.grid.tokens(probe.start, probe.steps, probe.horizon)
 
     # --- cost --------------------------------------------------------------------------------------------------------
 
+    def follow(self, fails: Callable[[int, int], float | None], receipts: Sequence[Receipt] = ()) -> tuple[Outcome, Cost]:
+        """The search, or its rest after `receipts`, where the setting (start, steps) is unstable at step fails(start, steps), or not
+        at all: its outcome, and what it costs from here on."""
+        found = {receipt.probe.name: receipt for receipt in receipts}
+        spent = sum(receipt.tokens for receipt in receipts)
+        asked: list[str] = []
+        while isinstance(probe := self.next(list(found.values())), Probe):
+            failure = fails(probe.start, probe.steps)
+            stopped = probe.horizon if failure is None or failure > probe.horizon else max(1, int(failure))
+            stable = failure is None or failure > probe.horizon
+            asked += [probe.name] * (probe.name not in asked)
+            found[probe.name] = Receipt(
+                probe=probe,
+                stable=stable,
+                max_fluctuation=1.0 if stable else 2 * self.threshold,
+                fluctuation_step=stopped,
+                stopped_at_step=stopped,
+                tokens=self.grid.tokens(probe.start, probe.steps, stopped),
+                seconds=0.0,
+                curve=(),
+            )
+        tokens = sum(receipt.tokens for receipt in found.values()) - spent
+        return probe, Cost(tokens, tuple(found[name] for name in asked))
+
+    def fails_where(self, start: int, steps: float, late: bool) -> Callable[[int, int], float | None]:
+        """The answers under which (start, steps) is what is searched for: shorter starts are unstable while the learning rate
+        climbs, further durations after that; `late`: at the last step possible, else half-way."""
+        grid = self.grid
+
+        def fails(a_start: int, a_duration: int) -> float | None:
+            climb = grid.climb(a_start, a_duration)
+            if a_start < start:
+                return climb if late else climb / 2
+            if (a_duration < steps) if self.kind == "lr" else (a_duration > steps):
+                horizon = grid.horizon(a_start, a_duration)
+                return horizon if late else (min(climb, horizon) + horizon) / 2
+            return None
+
+        return fails
+
+    def own_cost(self, late: bool) -> Cost:
+        """What the search costs if the recipe's own setting is the answer."""
+        return self.follow(self.fails_where(self.grid.starts[0], self._home(self.grid.starts[0]), late))[1]
+
+    def ends(self, late: bool, receipts: Sequence[Receipt] = ()) -> Iterator[tuple[Outcome, Cost]]:
+        """How the search, or its rest after `receipts`, ends and what it costs for each answer that they leave: for every setting of
+        the grid, and where no duration or no start is stable. Where they leave none, verdicts being out of order, for all."""
+        grid = self.grid
+        nothing = math.inf if self.kind == "lr" else 0
+        settings = [(start, steps) for start in grid.starts for steps in (*grid.durations(start), nothing)]
+        settings += [(grid.full, 0)] * (self.kind != "lr")
+        answers = [self.fails_where(start, steps, late) for start, steps in settings]
+        left = [fails for fails in answers if all(_agrees(fails, receipt) for receipt in receipts)]
+        return (self.follow(fails, receipts) for fails in left or answers)
+
     def worst_case(self, receipts: Sequence[Receipt] = ()) -> Cost:
-        """Bounds for what the search may still run after `receipts`: probes, and tokens if every one runs to its horizon (an
-        unstable one stops earlier)."""
-        starts = {
-            self.starts.index(receipt.probe.start): receipt.stable
-            for receipt in receipts
-            if receipt.probe.phase == "start"
-        }
-        probes = tokens = 0
-        for asked, found in paths(first_stable, self.starts, starts):
-            first = sum(self._tokens(self.probe_of_start(self.starts[index])) for index in asked)
-            second = Cost(0, 0) if found < 0 else self._worst_duration(self.starts[found], receipts)
-            probes = max(probes, len(asked) + second.probes)
-            tokens = max(tokens, first + second.tokens)
-        return Cost(probes, tokens)
+        """The dearest rest of the search, if verdicts change once along the grid and every unstable probe is so at its last step."""
+        return max((cost for _, cost in self.ends(True, receipts)), key=lambda cost: cost.tokens)
 
-    def if_start_is_stable(self) -> Cost:
-        """The most that the search costs if the recipe's own start turns out stable at once."""
-        second = self._worst_duration(self.starts[0], ())
-        return Cost(1 + second.probes, self._tokens(self.probe_of_start(self.starts[0])) + second.tokens)
+    def smallest_budget(self) -> int:
+        """Tokens with which the recipe's own setting can be verified at all: the least that is worth a --budget."""
+        start = self.grid.starts[0]
+        steps = self._home(start)
+        return (len(self.all_seeds) // 2 + 1) * self.grid.tokens(start, steps, self.grid.horizon(start, steps))
 
-    def _worst_duration(self, start: int, receipts: Sequence[Receipt]) -> Cost:
-        durations = self.durations(start)
-        verdicts = {
-            durations.index(receipt.probe.steps): receipt.stable
-            for receipt in receipts
-            if receipt.probe.phase == "steps" and receipt.probe.start == start
-        }
-        # The first path, on which every probe is unstable as long as the receipts allow, has no fewer probes than any other
-        # and the shortest warmups, which reach the longest sequences: no path costs more.
-        asked, _ = next(paths(last_stable, durations, verdicts))
-        return Cost(len(asked), sum(self._tokens(self.probe_of_steps(start, durations[index])) for index in asked))
-
-    @cached_property
-    def _costs(self) -> dict[Probe, int]:
-        return {}
-
-    def _tokens(self, probe: Probe) -> int:
-        if probe not in self._costs:
-            self._costs[probe] = self.tokens_of(probe)
-        return self._costs[probe]
+    def _home(self, start: int) -> int:
+        return self.grid.durations(start)[self.grid.home(start)]
 
 
-def fluctuation(curve: Sequence[tuple[int, float]]) -> tuple[float, int]:
-    """The largest perplexity over the best perplexity before it, and the step of it, along (step, validation loss in nats).
-
-    A loss that is not finite makes it infinite. 0.0 for a curve of one point.
-    """
-    best, worst, at = math.inf, 0.0, curve[0][0]
-    for index, (step, loss) in enumerate(curve):
-        if not math.isfinite(loss):
-            return math.inf, step
-        # exp(a) / exp(b) = exp(a - b), which does not overflow before the ratio does.
-        ratio = math.exp(min(loss - best, 700.0)) if index else 0.0
-        if ratio > worst:
-            worst, at = ratio, step
-        best = min(best, loss)
-    return worst, at
+def _agrees(fails: Callable[[int, int], float | None], receipt: Receipt) -> bool:
+    failure = fails(receipt.probe.start, receipt.probe.steps)
+    if receipt.stable:
+        return failure is None or failure > receipt.stopped_at_step
+    return failure is not None and failure >= receipt.fluctuation_step  # an answer fails as late as it can

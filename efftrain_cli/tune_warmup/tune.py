@@ -2,12 +2,13 @@
 
     runs/<name>/
       search.toml       the recipe being searched; search.json: the search's options
-      probes/           a run directory per probe, with a probe.json once it is finished
-      receipts.csv      every probe: session, tokens, seconds, largest fluctuation, verdict, curve
+      probes/           a run directory per probe, with a probe.json once it has been seen for as long as was asked
+      receipts.csv      every probe: tokens, seconds, largest fluctuation, verdict, curve
       probes.png        the perplexity curves
       tuned.toml        the recipe with the warmup found
 
-What comes next is decided by `warmup_search` from the receipts on disk, so a search that was killed goes on where it stopped.
+What comes next is decided by `Search.next` from the receipts on disk, so a search that was killed goes on where it stopped, and
+one that ran out of budget goes on with a larger one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import human_seconds, make_console
-from efftrain_cli.foundation.errors import DivergedError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.recipe import dump_recipe
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, run_path
 from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
@@ -37,6 +39,7 @@ from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session, choose_device, fresh_state, origin_of, prepare_session
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
+from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.screen import (
     announce,
     perplexity,
@@ -47,10 +50,16 @@ from efftrain_cli.tune_warmup.screen import (
     show_table,
     tokens_text,
 )
-from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search, fluctuation
+from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation, fluctuation
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def default_name(recipe_name: str, search: Search) -> str:
+    """Name of a search's directory: what is tuned is part of it where that is not the recipe's own warmup."""
+    return f"{recipe_name}-tune" + ("" if search.tune in (None, kind_of(search.recipe)) else f"-{search.kind}")
 
 
 def tune(search: Search, *, recipe_name: str, name: str | None = None, device: str = "auto") -> Path:
@@ -61,21 +70,23 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
         StoppedError: a signal came; the same command goes on.
         DivergedError: no setting is stable; receipts and plot are written anyway.
     """
-    folder = run_path(name or f"{recipe_name}-tune")
+    folder = run_path(name or default_name(recipe_name, search))
     _claim(folder, search)
     console = make_console()
     with stop_on_signals():
         try:
             session = prepare_session(search.recipe, choose_device(device))
             # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
-            longest = summarize_plan(search.recipe_with(search.starts[0], search.durations(search.starts[0])[-1]))
+            start = search.grid.starts[0]
+            longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
             session.train_data.check_budget(longest.windows, search.recipe.data)
-            receipts = read_receipts(folder)
+            receipts = read_receipts(folder, search.recipe.seed)
             show_plan(console, search, receipts)
             while isinstance(probe := search.next(receipts), Probe):
                 announce(console, search, probe, receipts)
-                receipts.append(_run_probe(folder, search, probe, session, recipe_name, console))
-                show_receipt(console, receipts[-1])
+                receipt = _run_probe(folder, search, probe, _session_of(session, search, probe), recipe_name, console)
+                show_receipt(console, receipt)
+                receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
                 write_receipts(folder / "receipts.csv", search, receipts)
         except Stop:
             raise StoppedError(
@@ -84,30 +95,44 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
     return _finish(console, folder, search, receipts, probe, recipe_name)
 
 
+def _session_of(session: Session, search: Search, probe: Probe) -> Session:
+    """The session of a probe: its recipe, and the text in its seed's order."""
+    recipe = search.recipe_of(probe)
+    pinned = session.train_data.pin_memory
+    windows = Windows(session.corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=pinned)
+    return replace(session, recipe=recipe, train_data=windows)
+
+
 def _claim(folder: Path, search: Search) -> None:
-    """Makes the directory of a search, or checks that the one there is of the same search."""
+    """Makes the directory of a search, or checks that the one there is of the same search. Its budget and seeds may change: what
+    was probed keeps its worth."""
     options = {
         "schema_version": SCHEMA_VERSION,
+        "tune": search.kind,
         "multiples": search.multiples,
         "threshold": search.threshold,
         "max_share": search.max_share,
         "eval_every": search.eval_every,
+        "calm": search.calm,
     }
-    recipe = dump_recipe(search.recipe)
     if not folder.exists():
         folder.mkdir(parents=True)
-        write_whole(folder / "search.toml", recipe)
+        write_whole(folder / "search.toml", dump_recipe(search.recipe))
         write_whole(folder / "search.json", json.dumps(options, indent=1))
         return
     try:
-        same = (folder / "search.toml").read_text(encoding="utf-8") == recipe
-        same = same and json.loads((folder / "search.json").read_text(encoding="utf-8")) == options
+        there = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+        # Searches from before these options had no other.
+        same = {"tune": search.kind, "calm": search.calm, **there} == options
+        same = same and load_recipe(str(folder / "search.toml")) == search.recipe
     except FileNotFoundError:
         # Killed between two files above, or not ours at all.
         if any(path.name not in ("search.toml", "search.json") for path in folder.iterdir()):
             raise UsageError(f"{folder} exists and holds no search; give another --name") from None
         shutil.rmtree(folder)
         return _claim(folder, search)
+    except (RecipeError, ValueError):
+        same = False
     if not same:
         raise UsageError(
             f"{folder} holds a search with another recipe or other options (search.toml and search.json there say which); "
@@ -123,29 +148,35 @@ def _run_probe(
     folder: Path, search: Search, probe: Probe, session: Session, recipe_name: str, console: Console
 ) -> Receipt:
     """Runs a probe, or what is left of it, until its verdict is clear."""
-    recipe = search.recipe_of(probe)
-    session = replace(session, recipe=recipe)
+    recipe = session.recipe
     root = folder / "probes"
     state = fresh_state(session)
+    calm = None
     with _open_probe(root, probe, session, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
             for row in run.rows(state.progress.step)
             if row.get("val_loss") is not None
         ]
-        total = search.tokens_of(probe)
-        with TrainingScreen(console, total, state.progress.tokens, probe.horizon) as screen:
+        with TrainingScreen(console, search.tokens_of(probe), state.progress.tokens, probe.horizon) as screen:
             try:
                 check_disk(run.path, state, recipe)
                 with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
-                    _train_until_clear(run, state, session, probe, search.threshold, curve, screen)
+                    calm = _train_until_clear(run, state, session, search, probe, curve, screen)
             except DivergedError:
                 # The run's events have the details; for the search, a loss that is not finite is a verdict.
                 curve.append((state.progress.step + 1, math.inf))
         worst, at = fluctuation(curve)
         stable = worst <= search.threshold
+        goes_on = stable and calm is None and probe.horizon < search.grid.horizon(probe.start, probe.steps)
+        if goes_on:  # it may be asked for more
+            save(run, state, recipe)
         run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
         rows = run.rows(state.progress.step)
+
+        def largest(column: str) -> float | None:
+            return max((row[column] for row in rows if row.get(column) is not None), default=None)
+
         receipt = Receipt(
             probe=probe,
             stable=stable,
@@ -155,10 +186,19 @@ def _run_probe(
             tokens=state.progress.tokens,
             seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
             curve=tuple(curve),
+            calm=calm,
+            max_grad_norm=largest("grad_norm"),
+            max_adam_sqrt_v=largest("adam_sqrt_v_max"),
+            max_loss_ratio=largest("loss_ratio"),
         )
         write_whole(run.path / "probe.json", json.dumps(_to_json(receipt), indent=1))
-        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # a finished probe is never continued
+        if not goes_on:
+            _forget_checkpoints(run.path)
     return receipt
+
+
+def _forget_checkpoints(path: Path) -> None:
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
 
 
 def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, state: TrainState) -> Run:
@@ -184,13 +224,15 @@ def _train_until_clear(
     run: Run,
     state: TrainState,
     session: Session,
+    search: Search,
     probe: Probe,
-    threshold: float,
     curve: list[tuple[int, float]],
     screen: TrainingScreen,
-) -> None:
-    """Trains to the probe's horizon, or until its perplexity has fluctuated above `threshold`; extends `curve`."""
+) -> float | None:
+    """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly calm: the
+    bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""
     book = Logbook(run, state, session, screen)
+    critical = search.grid.critical(probe.steps)
 
     def stop() -> None:
         state.model.zero_grad(set_to_none=True)
@@ -209,12 +251,18 @@ def _train_until_clear(
                 book.add(record)
                 if record.val_loss is None:
                     continue
-                curve.append((record.progress.step, float(record.val_loss)))
-                if fluctuation(curve)[0] > threshold:
-                    return
+                step = record.progress.step
+                curve.append((step, float(record.val_loss)))
+                if fluctuation(curve)[0] > search.threshold:
+                    return None
+                if critical + search.grid.window <= step < probe.horizon:
+                    chance = chance_of_fluctuation(curve, critical, probe.horizon, search.threshold)
+                    if chance < search.calm:
+                        return chance
     except Stop:
         stop()
         raise
+    return None
 
 
 # --- receipts --------------------------------------------------------------------------------------------------------
@@ -228,13 +276,14 @@ def _to_json(receipt: Receipt) -> dict[str, object]:
     return {"schema_version": SCHEMA_VERSION, **values}
 
 
-def read_receipts(folder: Path) -> list[Receipt]:
-    """The receipts of a search's finished probes."""
+def read_receipts(folder: Path, seed: int) -> list[Receipt]:
+    """The receipts of a search's probes, in the order in which they ended; `seed` is that of receipts from before they had one."""
     found = []
     for path in sorted((folder / "probes").glob("*/probe.json")):
         values = json.loads(path.read_text(encoding="utf-8"))
         values.pop("schema_version")
-        values["probe"] = Probe(**values["probe"])
+        values["probe"].pop("phase", None)
+        values["probe"] = Probe(**{"seed": seed, **values["probe"]})
         values["curve"] = tuple((step, math.inf if loss is None else loss) for step, loss in values["curve"])
         if values["max_fluctuation"] is None:
             values["max_fluctuation"] = math.inf
@@ -243,8 +292,8 @@ def read_receipts(folder: Path) -> list[Receipt]:
 
 
 COLUMNS = (
-    "probe,phase,start,steps,sequences,horizon,verdict,stopped_at_step,tokens,share_of_budget,seconds,max_fluctuation,"
-    "fluctuation_step,perplexity_by_step"
+    "probe,start,steps,sequences,seed,horizon,verdict,stopped_at_step,tokens,share_of_budget,seconds,max_fluctuation,"
+    "fluctuation_step,calm,max_grad_norm,max_adam_sqrt_v,max_loss_ratio,perplexity_by_step"
 )
 
 
@@ -258,13 +307,15 @@ def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> N
     table.writerow(COLUMNS.split(","))
     for receipt in receipts:
         probe = receipt.probe
-        ramp = search.recipe_with(probe.start, probe.steps).batch_size_warmup
+        ramp = search.grid.recipe_with(probe.start, probe.steps).batch_size_warmup
+        beside = (receipt.calm, receipt.max_grad_norm, receipt.max_adam_sqrt_v, receipt.max_loss_ratio)
         table.writerow(
             [
-                *(probe.name, probe.phase, probe.start, probe.steps, "" if ramp is None else ramp.sequences),
+                *(probe.name, probe.start, probe.steps, "" if ramp is None else ramp.sequences, probe.seed),
                 *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
                 *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
                 *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
+                *("" if value is None else f"{value:.6g}" for value in beside),
                 " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve),
             ]
         )
@@ -283,42 +334,52 @@ def _finish(
         DivergedError: no setting is stable.
     """
     write_receipts(folder / "receipts.csv", search, receipts)
-    plot(folder / "probes.png", search, receipts)
-    plot_in_terminal(console, search, receipts)
-    show_table(console, search, receipts)
     budget = search.recipe.train.tokens
-    tokens = sum(receipt.tokens for receipt in receipts)
-    seconds = sum(receipt.seconds for receipt in receipts)
-    settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
-    console.print(
-        f"\ncost       {len(receipts)} probes, {tokens_text(tokens, budget)}, {human_seconds(seconds)}\n"
-        f"           full runs of the {settings} settings probed would be {tokens_text(settings * budget, budget)}, about "
-        f"{human_seconds(seconds / tokens * settings * budget)} at the probes' rate",
-        markup=False,
-    )
+    if receipts:
+        plot(folder / "probes.png", search, receipts)
+        plot_in_terminal(console, receipts)
+        show_table(console, search, receipts)
+        tokens = sum(receipt.tokens for receipt in receipts)
+        seconds = sum(receipt.seconds for receipt in receipts)
+        settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
+        console.print(
+            f"\ncost       {len(receipts)} probes, {tokens_text(tokens, budget)}, {human_seconds(seconds)}\n"
+            f"           full runs of the {settings} settings probed would be {tokens_text(settings * budget, budget)}, about "
+            f"{human_seconds(seconds / tokens * settings * budget)} at the probes' rate",
+            markup=False,
+        )
     console.print(f"found      {outcome.statement}", markup=False)
+    if outcome.complete:
+        for path in (folder / "probes").glob("*"):
+            _forget_checkpoints(path)
     if outcome.start is None or outcome.steps is None:
-        raise DivergedError(f"no stable warmup was found; the receipts are in {folder / 'receipts.csv'}")
+        raise DivergedError(f"no stable setting was found; the receipts are in {folder / 'receipts.csv'}")
     tuned = folder / "tuned.toml"
-    write_whole(tuned, tuned_recipe(search, outcome.start, outcome.steps, len(receipts), recipe_name))
-    ramp = search.recipe_with(outcome.start, outcome.steps).batch_size_warmup
+    write_whole(tuned, tuned_recipe(search, outcome, len(receipts), recipe_name))
+    recipe = search.grid.recipe_with(outcome.start, outcome.steps)
+    setting = f"{outcome.steps} steps" if search.kind == "lr" else f"start {outcome.start}, {outcome.steps} steps"
+    if search.kind == "batch" and recipe.batch_size_warmup is not None:
+        setting += f", a ramp of {recipe.batch_size_warmup.sequences} sequences"
+    if not outcome.complete:
+        console.print("more       the same command with a larger --budget goes on from here", markup=False)
     console.print(
-        f"tuned      start {outcome.start}, {outcome.steps} steps"
-        + ("" if ramp is None else f", a ramp of {ramp.sequences} sequences")
-        + f": {tuned}\n\nnext\n  efftrain pretrain --recipe {tuned} --name {recipe_name}-tuned-seed{search.recipe.seed}\n"
-        f"  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}",
+        f"{'tuned' if outcome.verified else 'untuned':<10} {setting}: {tuned}\n\nnext\n"
+        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-tuned-seed{search.recipe.seed}"
+        + (f"\n  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}" if receipts else ""),
         markup=False,
     )
     return folder
 
 
-def tuned_recipe(search: Search, start: int, steps: int, probes: int, recipe_name: str) -> str:
-    """The text of tuned.toml: the searched recipe with the warmup found, and where it comes from."""
-    section = "batch_size_warmup" if search.searches_batch_size else "seq_len_warmup"
-    length = "sequences" if search.searches_batch_size else "steps"
-    comments = {f"{section}.start": "found", f"{section}.{length}": f"found: {steps} steps" if search.searches_batch_size else "found"}
+def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:
+    """The text of tuned.toml: the searched recipe with the setting to take, and what is known of it."""
+    assert outcome.start is not None and outcome.steps is not None
+    word = "found" if outcome.verified else "NOT VERIFIED by a probe"
+    comments = {search.grid.duration_name: f"{word}: {outcome.steps} steps" if search.kind == "batch" else word}
+    if search.grid.start_name:
+        comments[search.grid.start_name] = word
     return (
-        f"# {recipe_name} with the warmup that `efftrain tune-warmup` found in {probes} probes (threshold {search.threshold:g}, "
-        f"{search.multiples} learning-rate warmups each).\n"
-        + dump_recipe(search.recipe_with(start, steps), comments)
+        f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes (threshold {search.threshold:g}, "
+        f"{search.multiples} learning-rate warmups).\n# {outcome.statement}\n"
+        + dump_recipe(search.grid.recipe_with(outcome.start, outcome.steps), comments)
     )

@@ -47,7 +47,9 @@ def test_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_warmup_search_as_json() -> None:
     about = read("tune-warmup", "--recipe", "small-slw", "--plan", "--format", "json")
-    assert about["searches"] and about["worst_case"]["probes"] >= about["if_first_start_is_stable"]["probes"] > 0
+    cost = about["cost"]
+    assert about["searches"] and cost["worst"]["tokens"] >= cost["own_at_most"]["tokens"] >= cost["own"]["tokens"] > 0
+    assert cost["own_at_most"]["tokens"] >= about["smallest_budget"] and cost["own"]["probes"] >= 1
     assert about["starts"] == sorted(about["starts"]) and about["durations"]
 
 

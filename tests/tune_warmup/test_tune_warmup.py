@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from efftrain_cli.foundation.errors import DivergedError, UsageError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup import tune as tune_warmup
-from efftrain_cli.tune_warmup.search import Search
+from efftrain_cli.tune_warmup.search import Probe, Search
 from tests.conftest import REPOSITORY
 from tests.trained_run import TEXT
 
@@ -70,10 +71,12 @@ def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(recipe: Recipe
         values = [float(perplexity) for _, perplexity in points]
         worst = max(value / min(values[:i]) for i, value in enumerate(values) if i)
         assert worst == pytest.approx(float(receipt["max_fluctuation"]), rel=1e-3)
-        assert receipt["verdict"] == ("unstable" if worst > 1.3 else "stable")
+        assert (receipt["verdict"] == "unstable") == (worst > 1.3)
         assert int(points[-1][0]) == int(receipt["stopped_at_step"])
         if receipt["verdict"] == "stable":
             assert receipt["stopped_at_step"] == receipt["horizon"]
+        assert (receipt["verdict"] == "calm") == bool(receipt["calm"])
+        assert float(receipt["max_grad_norm"]) > 0 and float(receipt["max_adam_sqrt_v"]) > 0
         assert not (folder / "probes" / receipt["probe"] / "checkpoints").exists()
     shown = capsys.readouterr().out
     assert f"cost       {len(receipts)} probes" in shown
@@ -175,17 +178,112 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(recipe: Recipe, ca
     search = Search(recipe=recipe)
     # A learning rate at which any training makes the perplexity rise.
     search = replace(search, recipe=replace(recipe, optim=replace(recipe.optim, lr=1.0)))
-    with pytest.raises(DivergedError, match="no stable warmup"):
+    with pytest.raises(DivergedError, match="no stable setting"):
         tune_warmup.tune(search, recipe_name="hopeless")
-    assert "No start is stable" in capsys.readouterr().out
+    assert "No seq_len_warmup.start that was probed is stable" in " ".join(capsys.readouterr().out.split())
     folder = Path(os.environ["EFFTRAIN_RUNS"]) / "hopeless-tune"
     assert {receipt["verdict"] for receipt in lines(folder)} == {"unstable"}
     assert not (folder / "tuned.toml").exists()
 
 
+def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
+    search = Search(recipe=recipe)
+    little = replace(search, budget=search.smallest_budget() - 1)
+    folder = tune_warmup.tune(little, recipe_name="tiny")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "NOT VERIFIED, a rule of thumb" in shown and "larger --budget goes on from here" in shown
+    assert "too little to verify" in shown
+    assert sum(int(receipt["tokens"]) for receipt in lines(folder)) <= little.budget
+    assert "NOT VERIFIED by a probe" in (folder / "tuned.toml").read_text()
+    assert load_recipe(str(folder / "tuned.toml")) == search.grid.recipe_with(*search.grid.own)
+    first = lines(folder)
+    more = tune_warmup.tune(search, recipe_name="tiny")
+    assert more == folder
+    whole = tune_warmup.tune(search, recipe_name="whole")
+    found, expected = lines(folder), lines(whole)
+    for receipt in (*expected, *found, *first):
+        del receipt["seconds"]
+    assert found == expected
+    assert int(found[0]["horizon"]) > int(first[0]["horizon"])
+    # The survivor of the first rung went on from its checkpoint.
+    events = [json.loads(line) for line in (folder / "probes" / found[0]["probe"] / "events.jsonl").open()]
+    assert [event["step"] for event in events if event["event"] == "resume"] == [int(first[0]["stopped_at_step"])]
+
+
+def test_seeds_are_probed_one_by_one(recipe: Recipe) -> None:
+    folder = tune_warmup.tune(Search(recipe=recipe, seeds=(0, 1, 2), budget=6000), recipe_name="seeds")
+    receipts = lines(folder)
+    assert {receipt["seed"] for receipt in receipts} >= {"0", "1"}
+    by_seed = {receipt["seed"]: receipt["perplexity_by_step"].split()[0] for receipt in receipts}
+    assert len(set(by_seed.values())) == len(by_seed), "every seed has weights of its own"
+    assert load_recipe(str(folder / "tuned.toml")).seed == recipe.seed
+
+
+def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Recipe) -> None:
+    assert recipe.seq_len_warmup is None
+    folder = tune_warmup.tune(Search(recipe=recipe, tune="lr", budget=8000), recipe_name="lr")
+    assert folder.name == "lr-tune-lr"
+    tuned = load_recipe(str(folder / "tuned.toml"))
+    assert replace(tuned, optim=recipe.optim) == recipe
+    assert {receipt["start"] for receipt in lines(folder)} == {"0"}
+    two = load_recipe("small", [*overrides, "seq_len_warmup={pacing='discrete', lengths=[8, 32], until=[6]}"])
+    folder = tune_warmup.tune(Search(recipe=two, multiples=1, max_share=0.2), recipe_name="two")
+    tuned = load_recipe(str(folder / "tuned.toml"))
+    assert tuned.seq_len_warmup is not None and tuned.seq_len_warmup.pacing == "discrete"
+    for receipt in lines(folder):
+        if receipt["verdict"] == "stable" and receipt["stopped_at_step"] != "4":
+            assert int(receipt["stopped_at_step"]) >= int(receipt["steps"])
+
+
+def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
+    folder = Path(os.environ["EFFTRAIN_RUNS"]) / "old"
+    old = folder / "probes" / "steps-start8-steps16"
+    old.mkdir(parents=True)
+    (old / "probe.json").write_text(
+        json.dumps(
+            {
+                "schema_version": 1,
+                "probe": {"phase": "steps", "start": 8, "steps": 16, "horizon": 12},
+                **{"stable": False, "max_fluctuation": None, "fluctuation_step": 7, "stopped_at_step": 7, "tokens": 99},
+                **{"seconds": 1.5, "curve": [[0, 5.0], [7, None]]},
+            }
+        )
+    )
+    (receipt,) = tune_warmup.read_receipts(folder, recipe.seed)
+    assert receipt.probe == Probe(start=8, steps=16, seed=recipe.seed, horizon=12)
+    assert receipt.curve == ((0, 5.0), (7, math.inf)) and receipt.max_fluctuation == math.inf
+    assert receipt.verdict == "unstable" and receipt.max_grad_norm is None
+    tune_warmup.write_receipts(folder / "receipts.csv", Search(recipe=recipe), [receipt])
+    assert lines(folder)[0]["tokens"] == "99"
+    # The directory of such a search is one of this search.
+    tune_warmup._claim(named := Path(os.environ["EFFTRAIN_RUNS"]) / "older", Search(recipe=recipe))
+    options = json.loads((named / "search.json").read_text())
+    (named / "search.json").write_text(json.dumps({key: options[key] for key in options if key not in ("tune", "calm")}))
+    text = (named / "search.toml").read_text()
+    (named / "search.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith("fp8")))
+    tune_warmup._claim(named, Search(recipe=recipe))
+
+
 def test_the_plan_is_printed_and_nothing_trained(efftrain, tmp_path: Path) -> None:
-    result = efftrain("tune-warmup", "--recipe", "gpt2-117m-slw", "--plan")
+    result = efftrain("tune-warmup", "--recipe", "gpt2-117m-slw", "--plan", "--budget", "10%")
     assert result.returncode == 0, result.stderr
-    assert "at most 19 probes" in result.stdout
-    assert "(53.3% of a full run)" in result.stdout
+    assert "2 probes, 11.4B tokens (7.2% of a full run) if start 8, 20,000 steps is the answer" in result.stdout
+    assert "at most 14.7B tokens (9.4% of a full run)" in result.stdout
+    assert "8/20,000 +9,000, 8/28,000 -6,000" in result.stdout
+    assert "budget     15.7B tokens (10.0% of a full run): no probe begins that could exceed it" in result.stdout
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("budget", ["0%", "ten", "-5%", "", "0", "1e400%"])
+def test_a_budget_that_is_none_is_refused(efftrain, budget: str) -> None:
+    result = efftrain("tune-warmup", "--recipe", "small-slw", "--plan", "--budget", budget)
+    assert result.returncode == 2
+    assert "write a share of a full run, such as 10%" in result.stderr
+
+
+def test_budgets_are_shares_or_tokens() -> None:
+    from efftrain_cli.cli.tune_warmup import parse_budget
+
+    assert parse_budget("10%", 600_000) == 60_000
+    assert parse_budget(" 2.5 % ", 600_000) == 15_000
+    assert parse_budget("500M", 600_000) == 500_000_000

@@ -1,0 +1,271 @@
+"""What `efftrain tune-warmup` chooses from: a grid of settings around the recipe's own, the recipe of each, and its tokens.
+
+Four things can be tuned, each by two numbers, a start and a duration in optimizer steps:
+
+| kind | start | duration |
+|---|---|---|
+| length | seq_len_warmup.start, tokens per sequence | seq_len_warmup.steps |
+| batch | batch_size_warmup.start, sequences per step | the ramp's, set as batch_size_warmup.sequences |
+| two-stage | the first of seq_len_warmup.lengths, tokens per sequence | seq_len_warmup.until |
+| lr | none | optim.warmup_steps |
+
+Neighbours on the grid differ by a factor of about the square root of two: probes do not tell finer differences.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
+from typing import Literal
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.recipe.recipe import Recipe
+
+Kind = Literal["length", "batch", "two-stage", "lr"]
+BILLION = 10**9
+LONGEST_LR_WARMUP = 1 / 3
+"""Share of a full run's steps; beyond it the learning rate climbs for most of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The settings that a search over `recipe` may choose from.
+
+    Raises:
+        UsageError: the recipe leaves nothing to search for.
+    """
+
+    recipe: Recipe
+    kind: Kind
+    multiples: int
+    """A duration is seen for the step at which it becomes critical and `multiples` - 1 learning-rate warmups after it."""
+    max_share: float
+    """Share of the token budget that the longest warmup tried may take."""
+
+    def __post_init__(self) -> None:
+        warmup = self.recipe.seq_len_warmup
+        if self.window < 1:
+            raise UsageError(
+                "tune-warmup measures its probes in multiples of the learning-rate warmup, and optim.warmup_steps is 0; "
+                "set it, for example --set optim.warmup_steps=100"
+            )
+        if self.recipe.stages:
+            raise UsageError("tune-warmup searches recipes without stages; give it the recipe of one stage")
+        if self.kind == "batch" and self.recipe.batch_size_warmup is None:
+            raise UsageError("--tune batch needs a [batch_size_warmup] to begin with; add one, or give a recipe that has one")
+        if self.kind in ("length", "two-stage") and self.recipe.batch_size_warmup is not None:
+            raise UsageError(
+                f"--tune {self.kind} cannot be combined with the recipe's [batch_size_warmup]; add --set batch_size_warmup=false"
+            )
+        if self.kind == "two-stage" and warmup is not None and len(warmup.lengths) != 2:
+            raise UsageError(
+                f"--tune two-stage searches one length and the step where the full one follows, and the recipe has "
+                f"{len(warmup.lengths) or 'no'} lengths; set seq_len_warmup.lengths to two and until to one, or add "
+                "--set seq_len_warmup=false"
+            )
+        if self.kind == "length" and warmup is not None and warmup.steps is None:
+            raise UsageError(
+                '--tune length searches start and steps, and pacing = "discrete" has neither; use --tune two-stage, or '
+                "--set seq_len_warmup.pacing=linear with a start and steps"
+            )
+        if not self.starts:
+            raise UsageError(f"there is no {self.start_name} to search between the recipe's and the full {self.full}; lower it")
+        for start in (self.starts[0], self.starts[-1]):
+            if not self.durations(start):
+                raise UsageError(
+                    f"the budget of {self.recipe.train.tokens:,} tokens is too small to search: even {self.duration_name} = "
+                    f"{self._shortest} takes more than --max-share {self.max_share:g} of it"
+                )
+
+    @property
+    def window(self) -> int:
+        """Steps of the recipe's learning-rate warmup."""
+        return self.recipe.optim.warmup_steps
+
+    @property
+    def full(self) -> int:
+        """Where the warmup leads: train.batch_size or model.seq_len."""
+        return self.recipe.train.batch_size if self.kind == "batch" else self.recipe.model.seq_len
+
+    @property
+    def start_name(self) -> str:
+        """Key of the start; empty where there is none."""
+        names = {"length": "seq_len_warmup.start", "batch": "batch_size_warmup.start", "two-stage": "seq_len_warmup.lengths", "lr": ""}
+        return names[self.kind]
+
+    @property
+    def duration_name(self) -> str:
+        """Key of the duration."""
+        names = {"length": "seq_len_warmup.steps", "batch": "batch_size_warmup.sequences", "two-stage": "seq_len_warmup.until"}
+        return names.get(self.kind, "optim.warmup_steps")
+
+    @property
+    def baseline_steps(self) -> int:
+        """Steps of a run whose every step is a full one."""
+        return max(1, self.recipe.train.tokens // (self.recipe.train.batch_size * self.recipe.model.seq_len))
+
+    # --- the grid ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def own(self) -> tuple[int, int]:
+        """(start, duration) of the recipe; the rule of thumb where it has none: sequences of 8 tokens at first, 64 from a
+        billion parameters on, an eighth of the full length in two stages, and a third of the run's full steps, but no less than the learning-rate warmup."""
+        recipe, warmup, full = self.recipe, self.recipe.seq_len_warmup, self.recipe.model.seq_len
+        third = max(self.window, self.baseline_steps // 3)
+        if self.kind == "lr":
+            return 0, self.window
+        if self.kind == "batch":
+            assert recipe.batch_size_warmup is not None
+            return recipe.batch_size_warmup.start, recipe.batch_size_warmup.steps_of_ramp(self.full)
+        if self.kind == "two-stage":
+            return (max(1, full // 8), third) if warmup is None else (warmup.lengths[0], warmup.until[0])
+        if warmup is not None:
+            assert warmup.steps is not None
+            return warmup.start, warmup.steps
+        large = 12 * recipe.model.n_layer * recipe.model.n_embd**2 >= BILLION
+        return min(64 if large else 8, full), third
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The starts to choose from, the recipe's own first, rising; full length or full batch is not among them."""
+        first, recipe = self.own[0], self.recipe
+        if self.kind == "lr":
+            return (0,)
+        if recipe.batch_size_warmup is not None and self.kind == "batch":
+            increment = recipe.batch_size_warmup.increment
+            allowed: range = range(first + increment, self.full, increment)
+        else:
+            multiple = 8 if recipe.seq_len_warmup is None else recipe.seq_len_warmup.multiple
+            allowed = range(first - first % multiple + multiple, self.full, multiple)
+        wanted = (first * 2 ** (k / 2) for k in range(1, 64) if first * 2 ** (k / 2) < self.full)
+        nearest = {allowed[min(len(allowed) - 1, max(0, round((x - allowed.start) / allowed.step)))] for x in wanted if allowed}
+        return (first, *sorted(nearest)) if first < self.full else ()
+
+    @property
+    def _shortest(self) -> int:
+        """Steps below which no duration is searched: an eighth of the recipe's learning-rate warmup where that is what is tuned,
+        else the learning-rate warmup, or the recipe's own duration if that is shorter."""
+        return max(1, self.window // 8) if self.kind == "lr" else min(self.window, max(1, self.own[1]))
+
+    @cached_property
+    def _durations(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def durations(self, start: int) -> tuple[int, ...]:
+        """The durations to choose from with `start`, from what is thought the most stable to what is wanted the most: warmups of
+        lengths and batches grow longer, that of the learning rate shorter."""
+        if start not in self._durations:
+            own = max(1, self.own[1])
+            shorter = takewhile(lambda steps: steps >= self._shortest, (two_digits(own / 2 ** (k / 2)) for k in range(1, 64)))
+            longer = takewhile(lambda steps: self._fits(start, steps), (two_digits(own * 2 ** (k / 2)) for k in range(1, 64)))
+            fitting = sorted({*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer})
+            self._durations[start] = tuple(reversed(fitting) if self.kind == "lr" else fitting)
+        return self._durations[start]
+
+    def home(self, start: int) -> int:
+        """Index among `durations(start)` of the recipe's own duration, or of the one nearest to it."""
+        durations = self.durations(start)
+        return min(range(len(durations)), key=lambda index: abs(durations[index] - self.own[1]))
+
+    def _fits(self, start: int, steps: int) -> bool:
+        recipe = self.recipe
+        if self.kind == "lr":
+            end = recipe.optim.decay_steps
+            return steps <= LONGEST_LR_WARMUP * self.baseline_steps and (end is None or steps < end)
+        return self._tokens_of_warmup(start, steps) <= self.max_share * recipe.train.tokens
+
+    def _tokens_of_warmup(self, start: int, steps: int) -> int:
+        """Tokens trained until a warmup of lengths or of the batch ends, whether or not it fits the budget."""
+        recipe, warmup = self.recipe, self._warmup_with(start, steps)
+        if isinstance(warmup, BatchSizeWarmup):
+            return warmup.sequences * recipe.model.seq_len
+        return warmup.tokens_through(steps, recipe.model.seq_len, recipe.train.batch_size)
+
+    # --- a setting ---------------------------------------------------------------------------------------------------
+
+    def _warmup_with(self, start: int, steps: int) -> SeqLenWarmup | BatchSizeWarmup:
+        recipe, own = self.recipe, (start, steps) == self.own
+        if self.kind == "batch":
+            assert recipe.batch_size_warmup is not None
+            ramp = replace(recipe.batch_size_warmup, start=start)
+            return ramp if own else replace(ramp, sequences=ramp.sequences_for(steps, self.full))
+        warmup = recipe.seq_len_warmup
+        if self.kind == "two-stage":
+            lengths, until = (start, recipe.model.seq_len), (steps,)
+            if warmup is None:
+                return SeqLenWarmup(pacing="discrete", lengths=lengths, until=until)
+            return replace(warmup, lengths=lengths, until=until)
+        return SeqLenWarmup(start=start, steps=steps) if warmup is None else replace(warmup, start=start, steps=steps)
+
+    def recipe_with(self, start: int, steps: int) -> Recipe:
+        """The recipe with this setting and nothing else changed."""
+        if self.kind == "lr":
+            return replace(self.recipe, optim=replace(self.recipe.optim, warmup_steps=steps))
+        warmup = self._warmup_with(start, steps)
+        if isinstance(warmup, BatchSizeWarmup):
+            return replace(self.recipe, batch_size_warmup=warmup)
+        return replace(self.recipe, seq_len_warmup=warmup)
+
+    @cached_property
+    def _tokens(self) -> dict[tuple[int, int, int], int]:
+        return {}
+
+    def tokens(self, start: int, steps: int, through: int) -> int:
+        """Tokens that a run with this setting has trained after `through` steps."""
+        setting = (start, steps, through)
+        if setting not in self._tokens:
+            self._tokens[setting] = self._count(start, steps, through)
+        return self._tokens[setting]
+
+    def _count(self, start: int, steps: int, through: int) -> int:
+        recipe, batch_size, full = self.recipe, self.recipe.train.batch_size, self.recipe.model.seq_len
+        warmup = recipe.batch_size_warmup or recipe.seq_len_warmup if self.kind == "lr" else self._warmup_with(start, steps)
+        if isinstance(warmup, BatchSizeWarmup):
+            return warmup.sequences_through(through, batch_size) * full
+        if isinstance(warmup, SeqLenWarmup):
+            return warmup.tokens_through(through, full, batch_size)
+        return through * batch_size * full
+
+    def climb(self, start: int, steps: int) -> int:
+        """Steps of the very beginning, while the learning rate climbs."""
+        return self._within_run(start, steps, self.window)
+
+    def critical(self, steps: int) -> int:
+        """The step after which a duration can be judged: the peak of the learning rate, and in two stages the switch too."""
+        return {"lr": steps, "two-stage": max(self.window, steps)}.get(self.kind, self.window)
+
+    def horizon(self, start: int, steps: int) -> int:
+        """Steps that a duration is seen for: `multiples` - 1 learning-rate warmups more than the critical step."""
+        return self._within_run(start, steps, self.critical(steps) + (self.multiples - 1) * self.window)
+
+    def _within_run(self, start: int, steps: int, horizon: int) -> int:
+        """`horizon`, or the last step of the run where that comes first."""
+        budget = self.recipe.train.tokens
+        if self.tokens(start, steps, horizon) <= budget:
+            return horizon
+        return bisect_left(range(1, horizon + 1), budget, key=lambda step: self.tokens(start, steps, step)) + 1
+
+    def settings(self) -> Iterator[tuple[int, int]]:
+        """Every (start, duration) of the grid."""
+        return ((start, steps) for start in self.starts for steps in self.durations(start))
+
+
+def kind_of(recipe: Recipe) -> Kind:
+    """What is tuned unless the user says so: the warmup that the recipe has; a sequence length warmup where it has none."""
+    if recipe.batch_size_warmup is not None:
+        return "batch"
+    return "two-stage" if recipe.seq_len_warmup is not None and recipe.seq_len_warmup.steps is None else "length"
+
+
+def two_digits(number: float) -> int:
+    """The number rounded to two significant digits, and to a whole one: 28284.3 -> 28000."""
+    if number < 100:
+        return max(1, round(number))
+    unit = 10 ** (math.floor(math.log10(number)) - 1)
+    return round(number / unit) * unit
