@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from efftrain_cli.compare.plots import COLOURS
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.methods.variance_retention import needed_bits, product_bits
-from efftrain_cli.model.accumulation import sum_in_order, to_operand
+from efftrain_cli.model.accumulation import sums_in_order, to_operand
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.linear import ROLES
 from efftrain_cli.plan.plan import full_plan
@@ -217,16 +217,21 @@ class _Measure:
         n = a.shape[1]
         rows = torch.randint(a.shape[0], (self.samples,), generator=self.generator).to(a.device)
         columns = torch.randint(b.shape[1], (self.samples,), generator=self.generator).to(a.device)
-        terms = (a[rows] * b[:, columns].t()).t().contiguous()  # (n, samples)
-        exact = terms.double().sum(dim=0)
-        mean, square = terms.double().mean(dim=0), terms.double().square().mean(dim=0)
+        terms = a.t().index_select(1, rows).mul_(b.index_select(1, columns))  # (n, samples)
+        exact = terms.sum(dim=0, dtype=torch.float64)
+        mean, square = exact / n, terms.square().sum(dim=0, dtype=torch.float64) / n
         spread = (square - mean.square()).clamp_min(0).sqrt()
         ratio = torch.where(spread > 0, mean / spread, 0.0)
         limit = FAR * float(square.mean().sqrt())
-        settings = [(bits_, chunk) for bits_ in BITS for chunk in CHUNKS if chunk < n]
+        chunks = [chunk for chunk in CHUNKS if chunk < n]
         # PyTorch lets go of the interpreter within each operation, and these are too small for threads of its own.
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            errors = list(pool.map(lambda session: _error(terms, exact, *session), settings))
+            found = pool.map(lambda chunk: _errors(terms, exact, chunk), chunks)
+            errors = {
+                (width, chunk): pair
+                for chunk, pairs in zip(chunks, found, strict=True)
+                for width, pair in zip(BITS, pairs, strict=True)
+            }
         return SumReport(
             layer=name,
             role=role,
@@ -234,9 +239,9 @@ class _Measure:
             product_bits=bits,
             scales=(scales[0], scales[1]),
             mean=float(ratio.square().mean().sqrt()),
-            outlier_share=float((terms.abs() > limit).double().mean()),
-            nonzero_share=float((terms != 0).double().mean()),
-            errors=_with_longer_chunks(dict(zip(settings, errors, strict=True))),
+            outlier_share=int((terms.abs() > limit).sum()) / terms.numel(),
+            nonzero_share=int(terms.count_nonzero()) / terms.numel(),
+            errors=_with_longer_chunks(errors),
         )
 
 
@@ -245,17 +250,14 @@ def _with_longer_chunks(errors: dict[tuple[int, int], tuple[float, float]]) -> d
     return {(bits, chunk): errors.get((bits, chunk), errors[bits, 0]) for bits in BITS for chunk in CHUNKS}
 
 
-def _error(terms: Tensor, exact: Tensor, bits: int, chunk: int) -> tuple[float, float]:
-    """(relative error, signed error) of the sums of `terms` (n, samples)."""
-    n = terms.shape[0]
-    chunks = 1 if chunk == 0 else -(-n // chunk)
-    piece = max(16, (1 << 16) // chunks)  # so many sums at once stay in the cache
-    parts = [sum_in_order(part, bits, chunk, carrier=torch.float32) for part in terms.split(piece, dim=1)]
-    error = torch.cat(parts).double() - exact
+def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[tuple[float, float]]:
+    """(relative error, signed error) of the sums of `terms` (n, samples), for each of `BITS`."""
     size = float(exact.norm())
     if size == 0:
-        return 0.0, 0.0
-    return float(error.norm()) / size, float((error * exact.sign()).mean() / exact.abs().mean())
+        return [(0.0, 0.0)] * len(BITS)
+    error = sums_in_order(terms, BITS, chunk).double() - exact
+    signed = (error * exact.sign()).mean(dim=1) / exact.abs().mean()
+    return list(zip((error.norm(dim=1) / size).tolist(), signed.tolist(), strict=True))
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------

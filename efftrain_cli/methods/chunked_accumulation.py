@@ -49,9 +49,11 @@ class Accumulator:
     """What one of the three products of a linear layer is added in; every key absent: fp32."""
 
     bits: int = Field(default=23, ge=1, le=23)
-    """Explicit mantissa bits, 1 to 23; 9 is the papers' (1, 6, 9), 23 is fp32. The exponent is fp32's."""
+    """Explicit mantissa bits, 1 to 23; 9 is the papers' (1, 6, 9), 23 is fp32."""
     chunk: int = Field(default=0, ge=0)
     """Products per chunk; 0: no chunks."""
+    exponent_bits: int = Field(default=8, ge=2, le=8)
+    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range. Beyond its largest number the accumulator saturates."""
     fast_accumulation: bool = False
     """With fidelity = "hardware": the tensor core's own accumulator throughout, instead of going over to fp32 now and then."""
 
@@ -89,11 +91,11 @@ class ChunkedAccumulation(Method):
         breaches = []
         present = {name: role for name, role in self.roles.items() if role is not None}
         if self.fidelity == "hardware":
-            chosen = [name for name, role in present.items() if role.bits != 23 or role.chunk]
+            chosen = [name for name, role in present.items() if role.bits != 23 or role.chunk or role.exponent_bits != 8]
             if chosen:
                 breaches.append(
-                    f'fidelity = "hardware" cannot choose bits and chunk, given in {", ".join(chosen)}: a GPU adds as it is built; '
-                    "leave both out and say fast_accumulation = true or false"
+                    f'fidelity = "hardware" cannot choose bits, chunk and exponent_bits, given in {", ".join(chosen)}: a GPU adds as it is built; '
+                    "leave them out and say fast_accumulation = true or false"
                 )
             if self.operands != "fp8_e4m3":
                 breaches.append(
@@ -187,7 +189,7 @@ class ChunkedAccumulation(Method):
         from efftrain_cli.model.linear import Arithmetic, RoleAccumulator
 
         def narrow(role: Accumulator | None) -> RoleAccumulator | None:
-            return None if role is None else RoleAccumulator(role.bits, role.chunk, role.fast_accumulation)
+            return None if role is None else RoleAccumulator(role.bits, role.chunk, role.exponent_bits, role.fast_accumulation)
 
         return Arithmetic(
             operands=self.operands,
@@ -198,6 +200,25 @@ class ChunkedAccumulation(Method):
             grad_input=narrow(self.grad_input),
             grad_weight=narrow(self.grad_weight),
         )
+
+    def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Columns of a step from what its layers saw, fp64 (9,) as `linear.Seen`: how many roundings saturated in each role whose
+        exponents are narrow, and log2 of the smallest and the largest scale of the 8-bit tensors of each kind. 0-d, fp64.
+
+        With recomputed activations, a forward product counts as often as it is computed.
+        """
+        from efftrain_cli.model.linear import OPERANDS, Seen
+
+        columns = {
+            f"chunked_saturated_{name}": seen[Seen.SATURATED + number]
+            for number, (name, role) in enumerate(self.roles.items())
+            if role is not None and role.exponent_bits < 8
+        }
+        for kind, name in enumerate(OPERANDS):
+            if (self.gradient_format if name == "gradients" else self.operands).startswith("fp8"):
+                columns[f"chunked_log2_scale_min_{name}"] = -seen[Seen.SMALLEST + kind]
+                columns[f"chunked_log2_scale_max_{name}"] = seen[Seen.LARGEST + kind]
+        return columns
 
     def attach(self, model: GPT, device: torch.device) -> None:
         """Replaces the linear layers of `model` that take part; parameters and their names stay.

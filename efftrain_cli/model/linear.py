@@ -12,7 +12,8 @@ is added, and its gradient summed, in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +45,8 @@ class RoleAccumulator:
     """Explicit mantissa bits."""
     chunk: int = 0
     """Products per chunk; 0: no chunks."""
+    exponent_bits: int = 8
+    """8: fp32's range; fewer: the accumulator saturates."""
     fast: bool = False
     """With fidelity "hardware": the tensor core's own accumulator throughout, never promoted to fp32."""
 
@@ -64,24 +67,69 @@ class Arithmetic:
 
     def is_wide(self, role: RoleAccumulator | None) -> bool:
         """Whether a role's sum is one fp32 sum: absent, or emulated with nothing left to round."""
-        return role is None or (self.fidelity == "intra_fp32" and role.bits >= 23 and role.chunk == 0)
+        return role is None or (
+            self.fidelity == "intra_fp32" and role.bits >= 23 and role.chunk == 0 and role.exponent_bits >= 8
+        )
 
-    def product(self, a: Tensor, b: Tensor, role: RoleAccumulator | None, draw: Tensor | None) -> Tensor:
-        """`a` (m, k) times `b` (k, n), operands already in their formats, emulated in the accumulator of `role`."""
+    def product(
+        self, a: Tensor, b: Tensor, role: RoleAccumulator | None, draw: Tensor | None, saturated: Tensor
+    ) -> Tensor:
+        """`a` (m, k) times `b` (k, n), operands already in their formats, emulated in the accumulator of `role`.
+
+        Args:
+            saturated: 0-d, to which is added how many roundings saturated.
+        """
         if self.is_wide(role):
             return a @ b
         assert role is not None
+        count = saturated if role.exponent_bits < 8 else None
         if self.fidelity == "exact":
-            return exact_matmul(a, b, role.bits, role.chunk, draw)
-        if self.fidelity == "blocked":
-            return narrow_matmul(a, b, role.bits, role.chunk, BLOCK, draw)
-        return narrow_matmul(a, b, role.bits, role.chunk, 0, draw)
+            return exact_matmul(a, b, role.bits, role.chunk, draw, role.exponent_bits, count)
+        block = BLOCK if self.fidelity == "blocked" else 0
+        return narrow_matmul(a, b, role.bits, role.chunk, block, draw, role.exponent_bits, count)
+
+
+class Seen:
+    """What a narrow layer saw since it was last cleared: places in its buffer `seen`, fp64 (9,)."""
+
+    SATURATED = 0
+    """And the two after it: roundings that saturated in each role."""
+    LARGEST = 3
+    """And the two after it: log2 of the largest scale of inputs, weights and gradients; -inf where there was none."""
+    SMALLEST = 6
+    """And the two after it: -log2 of the smallest."""
+
+
+INPUTS, WEIGHTS, GRADIENTS = range(3)
+OPERANDS = ("inputs", "weights", "gradients")
+
+
+def nothing_seen(device: torch.device) -> Tensor:
+    """The buffer of a layer that has seen nothing: fp64 (9,)."""
+    return torch.tensor([0.0] * 3 + [-math.inf] * 6, dtype=torch.float64, device=device)
+
+
+def clear_seen(model: nn.Module) -> None:
+    """Empties what every narrow layer below `model` has seen."""
+    for layer in _narrow_layers(model):
+        layer.seen.copy_(nothing_seen(layer.seen.device))
+
+
+def seen_by_layers(model: nn.Module) -> Tensor:
+    """What the narrow layers below `model` have seen together: fp64 (9,), as `Seen`."""
+    seen = torch.stack([layer.seen for layer in _narrow_layers(model)])
+    return torch.cat([seen[:, : Seen.LARGEST].sum(0), seen[:, Seen.LARGEST :].amax(0)])
+
+
+def _narrow_layers(model: nn.Module) -> Iterator[NarrowLinear | NarrowHead]:
+    return (layer for layer in model.modules() if isinstance(layer, NarrowLinear | NarrowHead))
 
 
 class NarrowLinear(nn.Linear):
     """`nn.Linear` computing by an `Arithmetic`; its parameters are those of the layer that it replaces."""
 
     draw: Tensor
+    seen: Tensor
 
     def __init__(self, linear: nn.Linear, arithmetic: Arithmetic) -> None:
         nn.Module.__init__(self)
@@ -92,9 +140,10 @@ class NarrowLinear(nn.Linear):
             "draw", torch.zeros((), dtype=torch.int32, device=linear.weight.device), persistent=False
         )
         """0-d int32: what the random bits of this layer's next pass are made from."""
+        self.register_buffer("seen", nothing_seen(linear.weight.device), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return narrow_linear(x, self.weight, self.bias, self.arithmetic, self.draw)
+        return narrow_linear(x, self.weight, self.bias, self.arithmetic, self.draw, self.seen)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.arithmetic}"
@@ -104,21 +153,22 @@ class NarrowHead(nn.Module):
     """The product with the vocabulary, computing by an `Arithmetic`; the tied matrix belongs to the embedding."""
 
     draw: Tensor
+    seen: Tensor
 
     def __init__(self, arithmetic: Arithmetic, device: torch.device) -> None:
         super().__init__()
         self.arithmetic = arithmetic
         self.register_buffer("draw", torch.zeros((), dtype=torch.int32, device=device), persistent=False)
+        self.register_buffer("seen", nothing_seen(device), persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (..., n_embd) times weight (rows, n_embd) transposed: (..., rows)."""
-        return narrow_linear(x, weight, None, self.arithmetic, self.draw)
+        return narrow_linear(x, weight, None, self.arithmetic, self.draw, self.seen)
 
 
 def set_draws(module: nn.Module, seed: int, step: int, micro_step: int) -> None:
     """Gives every narrow layer below `module` the random bits of one forward and backward pass."""
-    layers = (layer for layer in module.modules() if isinstance(layer, NarrowLinear | NarrowHead))
-    for number, layer in enumerate(layers):
+    for number, layer in enumerate(_narrow_layers(module)):
         layer.draw.fill_(draw_of(seed, step, micro_step, number))
 
 
@@ -161,7 +211,9 @@ def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str
     return found[0] if found else None
 
 
-def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, draw: Tensor) -> Tensor:
+def narrow_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, draw: Tensor, seen: Tensor
+) -> Tensor:
     """x (..., in) times weight (out, in) transposed, plus bias: (..., out), in the compute type of the run.
 
     Where no gradient is wanted, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of its own.
@@ -171,8 +223,31 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Ar
     noise = draw if arithmetic.stochastic and torch.is_grad_enabled() else None
     with torch.autocast(device, enabled=False):
         linear = _Hardware if arithmetic.fidelity == "hardware" else _Emulated
-        y = linear.apply(x.float().flatten(0, -2), weight, bias, arithmetic, noise, dtype)
+        y = linear.apply(x.float().flatten(0, -2), weight, bias, arithmetic, noise, seen, dtype)
     return y.unflatten(0, x.shape[:-1])
+
+
+def note_scale(seen: Tensor, scale: Tensor | None, kind: int) -> None:
+    """Notes the scale of an operand of `kind`, INPUTS, WEIGHTS or GRADIENTS, in `seen`; None, where it has none, is not noted."""
+    if scale is not None:
+        torch.ops.efftrain.note_scale(seen, scale, kind)
+
+
+def _note_scale(seen: Tensor, scale: Tensor, kind: int) -> None:
+    log2 = scale.double().log2()
+    for place, value in ((Seen.LARGEST + kind, log2), (Seen.SMALLEST + kind, -log2)):
+        seen[place] = torch.maximum(seen[place], value)
+
+
+# An operator that changes its argument: torch.compile keeps it, in its place.
+_LIBRARY = torch.library.Library("efftrain", "FRAGMENT")
+_LIBRARY.define("note_scale(Tensor(a!) seen, Tensor scale, SymInt kind) -> ()")
+_LIBRARY.impl("note_scale", _note_scale, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("efftrain::note_scale", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _shape_of_nothing(seen: Tensor, scale: Tensor, kind: int) -> None:
+    return None
 
 
 class _Emulated(Function):
@@ -184,35 +259,41 @@ class _Emulated(Function):
         bias: Tensor | None,
         arithmetic: Arithmetic,
         draw: Tensor | None,
+        seen: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.arithmetic = arithmetic
+        ctx.arithmetic, ctx.seen = arithmetic, seen
         ctx.has_bias = bias is not None
         x, scale = to_operand(x, arithmetic.operands)
+        note_scale(seen, scale, INPUTS)
         ctx.save_for_backward(x, weight, scale, draw)
         if arithmetic.is_wide(arithmetic.forward) and arithmetic.operands == "fp32":
             return F.linear(x, weight, bias).to(dtype)
         rounded, weight_scale = to_operand(weight, arithmetic.operands)
-        y = _unscaled(arithmetic.product(x, rounded.t(), arithmetic.forward, draw), scale, weight_scale)
+        note_scale(seen, weight_scale, WEIGHTS)
+        y = _unscaled(arithmetic.product(x, rounded.t(), arithmetic.forward, draw, seen[0]), scale, weight_scale)
         return (y if bias is None else y + bias).to(dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
         x, weight, scale, draw = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
         grad = grad.float()
         wide_grad = grad
         grad, grad_scale = to_operand(grad, arithmetic.gradient_operands)
+        note_scale(ctx.seen, grad_scale, GRADIENTS)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             rounded, weight_scale = to_operand(weight, arithmetic.operands)
-            product = arithmetic.product(grad, rounded, arithmetic.grad_input, None if draw is None else draw + 1)
+            noise = None if draw is None else draw + 1
+            product = arithmetic.product(grad, rounded, arithmetic.grad_input, noise, ctx.seen[1])
             grad_x = _unscaled(product, grad_scale, weight_scale)
         if ctx.needs_input_grad[1]:
-            product = arithmetic.product(grad.t(), x, arithmetic.grad_weight, None if draw is None else draw + 2)
+            noise = None if draw is None else draw + 2
+            product = arithmetic.product(grad.t(), x, arithmetic.grad_weight, noise, ctx.seen[2])
             grad_weight = _unscaled(product, grad_scale, scale)
-        return grad_x, grad_weight, wide_grad.sum(0) if ctx.has_bias else None, None, None, None
+        return grad_x, grad_weight, wide_grad.sum(0) if ctx.has_bias else None, None, None, None, None
 
 
 def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
@@ -235,20 +316,23 @@ class _Hardware(Function):
         bias: Tensor | None,
         arithmetic: Arithmetic,
         draw: Tensor | None,
+        seen: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.arithmetic, ctx.dtype = arithmetic, dtype
+        ctx.arithmetic, ctx.dtype, ctx.seen = arithmetic, dtype, seen
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x.to(dtype), weight)
         role, format_ = arithmetic.forward, arithmetic.operands
         if role is None:
             return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-        y = fp8_matmul(x, format_, weight, format_, role.fast, dtype)
+        y, scale, weight_scale = fp8_matmul(x, format_, weight, format_, role.fast, dtype)
+        note_scale(seen, scale, INPUTS)
+        note_scale(seen, weight_scale, WEIGHTS)
         return y if bias is None else y + bias.to(dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
         x, weight = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
         of_gradient, format_ = arithmetic.gradient_operands, arithmetic.operands
@@ -258,7 +342,8 @@ class _Hardware(Function):
             if role is None:
                 grad_x = grad.to(ctx.dtype) @ weight.to(ctx.dtype)
             else:
-                grad_x = fp8_matmul(grad, of_gradient, weight.t(), format_, role.fast, ctx.dtype)
+                grad_x, scale, _ = fp8_matmul(grad, of_gradient, weight.t(), format_, role.fast, ctx.dtype)
+                note_scale(ctx.seen, scale, GRADIENTS)
             grad_x = grad_x.float()
         if ctx.needs_input_grad[1]:
             role = arithmetic.grad_weight
@@ -268,23 +353,26 @@ class _Hardware(Function):
                 # The sum runs over tokens, whose number may be any; the units take multiples of 16.
                 short = -x.shape[0] % 16
                 left, right = F.pad(grad, (0, 0, 0, short)).t(), F.pad(x, (0, 0, 0, short)).t()
-                grad_weight = fp8_matmul(left, of_gradient, right, format_, role.fast, torch.float32)
-        return grad_x, grad_weight, grad.float().sum(0) if ctx.has_bias else None, None, None, None
+                grad_weight, scale, _ = fp8_matmul(left, of_gradient, right, format_, role.fast, torch.float32)
+                note_scale(ctx.seen, scale, GRADIENTS)
+        return grad_x, grad_weight, grad.float().sum(0) if ctx.has_bias else None, None, None, None, None
 
 
-def fp8_matmul(a: Tensor, format_a: str, b: Tensor, format_b: str, fast: bool, dtype: torch.dtype) -> Tensor:
-    """`a` (m, k) times `b` (n, k) transposed, each brought to its fp8 format with one scale: (m, n) in `dtype`.
+def fp8_matmul(
+    a: Tensor, format_a: str, b: Tensor, format_b: str, fast: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`a` (m, k) times `b` (n, k) transposed, each brought to its fp8 format with one scale: (m, n) in `dtype`, and the scales.
 
     The units want the left operand by rows and the right one by columns, hence `b` transposed. A CPU has no such units: there it is
     the fp32 product of the fp8 operands, as `torch._scaled_mm` would compute it a thousand times slower, and `fast` changes nothing.
     """
     if a.device.type == "cpu":
         (left, scale_a), (right, scale_b) = to_operand(a.float(), format_a), to_operand(b.float(), format_b)
-        return _unscaled(left @ right.t(), scale_a, scale_b).to(dtype)
+        return _unscaled(left @ right.t(), scale_a, scale_b).to(dtype), scale_a, scale_b
     scale_a, scale_b = scale_of(a, format_a), scale_of(b, format_b)
     a8 = (a.float() * scale_a).to(FP8[format_a]).contiguous()
     b8 = (b.float() * scale_b).to(FP8[format_b]).contiguous()
-    return torch._scaled_mm(
+    product = torch._scaled_mm(
         a8,
         b8.t(),
         scale_a=scale_a.reciprocal(),
@@ -292,3 +380,4 @@ def fp8_matmul(a: Tensor, format_a: str, b: Tensor, format_b: str, fast: bool, d
         out_dtype=dtype,
         use_fast_accum=fast,
     )
+    return product, scale_a, scale_b

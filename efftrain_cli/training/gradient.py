@@ -12,7 +12,7 @@ from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels, choose_determinism, choose_matmul_precision
-from efftrain_cli.model.linear import set_draws
+from efftrain_cli.model.linear import Seen, clear_seen, seen_by_layers, set_draws
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.gradients import fill_gradients, take_gradients
 from efftrain_cli.optim.muon import Muon
@@ -180,6 +180,8 @@ def build_forward_backward(
                 layer_drop.gates(plan.keep, seed=recipe.seed, step=plan.step, micro_step=number, paired=paired)
                 for number in range(plan.accumulation_steps)
             ]
+        if accumulation is not None:
+            clear_seen(model)
         losses: dict[str, Tensor] = {}
         agreed = False
         phase = "compile" if ranks.phase == "compile" else "forward and backward"
@@ -241,6 +243,8 @@ def build_forward_backward(
         loss = losses.pop("ce")
         if standardization is not None:
             losses = standardization.measures(losses["standardization_loss"], site_shares, plan, gates, n_layer)
+        if accumulation is not None:
+            losses |= accumulation.seen_columns(_seen_everywhere(model, ranks))
         return StepResult(
             tokens=plan.tokens,
             flops=per_token.with_logits * plan.tokens,
@@ -280,6 +284,17 @@ def late_gradients(recipe: Recipe, model: GPT, device: torch.device) -> LateGrad
         passing,
     )
     return LateGradients(section, model, modules, split, recipe.optim.grad_clip)
+
+
+def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
+    """What the narrow layers of all ranks saw in this step."""
+    seen = seen_by_layers(model)
+    if ranks.alone:
+        return seen
+    everyone = seen.new_zeros(ranks.world_size, len(seen))
+    everyone[ranks.rank] = seen
+    ranks.add_up([everyone])
+    return torch.cat([everyone[:, : Seen.LARGEST].sum(0), everyone[:, Seen.LARGEST :].amax(0)])
 
 
 def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> list[MicroBatch]:

@@ -33,16 +33,19 @@ from efftrain_cli.model.accumulation import (
     mix,
     narrow_matmul,
     random_bits,
+    round_in_range_,
     round_nearest_,
     round_stochastic_,
     scale_of,
     sum_in_order,
+    sums_in_order,
     to_operand,
 )
 from efftrain_cli.model.linear import (
     Arithmetic,
     NarrowLinear,
     RoleAccumulator,
+    clear_seen,
     first_overflow,
     fp8_matmul,
     set_draws,
@@ -120,6 +123,42 @@ def test_what_is_not_finite_stays_so(bits: int) -> None:
         assert rounded[:2].tolist() == [inf, -inf]
         assert rounded[2].isnan()
         assert rounded[3] == inf  # beyond the largest number of so few bits
+
+
+@pytest.mark.parametrize("carrier", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("exponent_bits", "bits", "dtype"), [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)])
+def test_a_narrow_exponent_is_that_of_ieee_formats(exponent_bits: int, bits: int, dtype: torch.dtype, carrier: torch.dtype) -> None:
+    """PyTorch's own formats, subnormal numbers among them; where those overflow to infinity, the accumulator saturates."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200_000, generator=generator) * torch.exp2(torch.randint(-30, 18, (200_000,), generator=generator).float())
+    want, largest = x.to(dtype).float(), torch.finfo(dtype).max
+    rounded = x.clone().to(carrier)
+    saturated = round_in_range_(rounded, bits, exponent_bits)
+    assert int(saturated) == int(want.isinf().sum()) > 1000
+    assert torch.equal(rounded.float(), want.clamp(-largest, largest))
+    assert int((want.abs() < torch.finfo(dtype).smallest_normal).sum()) > 1000
+
+
+def test_the_papers_16_bit_accumulator_ends_at_4_billion() -> None:
+    """(1, 6, 9): bias 31, largest number 2^31 (2 - 2^-9)."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([5e9, -5e9, 4.295e9, 1.0, 2.0**-39, 2.0**-41, inf, nan])
+    assert int(round_in_range_(x, 9, 6)) == 3
+    largest = 2.0**31 * (2 - 2.0**-9)
+    assert x[:7].tolist() == [largest, -largest, largest, 1.0, 2.0**-39, 0.0, inf]
+    assert x[7].isnan()
+
+
+def test_stochastic_rounding_stays_in_range_and_right_on_average() -> None:
+    random = random_bits(torch.tensor(draw_of(1, 2, 3, 4), dtype=torch.int32), 1_000_000)
+    for carrier in (torch.float32, torch.float64):
+        x = torch.full((1_000_000,), 0.25 * 2.0**-39, dtype=carrier)  # a quarter of the smallest number of (1, 6, 9)
+        assert int(round_in_range_(x, 9, 6, random)) == 0
+        assert set(x.unique().tolist()) == {0.0, 2.0**-39}
+        assert abs(float((x > 0).double().mean()) - 0.25) < 4 * 0.433 / 1000
+        x = torch.full((1_000_000,), 2.0**32 - 2.0**21, dtype=carrier)  # half-way between the largest number and the next
+        assert 0 < int(round_in_range_(x, 9, 6, random)) < 1_000_000
+        assert set(x.unique().tolist()) == {2.0**31 * (2 - 2.0**-9)}
 
 
 def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour() -> None:
@@ -224,6 +263,31 @@ def test_error_over_chunk_length_is_u_shaped(mean: float, expected: dict[int, fl
     assert errors == {chunk: pytest.approx(value, rel=0.25) for chunk, value in expected.items()}
     assert errors[64] < errors[4]
     assert errors[64] < errors[1024] < errors[0]
+
+
+def test_all_widths_at_once_are_each_width_alone() -> None:
+    """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so here they are the same."""
+    products = torch.stack([fp8_products(2 * salt, 2 * salt + 1, salt % 3 - 1.0, 1000) for salt in range(50)], dim=1)
+    for chunk in (0, 16, 64, 300):
+        sums = sums_in_order(products.float(), (3, 5, 9, 12), chunk)
+        for number, bits in enumerate((3, 5, 9, 12)):
+            assert torch.equal(sums[number].double(), sum_in_order(products, bits, chunk))
+
+
+def test_a_sum_beyond_the_range_saturates_and_is_counted() -> None:
+    """Four exponent bits end below 2^8: at 255.875 with ten mantissa bits. 25 tens are 250; the other 15 additions saturate."""
+    count = torch.zeros((), dtype=torch.float64)
+    tens = torch.full((40, 2), 10.0, dtype=torch.float64)
+    assert sum_in_order(tens, 10, exponent_bits=4, saturated=count).tolist() == [255.875] * 2
+    assert float(count) == 2 * 15
+    count.zero_()
+    assert sum_in_order(tens, 10, 20, exponent_bits=4, saturated=count).tolist() == [255.875] * 2
+    assert float(count) == 2  # only where the second chunk joins the first, in both sums
+    count.zero_()
+    ones = torch.ones(1, 40)
+    product = narrow_matmul(ones, torch.full((40, 2), 10.0), 10, 0, 8, None, 4, count)
+    assert product.tolist() == [[255.875] * 2]
+    assert float(count) == 2 * 2  # blocks of 80: the fourth and the fifth
 
 
 def test_stochastic_sums_do_not_stop() -> None:
@@ -398,7 +462,9 @@ def test_on_a_cpu_the_fp8_product_is_that_of_pytorch() -> None:
         out_dtype=torch.float32,
     )
     for fast in (False, True):
-        torch.testing.assert_close(fp8_matmul(a, "fp8_e4m3", b, "fp8_e5m2", fast, torch.float32), expected, rtol=1e-6, atol=1e-6)
+        product, *scales = fp8_matmul(a, "fp8_e4m3", b, "fp8_e5m2", fast, torch.float32)
+        torch.testing.assert_close(product, expected, rtol=1e-6, atol=1e-6)
+        assert scales == [scale_a, scale_b]
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
@@ -425,21 +491,45 @@ def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None
     assert not torch.equal(noisy(x), plain(x))
 
 
+@pytest.mark.parametrize("fidelity", ["blocked", "intra_fp32", "exact"])
+def test_a_layer_counts_what_saturates_and_notes_its_scales(fidelity: str, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2", "fidelity": fidelity}
+    layer = NarrowLinear(linear, Arithmetic(**formats, grad_input=RoleAccumulator(6, 64, exponent_bits=5)))
+    wide = results(NarrowLinear(linear, Arithmetic(**formats)), x, grad)
+    have = results(layer, x, grad)
+    # e4m3 times e5m2 goes to 2.6e7, the accumulator to 65,024
+    largest = 2.0**15 * (2 - 2.0**-6) / float(scale_of(grad, "fp8_e5m2") * scale_of(linear.weight, "fp8_e4m3"))
+    assert float(have[1].abs().max()) == pytest.approx(largest)
+    assert float(wide[1].abs().max()) > largest
+    assert torch.equal(have[0], wide[0])
+    assert layer.seen[0] == layer.seen[2] == 0
+    assert float(layer.seen[1]) >= int((have[1].abs() > 0.999 * largest).sum()) > 0
+    scales = [float(scale_of(*pair)) for pair in ((x, "fp8_e4m3"), (linear.weight, "fp8_e4m3"), (grad, "fp8_e5m2"))]
+    assert layer.seen[3:6].exp2().tolist() == (-layer.seen[6:]).exp2().tolist() == scales
+
+
 @pytest.mark.slow
 def test_the_traced_layer_computes_the_same_bits(layer_and_data: tuple) -> None:
     """Forward and backward pass as one graph without a break; what the compiler's back end makes of the rest is its own affair."""
     linear, x, grad = layer_and_data
     for stochastic in (False, True):
+        short = RoleAccumulator(4, 0, exponent_bits=4)
         arithmetic = Arithmetic(
-            "fp8_e4m3", "fp8_e5m2", stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW
+            "fp8_e4m3", "fp8_e5m2", stochastic=stochastic, forward=short, grad_input=short, grad_weight=short
         )
         layer = NarrowLinear(linear, arithmetic)
         layer.draw.fill_(5)
         want = results(layer, x, grad)
+        seen = layer.seen.clone()
+        clear_seen(layer)
         torch._dynamo.reset()
         layer.compile(backend="aot_eager", fullgraph=True)
         for a, b in zip(results(layer, x, grad)[:3], want, strict=False):
             assert torch.equal(a, b)
+        assert torch.equal(layer.seen, seen)
+        assert float(seen[:3].min()) > 0
+        assert bool(seen.isfinite().all())
 
 
 # --- theory ----------------------------------------------------------------------------------------------------------
@@ -543,18 +633,36 @@ def test_resuming_is_exact(rounding: str) -> None:
     assert rows[-1]["loss"] < rows[1]["loss"]
 
 
+def test_rows_say_what_saturated_and_the_scales() -> None:
+    section = replace(FP8, forward=Accumulator(bits=6, chunk=8, exponent_bits=4), grad_weight=Accumulator(bits=6, exponent_bits=8))
+    recipe = small(chunked_accumulation=section)
+    rows = [row for row in assert_resumes_exactly_at_every_step(recipe) if "loss" in row]
+    for row in rows:
+        assert row["chunked_saturated_forward"] > 0
+        assert "chunked_saturated_grad_weight" not in row
+        for kind in ("inputs", "weights", "gradients"):
+            low, high = row[f"chunked_log2_scale_min_{kind}"], row[f"chunked_log2_scale_max_{kind}"]
+            assert low == int(low) <= high == int(high)
+    plain = small(chunked_accumulation=replace(FP8, operands="bf16", gradient_operands="bf16"))
+    data = RandomTokens(plain.model.seq_len)
+    state = fresh(plain)
+    (record, *_) = train(state, plain, data, torch.stack([data.window(10**6)]))  # type: ignore[arg-type]
+    assert not [name for name in read_records(state, plain, [record])[0] if name.startswith("chunked_")]
+
+
 OTHERS = {
     "seq_len_warmup": SeqLenWarmup(start=8, steps=4),
     "batch_size_warmup": BatchSizeWarmup(start=2, increment=1, sequences=8),
     "progressive_layer_drop": ProgressiveLayerDrop(theta=0.5, steps=0),
     "simigrad": SimiGrad(target=0.2, min_batch_size=2, max_batch_size=8, quantum=2),
+    "optim": Optim(name="muon", lr=1e-2, muon_lr=1e-2, warmup_steps=2),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_with_each_other_method_it_trains_and_resumes(other: str) -> None:
     section = replace(FP8, rounding="stochastic")
-    recipe = small(chunked_accumulation=section, **{other: OTHERS[other]})
+    recipe = replace(small(chunked_accumulation=section), **{other: OTHERS[other]})
     rows = assert_resumes_exactly_at_every_step(recipe)
     assert all(math.isfinite(row["loss"]) for row in rows[1:])
 
@@ -615,7 +723,7 @@ def test_an_overflow_names_its_layer_and_role(role: str) -> None:
         ({"forward": {"bits": 24}}, ["bits", "at most 23"]),
         ({"grad_weight": {"chunk": -1}}, ["chunk", "at least 0"]),
         ({"forward": {"fast_accumulation": True}}, ["fast_accumulation", "hardware"]),
-        ({"fidelity": "hardware", "operands": "fp8_e4m3", "forward": {"bits": 9}}, ["cannot choose bits and chunk, given in forward"]),
+        ({"fidelity": "hardware", "operands": "fp8_e4m3", "forward": {"bits": 9}}, ["cannot choose bits, chunk and exponent_bits, given in forward"]),
         ({"fidelity": "hardware"}, ["operands", "fp8_e4m3", "gradient_operands"]),
         ({"fidelity": "hardware", "operands": "fp8_e4m3", "rounding": "stochastic"}, ["rounding", "emulated only"]),
         ({"operands": "fp8"}, ["operands", "fp8_e4m3"]),

@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
+from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.gradient import build_model, build_optimizer
@@ -109,6 +112,22 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None
     assert sum(row["flops"] for row in rows[1:]) == pytest.approx(state.progress.flops)
     assert state.progress.tokens == 24 * 64 and state.progress.windows == 24 * 4
     assert warnings == []
+
+
+def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> None:
+    section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(bits=4, exponent_bits=6), grad_weight=Accumulator(bits=4))
+    recipe = replace(RECIPE, chunked_accumulation=section)
+    state = fresh(recipe)
+    rows, growths, _ = run(state, windows, recipe)
+    linear = [layer for layer in state.model.h.modules() if isinstance(layer, nn.Linear)]
+    assert len(linear) == 2 * 4 and all(isinstance(layer, NarrowLinear) for layer in linear)
+    assert all("chunked_saturated_forward" in row for row in rows[1:])
+    assert rows[-1]["loss"] < rows[1]["loss"]
+    # the loss is kept as far as such sums keep it, and what moved is said
+    for growth in growths:
+        assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=0.02)
+        moved = abs(growth.val_loss_after - growth.val_loss_before)
+        assert ("warning" in growth_message(growth)) == (moved > 1e-3)
 
 
 @pytest.mark.parametrize("moments", ["ema", "paper", "reset"])
