@@ -21,7 +21,7 @@ from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import human, quantity
-from efftrain_cli.compare.reading import AXES, RunNumbers
+from efftrain_cli.compare.reading import AXES, SITE, RunNumbers, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,6 +75,7 @@ def plots_of(comparison: Comparison) -> list[Plot]:
         ("grad_norm", "Gradient norm before clipping", "gradient norm"),
         ("loss_ratio", "Loss ratio", "loss / lowest loss so far"),
         ("adam_sqrt_v_max", "Largest Adam sqrt(v)", "max sqrt(v)"),
+        ("standardization_loss", "Divergence of activations from N(0, 1), mean over sites", "nats per channel"),
     ):
         if any(name in run.series for run in comparison.runs):
             plots.append(
@@ -84,7 +85,42 @@ def plots_of(comparison: Comparison) -> list[Plot]:
                     lambda axes, hover, name=name, label=label: _draw_series(axes, comparison, name, label, hover),
                 )
             )
+    for group in comparison.groups:
+        run = next((run for run in group.runs if sites_of(run)), None)
+        if run is not None:
+            letter = comparison.letter(group)
+            title = f"Divergence from N(0, 1) by site: {letter}, seed {run.seed}"
+            plots.append(Plot(f"sites-{letter}", title, lambda axes, hover, run=run: _draw_sites(axes, run, hover)))
     return plots
+
+
+def sites_of(run: RunNumbers) -> dict[str, Series]:
+    """The run's divergence from N(0, 1) over its tokens, by site; empty without the standardization loss."""
+    return {name.removeprefix(SITE): series for name, series in run.series.items() if name.startswith(SITE)}
+
+
+def _draw_sites(axes: Axes, run: RunNumbers, hover: Hover) -> None:
+    """A line per site: the colour is the kind of activation, a paler line stands earlier in the network."""
+    sites = sites_of(run)
+    kinds = list(dict.fromkeys(_kind_of(site) for site in sites))
+    for kind in kinds:
+        same = [(site, series) for site, series in sites.items() if _kind_of(site) == kind]
+        for number, (site, series) in enumerate(same):
+            depth = (number + 1) / len(same)
+            label = f"{kind} (paler: earlier blocks)" if depth == 1 and len(same) > 1 else kind if depth == 1 else None
+            colour = COLOURS[kinds.index(kind) % len(COLOURS)]
+            axes.plot(series.tokens, series.values, color=colour, alpha=0.25 + 0.75 * depth, linewidth=1.3, label=label)
+            for x, y in zip(*_thin(series.tokens, series.values, 60), strict=True):
+                hover.append((float(x), float(y), f"{site} at {human(x)} tokens: {y:.4g} nats per channel"))
+    axes.set_yscale("log")
+    axes.set_xlabel(AXIS_LABELS["tokens"])
+    axes.set_ylabel("nats per channel")
+    _count_axis(axes)
+
+
+def _kind_of(site: str) -> str:
+    """"h.3.mlp.c_fc" -> "mlp.c_fc"."""
+    return site.split(".", 2)[-1]
 
 
 def style_of(comparison: Comparison, group: Group) -> dict[str, object]:
@@ -223,7 +259,7 @@ def _draw_series(axes: Axes, comparison: Comparison, name: str, label: str, hove
         style = style_of(comparison, group)
         runs = [run for run in group.runs if name in run.series]
         # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
-        measured = name in ("loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max") or _seeds_differ(runs, name)
+        measured = name in ("loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max", "standardization_loss") or _seeds_differ(runs, name)
         for i, run in enumerate(runs if measured else runs[:1]):
             series = run.series[name]
             x, y = _thin(series.tokens, series.values, most)

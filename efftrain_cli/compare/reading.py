@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.file import flatten
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.run.rows import Rows, RunDirectory, read_rows, read_run
@@ -38,6 +39,8 @@ COLUMNS = (
     "grad_norm",
     "cpu_seconds",
 )
+SITE = "std_kl_"
+"""Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
 POINTS = 400
 """Points that a curve of the report keeps; of more steps the extreme or the mean of each stretch is shown."""
 AXES = {"tokens": "tokens", "flops": "total_flops", "seconds": "train_seconds"}
@@ -139,7 +142,7 @@ def read_numbers(path: Path) -> RunNumbers:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    rows = read_rows(path, COLUMNS) if (path / "metrics.jsonl").exists() else _no_rows()
+    rows = read_rows(path, (*COLUMNS, *_site_columns(run.recipe))) if (path / "metrics.jsonl").exists() else _no_rows()
     columns = dict(rows.columns)
     status = status_of(run, rows)
     marks = _marks(run, rows, status, int(_last(columns["step"])))
@@ -324,9 +327,19 @@ def _wall(columns: dict[str, np.ndarray]) -> float | None:
     return float(sum(wall[there & (segment == each)].max(initial=0.0) for each in np.unique(segment)))
 
 
+def _site_columns(recipe: dict[str, Any]) -> tuple[str, ...]:
+    """Columns of the standardization loss that the rows of a recipe have."""
+    section, layers = recipe.get("standardization_loss"), recipe.get("model", {}).get("n_layer")
+    if not isinstance(section, dict) or not isinstance(layers, int):
+        return ()
+    sites = StandardizationLoss(weight=0.0, sites=section.get("sites", "preact")).sites_of(layers)
+    return ("standardization_loss", *(f"{SITE}{site}" for site in sites))
+
+
 def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
     series = {}
-    for name in ("seq_len", "batch_size", "lr", "loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max"):
+    sites = [name for name in columns if name == "standardization_loss" or name.startswith(SITE)]
+    for name in ("seq_len", "batch_size", "lr", "loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max", *sites):
         there = np.isfinite(columns[name])
         if there.any():
             extreme = name in ("grad_norm", "loss_ratio", "adam_sqrt_v_max")

@@ -137,6 +137,8 @@ def _identity_layer(part: str, like: Tensor) -> Tensor:
     """
     import torch
 
+    if part.endswith("_affine.weight"):
+        return torch.ones_like(like)
     if like.dim() == 1:
         return torch.zeros_like(like)
     if part == "attn.c_attn.weight":
@@ -192,7 +194,7 @@ def grow_depth(
                     value = state.parameters[old]
                     if inserted and mode == "identity":
                         value = _identity_layer(part, value)
-                    elif inserted and mode == "zero_out_proj" and ".c_proj." in part:
+                    elif inserted and mode == "zero_out_proj" and (".c_proj." in part or part.endswith("c_proj_affine.bias")):
                         value = torch.zeros_like(value)
                     parameters[new] = value.clone()
                     fresh = inserted and (mode == "zero_out_proj" or (mode == "identity" and moments == "paper"))

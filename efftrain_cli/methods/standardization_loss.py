@@ -130,8 +130,9 @@ class StandardizationLoss(Method):
         model = recipe.model
         lam = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model.n_layer, model.n_embd):.3g}" if self.moments == "channel" else ""
         per = "each micro-batch of train.micro_batch_tokens, a setting of this method" if self.moments == "channel" else "each token"
+        stays = " The scale and shift before the head stay after training: its matrix is the embedding too." if "ln_f" in self.affine_names() else ""
         return [
-            f"The standardization loss at {len(self.sites_of(model.n_layer))} sites is averaged with weight {self.weight:g}{lam}. Moments are of {per}."
+            f"The standardization loss at {len(self.sites_of(model.n_layer))} sites is averaged with weight {self.weight:g}{lam}. Moments are of {per}.{stays}"
         ]
 
     # --- what it computes ---

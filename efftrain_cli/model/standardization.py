@@ -1,14 +1,18 @@
-"""How far activations are from standard normal: Collins, Balle, Shlens 2019, arXiv 1903.00925, section 2.
+"""How far activations are from standard normal, and models whose scales and shifts have been folded away: Collins, Balle, Shlens 2019,
+arXiv 1903.00925, section 2.
 
 The divergence of N(mu, v) from N(0, 1) is (mu^2 + v - log v - 1) / 2 nats.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
+
+from efftrain_cli.model.gpt import GPT, Affine, Block
 
 Moments = Literal["channel", "token"]
 
@@ -49,3 +53,35 @@ def standardization_loss(x: Tensor, moments: Moments = "channel", eps: float = 0
     if skip_first:
         x = x[..., 1:, :]
     return _Divergence.apply(x.flatten(0, -2), 0 if moments == "channel" else -1, eps)  # type: ignore[return-value]
+
+
+def folded(model: GPT) -> GPT:
+    """A model that computes the same to rounding, whose scales and shifts are part of the neighbouring matrices: y = (W x + b) g + s has
+    the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What follows the last block stays as it is: the matrix after it is the
+    embedding too. `model` stays as it is, and is returned itself where there is nothing to fold."""
+    kept = tuple(name for name in model.config.affine if name == "ln_f")
+    if kept == model.config.affine:
+        return model
+    dtype = model.wte.weight.dtype
+    plain = GPT(replace(model.config, affine=kept)).to(model.device, dtype)
+    plain.residual_dtype = model.residual_dtype
+    plain.train(model.training)
+    weights = model.state_dict()
+    for number, module in enumerate(model.h):
+        block = cast(Block, module)
+        for norm, name, layer, affine in (
+            (block.ln_1, "attn.c_attn", block.attn.c_attn, block.attn.c_attn_affine),
+            (None, "attn.c_proj", block.attn.c_proj, block.attn.c_proj_affine),
+            (block.ln_2, "mlp.c_fc", block.mlp.c_fc, block.mlp.c_fc_affine),
+            (None, "mlp.c_proj", block.mlp.c_proj, block.mlp.c_proj_affine),
+        ):
+            matrix, bias = layer.weight.detach().double(), layer.bias.detach().double()
+            if isinstance(norm, Affine):
+                bias = bias + matrix @ norm.bias.detach().double()
+                matrix = matrix * norm.weight.detach().double()
+            if isinstance(affine, Affine):
+                scale = affine.weight.detach().double()
+                matrix, bias = scale[:, None] * matrix, scale * bias + affine.bias.detach().double()
+            weights[f"h.{number}.{name}.weight"], weights[f"h.{number}.{name}.bias"] = matrix.to(dtype), bias.to(dtype)
+    plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
+    return plain

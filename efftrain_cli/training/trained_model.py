@@ -11,6 +11,7 @@ import torch
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.standardization import folded
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
@@ -49,7 +50,7 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
     # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products add in fp32.
     model = build_model(replace(recipe, chunked_accumulation=None), tokenizer.vocab_size, device, progress.stage)
     _load_weights(model, path / "model.safetensors")
-    model.eval()
+    model = folded(model).eval()
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     return TrainedModel(
         run=run,
