@@ -63,6 +63,7 @@ from efftrain_cli.training.session import (
     prepare_session,
     probe,
 )
+from efftrain_cli.training.sharding import REWIND, shards
 from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
 
@@ -296,7 +297,8 @@ def _train(
     steps = None if "steps" in recipe.varies else summary.steps
     try:
         with memory_errors(recipe, summary):
-            if with_probe and summary.steps > state.progress.step:  # else only an evaluation is left
+            # Else only an evaluation is left, or the whole model is on no device.
+            if with_probe and summary.steps > state.progress.step and not shards(recipe, session.ranks):
                 _show_time(console, session, state, summary)
             console.print()
             lead(run.path, state, session, until)
@@ -314,8 +316,11 @@ def _train(
                         if rewound is None:
                             raise
                         screen.say(f"{error}\nrewound to step {rewound.progress.step}; the batches up to there are skipped")
-                        state = rewound
-                        session.ranks.rewind()
+                        diverged, state = state, rewound
+                        if diverged.shards is None:
+                            session.ranks.rewind()
+                        else:
+                            diverged.shards.lead(REWIND)
                         lead(run.path, state, session, until, attempt)
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
@@ -363,7 +368,8 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
     before = state.progress
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
     ranks = session.ranks
-    devices = str(session.device) if ranks.alone else f"{ranks.world_size} x {session.device.type}"
+    sharded = " (sharded)" if shards(recipe, ranks) else ""
+    devices = str(session.device) if ranks.alone else f"{ranks.world_size} x {session.device.type}{sharded}"
     lines = [
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "

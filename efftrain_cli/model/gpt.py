@@ -208,6 +208,8 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.seq_len, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = _norm(config, "ln_f")
+        self.lockstep = False
+        """Several ranks make each call of `loss_sum` together, because each keeps a share of the weights."""
         self.narrow_head: NarrowHead | None = None
         """Computes the product with the vocabulary in an accumulator of its choice; None: as PyTorch does."""
         self.residual_dtype = torch.float32

@@ -69,6 +69,23 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    if recipe.parallel is not None and recipe.parallel.strategy == "shard":
+        unable = {
+            "parallel.lanes": lanes is not None,
+            'optim.name = "muon"': recipe.optim.name == "muon",
+            "progressive_layer_drop": recipe.progressive_layer_drop is not None,
+            "simigrad": recipe.simigrad is not None,
+            "chunked_accumulation": recipe.chunked_accumulation is not None,
+            "stages": bool(recipe.stages),
+            "ouroboros": recipe.ouroboros is not None,
+            "standardization_loss": recipe.standardization_loss is not None,
+            'train.compile = "on"': recipe.train.compile == "on",
+            "eval.sample": recipe.eval.sample is not None,
+            "eval.positions": recipe.eval.positions,
+        }
+        if found := [name for name, there in unable.items() if there]:
+            yield "parallel.strategy", f'"shard" works without {", ".join(found)}: take out {"it" if len(found) == 1 else "them"}, or replicate'
+        return
     if lanes is None:
         return
     smallest = min((m.batch_bounds(recipe.train.batch_size)[0] for m in recipe.methods.values()), default=recipe.train.batch_size)

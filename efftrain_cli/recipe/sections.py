@@ -160,8 +160,11 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Parallel:
-    """Training on several devices, each of which holds the whole model."""
+    """Training on several devices."""
 
+    strategy: Literal["replicate", "shard"] = "replicate"
+    """"replicate": every device holds the whole model. "shard": each holds a share of weights, gradients and moments, and gathers
+    a block's weights when it computes it; for models that do not fit otherwise, at the price of more traffic."""
     lanes: int | None = Field(default=None, ge=2)
     """Parts of a step whose gradients are added up in a fixed tree, so that results are the same, bit for bit, on every number
     of devices that divides it: a power of two. Without it, results on another number of devices differ by rounding; with layer

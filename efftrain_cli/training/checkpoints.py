@@ -35,6 +35,7 @@ from efftrain_cli.training.state import (
     nonfinite_tensors,
     progress_to_json,
     read_checkpoint,
+    whole_tensors,
     write_checkpoint,
 )
 
@@ -56,14 +57,15 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     path = checkpoint_path(run.path, state.progress.step)
     if path in run.verified:
         return 0.0
-    wrong = nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors(), **state.method_tensors})
+    whole = whole_tensors(state)
+    wrong = nonfinite_tensors({**whole[0], **whole[1], **state.method_tensors})
     if wrong:
         raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")
     try:
         if os.path.lexists(path):  # damaged, of a past that was left, or nothing of ours: it must not stand for this state
             run.set_aside(path)
         run.sync()
-        write_checkpoint(path, state, dump_recipe(recipe))
+        write_checkpoint(path, state, dump_recipe(recipe), whole)
     except OSError as error:
         raise _not_saved(path, run, state, recipe, error) from None
     run.verified.add(path)

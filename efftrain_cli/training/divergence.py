@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NoReturn
 
@@ -36,9 +37,11 @@ def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRe
     # Where the weights were not finite before the step, its gradient says nothing, and there is nothing to save.
     if wrong := nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors()}):
         raise_unsound(run, state, session, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not")
-    loss, norms = gradient_norms_by_layer(state, session, plan)
+    # A share of the model can compute nothing by itself.
+    alone = state.shards is None
+    loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
     bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
-    overflow = narrow_overflow(state, session, plan)
+    overflow = narrow_overflow(state, session, plan) if alone else None
     run.event(
         "diverged",
         {
@@ -63,6 +66,8 @@ def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRe
         where = f"the {overflow['role']} sums of {overflow['layer']} overflow: finite operands, infinite result"
     elif bad:
         where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
+    elif not alone:
+        where = "of a sharded model: no layer is named"
     elif finite_or_none(loss) is None:
         where = "the loss"
     else:

@@ -19,6 +19,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.ranks import Ranks, Rewinding
 from efftrain_cli.training.session import Session, choose_device, fresh_state, prepare_session
+from efftrain_cli.training.sharding import END, shard_state
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import TrainState, model_tensors, progress_from_json, progress_to_json
 
@@ -83,6 +84,7 @@ def lead(run: Path, state: TrainState, session: Session, until: int | None, atte
     if not attempt:
         ranks.check_alike(_facts(session))
     _share(ranks, state)
+    shard_state(state, session.recipe, ranks, session.device)
 
 
 def follow(device: str, ranks: Ranks) -> None:
@@ -136,9 +138,17 @@ def _train_along(heard: Mapping[str, Any], session: Session) -> None:
     for name, (shape, dtype) in heard["method_tensors"].items():
         state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=session.device)
     _share(ranks, state)
+    shard_state(state, recipe, ranks, session.device)
     with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, until)):
-        for _ in train_stages(state, recipe, session.train_data, session.val_windows, until, ranks):
-            pass
+        try:
+            for _ in train_stages(state, recipe, session.train_data, session.val_windows, until, ranks):
+                pass
+        except Stop:
+            if state.shards is not None:
+                state.shards.serve(state, END)
+            raise
+        if state.shards is not None:
+            state.shards.serve(state, END)
         ranks.end(state.progress.step)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.methods.simigrad import accumulate_by_halves
@@ -82,10 +82,11 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     return model
 
 
-def build_optimizer(recipe: Recipe, model: GPT) -> Optimizer:
-    """The recipe's optimizer over `model`, which may be that of any stage."""
+def build_optimizer(recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Parameter] | None = None) -> Optimizer:
+    """The recipe's optimizer over `model`, which may be that of any stage; over `parameters`, by the model's names, where they are a
+    share of it."""
     optim = recipe.optim
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) if parameters is None else parameters
     kinds = model.parameter_kinds()
     if optim.name == "muon":
         assert optim.muon_lr is not None  # a rule of the recipe
@@ -110,7 +111,7 @@ def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ran
     """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes first: it
     alone is the logged loss, and what divergence and comparisons read."""
     dtype = compute_dtype(recipe.train.dtype, device)
-    compiled = compiles(recipe, device)
+    compiled = compiles(recipe, device) and not model.lockstep
     by_blocks = compiled and compiles_blocks(recipe, len(model.h))
     recompute = checkpoints_activations(
         recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=ranks.world_size
@@ -126,6 +127,8 @@ def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ran
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
     ) -> dict[str, Tensor]:
         with autocast(dtype, device):
+            if model.lockstep:
+                return {"ce": model.loss_sum(tokens, targets, gates, scales, recompute)}
             terms: list[Tensor] = []
             x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block, terms)
             losses = {"ce": parts.head_loss_sum(x, targets)}
@@ -191,11 +194,15 @@ def build_forward_backward(
             sums: dict[str, Tensor] = {}
             for number, tokens, targets in micro_batches:
                 ranks.enter(phase)
+                weight = 1.0
+                if not len(tokens):  # this rank has none left, and the others cannot compute theirs without it
+                    tokens = targets = tokens.new_zeros(1, plan.seq_len)
+                    weight = 0.0
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
                     shares = {
-                        name: loss / plan.tokens
+                        name: weight * loss / plan.tokens if model.lockstep else loss / plan.tokens
                         for name, loss in objective(tokens, targets, gates[number], scales).items()
                     }
                     minimized = shares["ce"]
@@ -216,17 +223,18 @@ def build_forward_backward(
             if not agreed:
                 ranks.go_on(plan.step)
                 agreed = True
-            if layer_drop is not None or not ranks.alone:
+            if layer_drop is not None or not (ranks.alone or model.lockstep):
                 fill_gradients(parameters)
             if not ranks.alone:
                 # A rank without one of the terms must still take part in its sum.
                 sums = {name: sums[name] if name in sums else zero.clone() for name, zero in nothing.items()}
-                everything = [*(p.grad for p in parameters if p.grad is not None), *sums.values()]
+                gradients = [] if model.lockstep else [p.grad for p in parameters if p.grad is not None]  # added up already
+                everything = [*gradients, *sums.values()]
                 (ranks.add_up if lanes is None else ranks.add_up_by_pairs)(everything)
             for name, share in sums.items():
                 losses[name] = losses[name] + share if name in losses else share
 
-        micro_batches = cut(batch, plan, ranks)
+        micro_batches = cut(batch, plan, ranks, model.lockstep)
         dots, step = None, None
         if plan.measure_similarity:
             dots = accumulate_by_halves(accumulate, micro_batches, parameters, plan)
@@ -297,12 +305,12 @@ def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
     return torch.cat([everyone[:, : Seen.LARGEST].sum(0), everyone[:, Seen.LARGEST :].amax(0)])
 
 
-def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> list[MicroBatch]:
-    """The micro-batches of a step that are this rank's, numbered in the whole step; empty ones are left out."""
+def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = False) -> list[MicroBatch]:
+    """The micro-batches of a step that are this rank's, numbered in the whole step; empty ones are left out unless asked for."""
     first, last = (plan.accumulation_steps * r // ranks.world_size for r in (ranks.rank, ranks.rank + 1))
     sizes = [plan.sequences_of(number) for number in range(first, last)]
     parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
-    return [MicroBatch(number, *part) for number, part in enumerate(parts, first) if part[0].numel()]
+    return [MicroBatch(number, *part) for number, part in enumerate(parts, first) if keep_empty or part[0].numel()]
 
 
 def lanes_of(ranks: Ranks, lanes: int) -> range:

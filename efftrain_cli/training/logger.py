@@ -17,6 +17,7 @@ from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session
+from efftrain_cli.training.sharding import END
 from efftrain_cli.training.stages import GrowthRecord, growth_message, symmetry_warning, train_stages
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trained_model import load_run_tokenizer
@@ -216,10 +217,18 @@ def train_and_log(
                 if (warning := symmetry_warning(session.recipe, state)) is not None:
                     run.event("symmetry", {"step": state.progress.step, "warning": warning})
                     screen.say(f"warning: {warning}")
-    except (Stop, LostProcessError):
+    except LostProcessError:
+        if state.shards is None:  # else a part of the state is lost with the process
+            stop()
+        raise
+    except Stop:
         stop()
+        if state.shards is not None:
+            state.shards.lead(END)
         raise
     book.save()
+    if state.shards is not None:
+        state.shards.lead(END)
     session.ranks.end(state.progress.step)
     session.ranks.enter("end")
     return book.val_loss

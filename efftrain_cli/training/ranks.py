@@ -174,6 +174,23 @@ class Ranks:
                     _scatter(flat + theirs, bucket)  # a + b = b + a: only the shape of the tree counts
             distance *= 2
 
+    def largest(self, tensor: Tensor) -> None:
+        """Replaces the tensor by its elementwise maximum over the ranks, in place."""
+        self._carry(lambda dist: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, all of one shape, on rank 0; nothing on the others."""
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)] if self.rank == 0 else None
+        self._carry(lambda dist: dist.gather(tensor, parts))
+        return parts or []
+
+    def order(self, number: int = 0) -> int:
+        """What rank 0 says comes next; it gives the `number`."""
+        self.enter("exchange" if self.rank else self.phase)
+        said = torch.tensor([number])
+        self._carry(lambda dist: dist.broadcast(said, src=0))
+        return int(said)
+
     def share(self, tensors: Mapping[str, Tensor]) -> None:
         """Gives every rank the values of rank 0, in place, in the order of the names."""
         for name in sorted(tensors):
@@ -239,10 +256,22 @@ class Ranks:
         """
         import torch.distributed as dist
 
-        try:
+        with self.carrying():
             work(dist)
+
+    @contextmanager
+    def carrying(self, words: tuple[str, ...] = ("",)) -> Iterator[None]:
+        """Work that needs the other ranks. `words` tell the errors of a lost connection from others.
+
+        Raises:
+            LostProcessError: another rank has ended.
+        """
+        try:
+            yield
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+                raise
+            if not any(word in str(error) for word in words):
                 raise
             if self.watch is not None and self.watch.verdict is not None:
                 raise HungError(self.watch.verdict) from error
@@ -250,6 +279,8 @@ class Ranks:
 
 
 ALONE = Ranks()
+CONNECTION = ("onnection", "gloo", "NCCL")
+"""Words in the errors of a lost connection, where other things may fail too."""
 _FACTS = 4096
 """Bytes in which a rank says its facts."""
 

@@ -32,6 +32,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer, compute_dtype
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training.sharding import shards
 from efftrain_cli.training.state import TrainState
 
 
@@ -114,12 +115,14 @@ def fresh_state(session: Session, stage: int = 0) -> TrainState:
     Raises:
         OutOfMemoryError: the model alone does not fit the device or the host.
     """
-    with building_errors(session.recipe, session.corpus.vocab_size, session.device, stage):
-        model = build_model(session.recipe, session.corpus.vocab_size, session.device, stage)
+    # A model to be sharded may not fit a device as a whole.
+    device = torch.device("cpu") if shards(session.recipe, session.ranks) else session.device
+    with building_errors(session.recipe, session.corpus.vocab_size, device, stage):
+        model = build_model(session.recipe, session.corpus.vocab_size, device, stage)
         return TrainState(
             model=model,
             optimizer=build_optimizer(session.recipe, model),
-            nonfinite=torch.zeros((), device=session.device),
+            nonfinite=torch.zeros((), device=device),
         )
 
 

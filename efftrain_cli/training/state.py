@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from efftrain_cli.plan.step import Progress
 from efftrain_cli.run.manifest import MANIFEST, SCHEMA_VERSION, verify_checkpoint, write_manifest
 from efftrain_cli.training.tensor_file import sha256_of_pieces, tensor_pieces, write_pieces
 
+if TYPE_CHECKING:
+    from efftrain_cli.training.sharding import Shards
+
 __all__ = [
     "MANIFEST",
     "TrainState",
@@ -35,6 +39,7 @@ __all__ = [
     "progress_to_json",
     "read_checkpoint",
     "verify_checkpoint",
+    "whole_tensors",
     "write_checkpoint",
 ]
 
@@ -50,10 +55,14 @@ class TrainState:
     """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
     method_tensors: dict[str, Tensor] = field(default_factory=dict)
     """Named tensors of a method that needs any beyond model and optimizer."""
+    shards: Shards | None = None
+    """Where this rank keeps only a share of model and optimizer."""
 
 
 def model_tensors(state: TrainState) -> dict[str, Tensor]:
-    """The parameters by name; the tied head is not listed twice."""
+    """The parameters by name, this rank's share of each; the tied head is not listed twice."""
+    if state.shards is not None:
+        return {name: parameter.detach() for name, parameter in state.shards.local.items()}
     return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
 
 
@@ -122,8 +131,18 @@ def _as_tuples(value: object) -> object:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> None:
-    """Writes the state as `directory`, whole or not at all.
+def whole_tensors(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(model tensors, optimizer tensors); of shards gathered, on rank 0."""
+    return (model_tensors(state), state.optimizer.tensors()) if state.shards is None else state.shards.whole(state)
+
+
+def write_checkpoint(
+    directory: Path,
+    state: TrainState,
+    recipe_toml: str,
+    tensors: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None,
+) -> None:
+    """Writes the state as `directory`, whole or not at all. `tensors` are its `whole_tensors`, where they are there already.
 
     Raises:
         OSError: the disk is full or not writable; nothing is left behind then.
@@ -136,7 +155,8 @@ def write_checkpoint(directory: Path, state: TrainState, recipe_toml: str) -> No
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
     # The largest first: its hash, the longest of all work here, then goes on beside everything else.
-    files = {"optimizer.safetensors": state.optimizer.tensors(), "model.safetensors": model_tensors(state)}
+    model, optimizer = whole_tensors(state) if tensors is None else tensors
+    files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
     if state.method_tensors:
         files["method.safetensors"] = state.method_tensors
     texts = {

@@ -36,7 +36,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiles, freeze_objects, micro_batch_shapes
 from efftrain_cli.training.gradient import autocast, build_forward_backward, compute_dtype
 from efftrain_cli.training.positions import loss_by_position
-from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training.ranks import ALONE, CONNECTION, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
 
@@ -74,9 +74,14 @@ def evaluate(
     chunks = windows.split(max(1, micro_batch_tokens // seq_len))
     sums = torch.zeros(len(chunks), device=device)
     with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
-        for number in range(ranks.rank, len(chunks), ranks.world_size):
-            chunk = chunks[number].to(device, non_blocking=True)
-            sums[number] = model.loss_sum(chunk[:, :-1], chunk[:, 1:])
+        for first in range(0, len(chunks), ranks.world_size):
+            number = first + ranks.rank
+            if number >= len(chunks) and not model.lockstep:
+                break
+            chunk = chunks[min(number, len(chunks) - 1)].to(device, non_blocking=True)
+            loss = model.loss_sum(chunk[:, :-1], chunk[:, 1:])
+            if number < len(chunks):
+                sums[number] = loss
     ranks.add_up([sums])
     total = torch.zeros((), device=device)
     for chunk_sum in sums:  # one after the other: the order decides the last bits
@@ -112,7 +117,7 @@ def train(
     def evaluated(record: StepRecord) -> tuple[StepRecord, Tensor]:
         ranks.enter("evaluate", state.progress.step)
         watch, positions = Stopwatch(device), None
-        with _interruptible(ranks):
+        with _interruptible(ranks), _together(state, ranks):
             loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
             if recipe.eval.positions:
                 positions = loss_by_position(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
@@ -133,6 +138,8 @@ def train(
         and (until is None or state.progress.step < until)
         and not stage_ended(recipe, state.progress)
     ):
+        if state.shards is not None:
+            state.shards.next_step(state)
         plan = plan_step(recipe, state.progress, ranks.world_size)
         ranks.exchanged()  # of an evaluation, which is not this step's
         new_shapes = micro_batch_shapes(plan) - shapes
@@ -141,7 +148,7 @@ def train(
         # A new shape may have to be compiled, while the device is still busy with earlier steps.
         training, compiled = Stopwatch(device, idle=may_compile and bool(new_shapes)), compile_seconds()
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
-        with _interruptible(ranks, rescuable=True):
+        with _interruptible(ranks, rescuable=True), _together(state, ranks):
             batch = ahead[1] if ahead is not None and ahead[0] == plan else batch_of(plan)
             result = forward_backward(batch, plan)
             ranks.enter("data")
@@ -154,7 +161,10 @@ def train(
         if result.method_tensors is not None:
             state.method_tensors.clear()
             state.method_tensors.update(result.method_tensors)
-        measures = {"grad_norm": grad_norm, **state.optimizer.measures(), "nonfinite": state.nonfinite}
+        measures = state.optimizer.measures()
+        if state.shards is not None:
+            measures = state.shards.measures(measures)
+        measures = {"grad_norm": grad_norm, **measures, "nonfinite": state.nonfinite}
         result = result._replace(scalars={**result.scalars, **measures})
         state.progress = progress
         training.stop()
@@ -190,22 +200,33 @@ def _interruptible(ranks: Ranks, rescuable: bool = False) -> AbstractContextMana
     return interruptible(rescuable) if ranks.alone else nullcontext()
 
 
+def _together(state: TrainState, ranks: Ranks) -> AbstractContextManager[None]:
+    """Work in which every rank needs the others' shares of the weights."""
+    return nullcontext() if state.shards is None else ranks.carrying(CONNECTION)
+
+
 def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_norm: Tensor | None = None) -> Tensor:
-    """Unless their norm is given, for they are clipped then, clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr` and
-    drops them. Returns their norm before clipping, 0-d fp32.
+    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr` and
+    drops them. With their norm given, they are clipped already. Returns their norm before clipping, 0-d fp32.
 
     Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
     """
-    if grad_norm is None:
+    clipped = grad_norm is not None
+    if state.shards is None:
         parameters = list(state.model.parameters())
-        grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
+        if grad_norm is None:
+            grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    else:
+        parameters = list(state.shards.local.values())
+        grad_norm = state.shards.norm(state.shards.take_gradients())
+    if grad_clip and not clipped:
+        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
     state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
     with torch.autograd.profiler.record_function("Optimizer.step"):
         state.optimizer.step(lr, found_inf=state.nonfinite)
-    state.model.zero_grad(set_to_none=True)
+    for parameter in parameters:
+        parameter.grad = None
     return grad_norm
 
 

@@ -84,10 +84,10 @@ class Launched:
         return max(int(path.name.removeprefix("step-")) for path in folders)
 
 
-@pytest.mark.parametrize("to", ["launcher", "one rank"])
+@pytest.mark.parametrize("to", ["launcher", "one rank", "one rank, sharded"])
 def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -> None:
     """To the launcher, or to rank 1 alone; then one process goes on where two have stopped."""
-    run = Launched(tmp_path)
+    run = Launched(tmp_path, "--set", f"parallel.strategy={'shard' if 'sharded' in to else 'replicate'}")
     run.wait_for_step(3)
     os.kill(run.process.pid if to == "launcher" else run.rank(1), signal.SIGTERM)
     _, errors = run.process.communicate(timeout=60)
@@ -158,16 +158,20 @@ GPT.embed = faulty
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "message"),
+    ("fault", "code", "message", "strategy"),
     [
-        ("time.sleep(1000)", 1, "the run hangs: no progress of rank 1 (step 5, forward and backward, for "),
-        ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite"),
-        ("raise RuntimeError('DefaultCPUAllocator: not enough memory')", 5, "rank 1: out of memory"),
+        ("time.sleep(1000)", 1, "the run hangs: no progress of rank 1 (step 5, forward and backward, for ", "replicate"),
+        ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite", "replicate"),
+        ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite", "shard"),
+        ("raise RuntimeError('DefaultCPUAllocator: not enough memory')", 5, "rank 1: out of memory", "replicate"),
     ],
 )
-def test_a_fault_of_one_rank_ends_all_with_one_message(tmp_path: Path, fault: str, code: int, message: str) -> None:
+def test_a_fault_of_one_rank_ends_all_with_one_message(
+    tmp_path: Path, fault: str, code: int, message: str, strategy: str
+) -> None:
     """F80."""
-    run = Launched(tmp_path, inject=CALLS.replace("FAULT", fault), EFFTRAIN_HANG_SECONDS="3")
+    args = ("--set", f"parallel.strategy={strategy}")
+    run = Launched(tmp_path, *args, inject=CALLS.replace("FAULT", fault), EFFTRAIN_HANG_SECONDS="3")
     _, errors = run.process.communicate(timeout=120)
     assert run.process.returncode == code, errors
     assert errors.count(message) == 1 and "Traceback" not in errors

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.ranks import Ranks, joined
+from efftrain_cli.training.sharding import END, shard_state
 from efftrain_cli.training.stages import set_stage, train_stages
-from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
+from efftrain_cli.training.state import TrainState, load_tensors, model_tensors, whole_tensors
 from efftrain_cli.training.trainer import StepRecord
 
 CPU = torch.device("cpu")
@@ -57,9 +59,18 @@ CASES = {
 }
 
 
-def recipe_of(folder: Path, text: str, extra: str) -> Recipe:
+SHARDED = {
+    "baseline": "",
+    "length warmup": CASES["length warmup"],
+    # Of one sequence each, so that some ranks have none of 5 left.
+    "batch warmup": "[batch_size_warmup]\nstart = 5\nincrement = 11\nsequences = 20",
+}
+"""Cases that are trained once with the state replicated and once with shares of it."""
+
+
+def recipe_of(folder: Path, text: str, extra: str, micro_batch_tokens: int = 64) -> Recipe:
     """The recipe of a case; `extra` may repeat [optim] to change keys of it."""
-    base = BASE.replace("TEXT", text)
+    base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", f"micro_batch_tokens = {micro_batch_tokens}")
     if extra.startswith("[optim]"):
         base, extra = base.replace("[optim]", extra), ""
     path = folder / "case.toml"
@@ -72,9 +83,20 @@ def fresh(recipe: Recipe, vocab_size: int) -> TrainState:
     return TrainState(model=model, optimizer=build_optimizer(recipe, model))
 
 
-def digest(state: TrainState) -> str:
+def whole(state: TrainState, ranks: Ranks) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Model and optimizer tensors; of shares on rank 0 alone."""
+    if state.shards is None or ranks.rank == 0:
+        tensors = whole_tensors(state)
+        if state.shards is not None:
+            state.shards.lead(END)
+        return tensors
+    state.shards.serve(state, END)
+    return {}, {}
+
+
+def digest(everything: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]) -> str:
     sha = hashlib.sha256()
-    for tensors in (model_tensors(state), state.optimizer.tensors()):
+    for tensors in everything:
         for name in sorted(tensors):
             sha.update(tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
@@ -93,6 +115,10 @@ def main(text: str, out: str) -> None:
                 if lanes and extra.startswith("[optim]"):
                     continue
                 found[name + (" in lanes" if lanes else "")] = case(recipe, ranks)
+        for name, extra in SHARDED.items():
+            for strategy in ("replicate", "shard"):
+                recipe = recipe_of(folder, text, f"{extra}\n[parallel]\nstrategy = '{strategy}'", 32)
+                found[f"{name}, {strategy}"] = case(recipe, ranks)
         if ranks.rank == 0:
             Path(out).write_text(json.dumps(found))
 
@@ -115,29 +141,39 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
                         "batch_size": plan.batch_size,
                         "accumulation_steps": plan.accumulation_steps,
                         "blocks": result.blocks_executed,
+                        "sqrt_v": [float(v) for name, v in sorted(result.scalars.items()) if name.startswith("adam_")],
                         "dots": result.simigrad_dots,
                         "val_loss": None if record.val_loss is None else float(record.val_loss),
                     }
                 )
         return rows
 
-    whole = fresh(recipe, corpus.vocab_size)
-    rows = run(whole, STEPS)
+    undisturbed = fresh(recipe, corpus.vocab_size)
+    shard_state(undisturbed, recipe, ranks, CPU)
+    rows = run(undisturbed, STEPS)
     stopped = fresh(recipe, corpus.vocab_size)
+    shard_state(stopped, recipe, ranks, CPU)
     before = run(stopped, STOP)
     resumed = fresh(recipe, corpus.vocab_size)
     if stopped.progress.stage:
         set_stage(resumed, recipe, stopped.progress.stage)
-    load_tensors(resumed, model_tensors(stopped), stopped.optimizer.tensors())
+    tensors = whole(stopped, ranks)
+    if tensors[0]:
+        load_tensors(resumed, *tensors)
+    if stopped.shards is not None:
+        ranks.share(model_tensors(resumed))
+        ranks.share(resumed.optimizer.tensors())
+    shard_state(resumed, recipe, ranks, CPU)
     resumed.progress = stopped.progress
     after = run(resumed, STEPS)
-    one = next(islice(train_stages(fresh(recipe, corpus.vocab_size), recipe, data, val, 1, ranks), 1, None))
+    alone = replace(recipe, parallel=None) if stopped.shards is not None else recipe
+    one = next(islice(train_stages(fresh(recipe, corpus.vocab_size), alone, data, val, 1, ranks), 1, None))
     shares = [data.batch(one.plan, rank, ranks.world_size).tokens.tolist() for rank in range(ranks.world_size)]
     return {
         "rows": rows,
         "resumed": [*before, *after],
-        "digest": digest(whole),
-        "resumed_digest": digest(resumed),
+        "digest": digest(whole(undisturbed, ranks)),
+        "resumed_digest": digest(whole(resumed, ranks)),
         "batch": [row for share in shares for row in share],
     }
 

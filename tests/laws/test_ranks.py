@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.launch import made_text
-from tests.laws.ranks_run import CASES
+from tests.laws.ranks_run import CASES, SHARDED
 
 pytestmark = pytest.mark.slow
 WORLDS = (1, 2, 4)  # with two, a + b = b + a would hide mistakes of order
@@ -82,7 +82,7 @@ def test_the_first_evaluation_has_the_bits_of_one_process(found: dict[int, dict[
         ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *(f"{case}, shard" for case in SHARDED)])
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_stopping_and_continuing_moves_no_bit(found: dict[int, dict[str, Any]], case: str, world_size: int) -> None:
     result = found[world_size][case]
@@ -104,3 +104,15 @@ def test_simigrad_measures_the_whole_batch(found: dict[int, dict[str, Any]]) -> 
         rows, alone = found[world_size]["simigrad"]["rows"], found[1]["simigrad"]["rows"]
         assert rows[0]["dots"] == pytest.approx(alone[0]["dots"], rel=1e-5)
         assert [row["batch_size"] for row in rows] == [row["batch_size"] for row in alone]
+
+
+@pytest.mark.parametrize("case", SHARDED)
+@pytest.mark.parametrize("world_size", WORLDS[1:])
+def test_shares_of_the_state_give_what_whole_copies_give(found: dict[int, dict[str, Any]], case: str, world_size: int) -> None:
+    have, want = (found[world_size][f"{case}, {strategy}"]["rows"] for strategy in ("shard", "replicate"))
+    assert len(have) == 8 and any(row["grad_norm"] > 1 for row in want)  # clipped
+    for a, b in zip(have, want, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
+        assert a["sqrt_v"] == pytest.approx(b["sqrt_v"], rel=1e-4)
+        assert a["val_loss"] == (None if b["val_loss"] is None else pytest.approx(b["val_loss"], rel=1e-5))
+    assert found[world_size][f"{case}, replicate"]["rows"][0]["accumulation_steps"] % world_size == 0
