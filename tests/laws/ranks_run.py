@@ -68,9 +68,9 @@ SHARDED = {
 """Cases that are trained once with the state replicated and once with shares of it."""
 
 
-def recipe_of(folder: Path, text: str, extra: str, micro_batch_tokens: int = 64) -> Recipe:
+def recipe_of(folder: Path, text: str, extra: str, train: str = "micro_batch_tokens = 64") -> Recipe:
     """The recipe of a case; `extra` may repeat [optim] to change keys of it."""
-    base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", f"micro_batch_tokens = {micro_batch_tokens}")
+    base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", train)
     if extra.startswith("[optim]"):
         base, extra = base.replace("[optim]", extra), ""
     path = folder / "case.toml"
@@ -117,7 +117,10 @@ def main(text: str, out: str) -> None:
                 found[name + (" in lanes" if lanes else "")] = case(recipe, ranks)
         for name, extra in SHARDED.items():
             for strategy in ("replicate", "shard"):
-                recipe = recipe_of(folder, text, f"{extra}\n[parallel]\nstrategy = '{strategy}'", 32)
+                train = "micro_batch_tokens = 32"
+                if name == "length warmup":  # blocks are gathered again where they are computed again
+                    train += "\nactivation_checkpointing = true"
+                recipe = recipe_of(folder, text, f"{extra}\n[parallel]\nstrategy = '{strategy}'", train)
                 found[f"{name}, {strategy}"] = case(recipe, ranks)
         if ranks.rank == 0:
             Path(out).write_text(json.dumps(found))
