@@ -22,6 +22,7 @@ from efftrain_cli.training.gradient import add_lanes
 from efftrain_cli.training.launch import _wait, launch
 from efftrain_cli.training.ranks import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 
+NOTHING = {"ce": torch.zeros(())}
 RECIPE = Recipe(
     model=Model(n_layer=1, n_head=2, n_embd=16, seq_len=16),
     optim=Optim(lr=1e-3),
@@ -101,7 +102,7 @@ def test_lanes_are_added_in_a_balanced_tree() -> None:
         return {"ce": torch.tensor(float(number))}
 
     token = torch.zeros(1, 1, dtype=torch.int64)
-    losses = add_lanes(accumulate, [MicroBatch(i, token, token) for i in range(4)], [parameter], plan, range(4), lanes=4)
+    losses = add_lanes(accumulate, [MicroBatch(i, token, token) for i in range(4)], [parameter], plan, range(4), lanes=4, nothing=NOTHING)
     one_by_one = torch.tensor(0.0)
     for value in values:
         one_by_one += torch.tensor(value)
@@ -122,9 +123,9 @@ def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
 
     token = torch.zeros(1, 1, dtype=torch.int64)
     parts = [MicroBatch(i, token, token) for i in range(5)]
-    assert add_lanes(accumulate, parts, [parameter], plan, range(8), lanes=8)["ce"].item() == 15
+    assert add_lanes(accumulate, parts, [parameter], plan, range(8), lanes=8, nothing=NOTHING)["ce"].item() == 15
     assert parameter.grad.item() == 10
-    assert add_lanes(accumulate, parts[4:], [parameter], plan, range(4, 8), lanes=8)["ce"].item() == 3
+    assert add_lanes(accumulate, parts[4:], [parameter], plan, range(4, 8), lanes=8, nothing=NOTHING)["ce"].item() == 3
 
 
 def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(monkeypatch: pytest.MonkeyPatch) -> None:
