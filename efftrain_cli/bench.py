@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from efftrain_cli.training.gradient import (
     compute_dtype,
 )
 from efftrain_cli.training.memory import peak_resident_bytes
+from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training.sharding import shard_state
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, read_records, train, update
 
@@ -76,11 +78,15 @@ class BenchResult:
     compile_seconds: float
     compiled_graphs: int
     phases: dict[str, float]
-    """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records)."""
+    """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records). On several
+    devices: work, sum (of gradients), exchange (the agreement before it), wait (for the slowest)."""
+    devices: int = 1
 
     @property
     def overhead(self) -> float:
         """Share of a step that is not forward, backward or optimizer."""
+        if self.devices > 1:
+            return 1 - self.phases["work"] / sum(self.phases.values())
         work = self.phases["forward"] + self.phases["backward"] + self.phases["optimizer"]
         return 1 - work / sum(self.phases.values())
 
@@ -107,8 +113,11 @@ def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> Trai
     )
 
 
-def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3, profile: Path | None = None) -> BenchResult:
-    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of half as many.
+def bench(
+    recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3, profile: Path | None = None, ranks: Ranks = ALONE
+) -> BenchResult:
+    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of half as many. Of several ranks, all
+    call it; the times are this one's.
 
     Args:
         profile: where torch.profiler's trace of two whole steps is written, for chrome://tracing.
@@ -129,24 +138,29 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         windows = random_windows(recipe, vocab_size, Path(folder))
         state = started_state(recipe, vocab_size, device)
         model = state.model
-        stepping = train(state, recipe, windows, windows.validation(1))
-        times = []
+        shard_state(state, recipe, ranks, device)
+        stepping = train(state, recipe, windows, windows.validation(1), ranks=ranks)
+        times, rows = [], []
         for i in range(warmup + steps):
             wait_for(device)
             start = time.perf_counter()
-            read_records(state, recipe, [next(stepping)])
+            (row,) = read_records(state, recipe, [next(stepping)])
             wait_for(device)
             if i >= warmup:
                 times.append(time.perf_counter() - start)
+                rows.append(row)
         memory = (
             torch.cuda.max_memory_allocated(device)
             if device.type == "cuda"
             else peak_resident_bytes()
         )
-        phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
+        if ranks.alone:
+            phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
+        else:
+            phases = _shared_phases(times, rows, ranks)
         if profile is not None:
             _profile(stepping, profile, device)
-    plan = plan_step(recipe, state.progress)
+    plan = plan_step(recipe, state.progress, ranks.world_size)
     tokens = plan.batch_size * plan.seq_len
     median = statistics.median(times)
     dtype = compute_dtype(recipe.train.dtype, device)
@@ -172,12 +186,32 @@ def bench(recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3
         tokens_per_second=tokens / median,
         flops_per_token=per_token,
         flops_per_second=per_token * tokens / median,
-        mfu=None if peak is None else per_token * tokens / median / peak,
+        mfu=None if peak is None else per_token * tokens / median / (peak * ranks.world_size),
         peak_memory_bytes=memory,
         compile_seconds=compile_seconds() - compiling,
         compiled_graphs=compiled_graphs() - graphs,
         phases=phases,
+        devices=ranks.world_size,
     )
+
+
+def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks: Ranks) -> dict[str, float]:
+    """Median seconds per step of what the ranks do by themselves, and together. An exchange is timed right after another, when nobody
+    waits for the slowest."""
+    exchanges = []
+    for _ in range(21):
+        start = time.perf_counter()
+        ranks.go_on(0)
+        exchanges.append(time.perf_counter() - start)
+    exchange = statistics.median(exchanges)
+    return {
+        "work": statistics.median(
+            seconds - row["comm_seconds"] - row["wait_seconds"] for seconds, row in zip(times, rows, strict=True)
+        ),
+        "sum": statistics.median(row["comm_seconds"] for row in rows),
+        "exchange": exchange,
+        "wait": statistics.median(max(0.0, row["wait_seconds"] - exchange) for row in rows),
+    }
 
 
 def phase_seconds(

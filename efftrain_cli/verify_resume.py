@@ -21,8 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
+from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.pretrain import start
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.run.directory import checkpoint_path, runs_root
 from efftrain_cli.run.rows import read_counting
@@ -31,43 +32,49 @@ _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 """Endings of the columns that may differ between two equal runs."""
 
 
-def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4) -> list[str]:
+def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4, devices: int = 1) -> list[str]:
     """Compares a run of 2 x `half` steps with one that was stopped after `half` and continued; returns what to print.
 
     Raises:
         CheckpointError: they differ; the message names the first step and the first tensor that do.
         EfftrainError: one of the runs failed.
     """
-    cut = cut_recipe(recipe, half)
+    cut = cut_recipe(recipe, half, devices)
     runs_root().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".verify-resume.", dir=runs_root()) as folder:
         before = os.environ.get("EFFTRAIN_RUNS")
         os.environ["EFFTRAIN_RUNS"] = folder
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                start(cut, recipe_name="cut", name="whole", device=device, steps=2 * half, with_probe=False)
-                start(cut, recipe_name="cut", name="cut", device=device, steps=half, with_probe=False)
+                for name, steps in (("whole", 2 * half), ("cut", half)):
+                    if devices == 1:
+                        start(cut, recipe_name="cut", name=name, device=device, steps=steps, with_probe=False)
+                    else:
+                        path = Path(folder) / "cut.toml"
+                        write_whole(path, dump_recipe(cut))
+                        _pretrain(folder, device, steps, devices, "--recipe", str(path), "--name", name)
         finally:
             os.environ.pop("EFFTRAIN_RUNS")
             if before is not None:
                 os.environ["EFFTRAIN_RUNS"] = before
-        _resume(folder, "cut", device, 2 * half)
+        _pretrain(folder, device, 2 * half, devices, "--resume", "cut")
         rows, tensors = compare_runs(Path(folder) / "whole", Path(folder) / "cut", 2 * half)
         in_flight = (checkpoint_path(Path(folder) / "whole", 2 * half) / "method.safetensors").exists()
     what = "weights, the optimizer's state and what is in flight" if in_flight else "weights and the optimizer's state"
+    on = f" on {devices} devices" if devices > 1 else ""
     return [
         f"recipe cut to {describe_cut(cut, half)}",
-        f"stopped after step {half}, continued in a new process to step {2 * half}",
+        f"stopped after step {half}, continued in a new process to step {2 * half}{on}",
         f"identical: {tensors} tensors ({what}) and {rows} rows, bit for bit",
     ]
 
 
-def cut_recipe(recipe: Recipe, half: int) -> Recipe:
-    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step, and every
-    schedule moved into the first 2 x `half` steps, so that it changes before and after the stop."""
+def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
+    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step (as many as there are devices,
+    where those are more), and every schedule moved into the first 2 x `half` steps, so that it changes before and after the stop."""
     seq_len = recipe.model.seq_len
     sequences = min(2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2))
-    batch_size = 2 * sequences
+    batch_size = max(2, devices) * sequences
     return replace(
         recipe,
         train=replace(recipe.train, batch_size=batch_size, micro_batch_tokens=sequences * seq_len),
@@ -89,9 +96,10 @@ def _schedules_in(recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
 
 def describe_cut(cut: Recipe, half: int) -> str:
     """What was cut, in words."""
-    sequences = cut.train.batch_size // 2
+    sequences = cut.train.micro_batch_tokens // cut.model.seq_len
     schedules = list(_schedules_in(cut, half, cut.train.batch_size))
-    text = f"two micro-batches a step, of {sequences} x {cut.model.seq_len} tokens each, and {2 * half} steps"
+    count = cut.train.batch_size // sequences
+    text = f"{'two' if count == 2 else count} micro-batches a step, of {sequences} x {cut.model.seq_len} tokens each, and {2 * half} steps"
     return text + (f"; {' and '.join(schedules)} moved into them" if schedules else "")
 
 
@@ -128,9 +136,9 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     )
 
 
-def _resume(folder: str, name: str, device: str, steps: int) -> None:
-    """Continues a run of `folder` in a new process."""
-    arguments = ["pretrain", "--resume", name, "--device", device, "--no-probe", "--steps", str(steps)]
+def _pretrain(folder: str, device: str, steps: int, devices: int, *which: str) -> None:
+    """Starts or continues a run of `folder` in new processes."""
+    arguments = ["pretrain", *which, "--device", device, "--no-probe", "--steps", str(steps), "--devices", str(devices)]
     result = subprocess.run(
         [sys.executable, "-m", "efftrain_cli", *arguments],
         env={**os.environ, "EFFTRAIN_RUNS": folder},
@@ -139,7 +147,7 @@ def _resume(folder: str, name: str, device: str, steps: int) -> None:
         check=False,
     )
     if result.returncode:
-        error = EfftrainError(f"the run could not be continued:\n{result.stderr.strip()}")
+        error = EfftrainError(f"the run could not be {'continued' if '--resume' in which else 'trained'}:\n{result.stderr.strip()}")
         error.exit_code = result.returncode
         raise error
 

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error
-from efftrain_cli.training.launch import process_rank
+from efftrain_cli.training.launch import process_rank, refuse_several
 
 
 def _shorten_types(parameters: Sequence[Any]) -> None:
@@ -97,6 +97,7 @@ def run_app() -> None:
     register(*sys.argv[1:2])
     try:
         _check_place()
+        refuse_several("".join(sys.argv[1:2]))
         app()
     except EfftrainError as error:
         # Of several processes the first one speaks; what only another one knows it has said itself.

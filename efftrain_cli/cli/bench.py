@@ -11,6 +11,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
+from efftrain_cli.foundation.errors import UsageError
 
 
 class BenchFormat(StrEnum):
@@ -35,6 +36,7 @@ def bench(
         list[str] | None, typer.Option("--set", help="Override a recipe key: --set train.compile=off. Repeatable.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    devices: Annotated[int, typer.Option(min=1, help="Share the steps between this many devices of this machine.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three to warm up.")] = 10,
     profile: Annotated[Path | None, typer.Option(help="Write torch.profiler's trace of two steps here.")] = None,
     format_: Annotated[BenchFormat, typer.Option("--format", help="A table, or JSON.")] = BenchFormat.table,
@@ -43,25 +45,42 @@ def bench(
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
+    if devices > 1:
+        from efftrain_cli.training.launch import launch_this
+
+        if device not in ("auto", "cpu", "cuda"):
+            raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
+        raise typer.Exit(launch_this(devices))
     from dataclasses import asdict
     from datetime import UTC, datetime
 
     from efftrain_cli.bench import bench as measure
     from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops
+    from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.run.rates import Rate, remember_bench
+    from efftrain_cli.training.following import check_ranks
+    from efftrain_cli.training.ranks import joined
     from efftrain_cli.training.session import choose_device
 
-    result = measure(loaded, choose_device(device), steps, profile=profile)
-    remember_bench(
-        Rate(
-            flops_per_second=result.flops_per_second,
-            n_layer=loaded.model.n_layer,
-            n_embd=loaded.model.n_embd,
-            device=result.device,
-            source=f"bench of {recipe}",
-            time=datetime.now(UTC).isoformat(timespec="seconds"),
+    with joined() as ranks:
+        if profile is not None and not ranks.alone:
+            raise UsageError("--profile follows the steps of one device\nleave it out, or bench one device")
+        chosen = choose_device(device, ranks)
+        check_ranks(loaded, summarize_plan(loaded, until=1), ranks)
+        result = measure(loaded, chosen, steps, profile=profile, ranks=ranks)
+        if ranks.rank:
+            return
+    if result.devices == 1:  # plans are of one device, with all threads of its machine
+        remember_bench(
+            Rate(
+                flops_per_second=result.flops_per_second,
+                n_layer=loaded.model.n_layer,
+                n_embd=loaded.model.n_embd,
+                device=result.device,
+                source=f"bench of {recipe}",
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
         )
-    )
     if format_ is BenchFormat.json:
         print(json.dumps({"recipe": recipe, **asdict(result), "overhead": result.overhead}, indent=1))
         return
@@ -70,7 +89,7 @@ def bench(
     print(
         f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary {result.vocab_size}, "
         f"{result.batch_size} x {result.seq_len} tokens in {counted(result.accumulation_steps, 'micro-batch')}\n"
-        f"device     {result.device}, {result.dtype}, {'compiled' if result.compiled else 'eager'}, "
+        f"device     {f'{result.devices} x ' if result.devices > 1 else ''}{result.device}, {result.dtype}, {'compiled' if result.compiled else 'eager'}, "
         f"torch {result.torch}, {counted(result.threads, 'thread')}\n"
         f"speed      {human_count(result.tokens_per_second)} tokens/s, {1000 * result.seconds_per_step:.1f} ms a step "
         f"(median of {result.steps}; {1000 * result.seconds_per_step_low:.1f} to "
@@ -82,4 +101,5 @@ def bench(
     )
     for phase, seconds in result.phases.items():
         print(f"{phase:10s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
-    print(f"\n{result.overhead:.1%} of the step is not forward, backward or optimizer.")
+    rest = "the devices' own work" if result.devices > 1 else "forward, backward or optimizer"
+    print(f"\n{result.overhead:.1%} of the step is not {rest}.")

@@ -11,7 +11,7 @@ import typer
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import speaks
+from efftrain_cli.training.launch import launch_this, speaks
 
 
 class OnDivergence(StrEnum):
@@ -119,7 +119,7 @@ def pretrain(
         if speaks():
             check_free(resume)  # before PyTorch is imported, which takes seconds
         if devices is not None and devices > 1:
-            _launch(devices)
+            raise typer.Exit(launch_this(devices))
         from efftrain_cli.pretrain import resume as resume_run
 
         resume_run(
@@ -157,7 +157,7 @@ def pretrain(
         print_plan(loaded, steps, (format_ or PlanFormat.table).value, device)
         return
     if devices is not None and devices > 1:
-        _launch(devices)
+        raise typer.Exit(launch_this(devices))
     from efftrain_cli.pretrain import start
 
     start(
@@ -169,16 +169,3 @@ def pretrain(
         with_probe=not no_probe,
         rewinding=on_divergence is OnDivergence.rewind,
     )
-
-
-def _launch(devices: int) -> None:
-    """Runs this command in as many processes, and ends with their exit code."""
-    from efftrain_cli.training.launch import launch
-
-    arguments, words = [], iter(sys.argv[1:])
-    for word in words:
-        if word == "--devices":
-            next(words)
-        elif not word.startswith("--devices="):
-            arguments.append(word)
-    raise typer.Exit(launch(devices, arguments))

@@ -46,6 +46,7 @@ def sweep(
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")
     ] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Train each run on this many devices of this machine.")] = 1,
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figure of loss against learning rate, as SVG and PNG.")
     ] = None,
@@ -73,7 +74,7 @@ def sweep(
             raise UsageError(f"--plan --format {format_.value}: the plan is printed as table or json")
         main.print_plan(trials, jobs, format_ is CompareFormat.json)
         return
-    main.train(trials, device, jobs, name, take_over)
+    main.train(trials, device, jobs, name, take_over, devices)
     lines = main.grid_lines(trials, len(recipe), baseline, plot, figures)
     # Beside a format for programs what is for people goes where the eye is, not where the data goes.
     print("\n".join(lines), file=sys.stdout if format_ is CompareFormat.table and output is None else sys.stderr, flush=True)

@@ -26,6 +26,7 @@ def verify_resume(
         list[str] | None, typer.Option("--set", help="Override a recipe key: --set train.deterministic=true. Repeatable.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    devices: Annotated[int, typer.Option(min=1, help="Train on this many devices of this machine.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
 ) -> None:
     """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
@@ -34,5 +35,5 @@ def verify_resume(
     loaded = load_recipe(recipe, list(set_ or []))  # before PyTorch is imported, which takes seconds
     from efftrain_cli.verify_resume import verify_resume as verify
 
-    for line in verify(loaded, device=device, half=steps):
+    for line in verify(loaded, device=device, half=steps, devices=devices):
         print(line)

@@ -53,13 +53,15 @@ def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
     print(json.dumps({"schema_version": 1, "runs": rows}, indent=1))
 
 
-def train(trials: Sequence[Trial], device: str, jobs: int, name: str | None, take_over: str | None) -> None:
+def train(
+    trials: Sequence[Trial], device: str, jobs: int, name: str | None, take_over: str | None, devices: int = 1
+) -> None:
     """Trains what is not trained yet.
 
     Raises:
         EfftrainError: as `Crew.train`.
     """
-    crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, say=say)
+    crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices, say=say)
     if take_over is not None:
         crew.claims.take_over(take_over)
     crew.train(trials)

@@ -71,9 +71,11 @@ class _Slot:
     tokens_before: int
 
 
-def pretrain_arguments(trial: Trial, state: str, device: str) -> list[str]:
+def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) -> list[str]:
     """The command line that trains a trial."""
     command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--device", device]
+    if devices > 1:
+        command += ["--devices", str(devices)]
     if state == "unfinished":
         return [*command, "--resume", trial.name]
     sets = [word for setting in trial.settings for word in ("--set", setting)]
@@ -149,6 +151,7 @@ class Crew:
         *,
         device: str = "auto",
         jobs: int = 1,
+        devices: int = 1,
         say: Callable[[str], None] = print,
         launch: Launch = launch,
         silent: float = SILENT,
@@ -157,12 +160,18 @@ class Crew:
         """
         Args:
             folder: where logs and claims go.
+            devices: that each run trains on.
             say: prints one line.
             silent: seconds after which a claim of another host that nobody touches is named.
             root: folder of runs, where it is another than runs_root().
         """
         self.folder = folder
+        if jobs > 1 and devices > 1:
+            raise UsageError(f"--jobs {jobs} and --devices {devices}: runs beside each other take one device each\ngive one of the two")
+        if devices > 1 and device not in ("auto", "cpu", "cuda"):
+            raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
         self.places = environments(jobs, device)
+        self.devices = devices
         self.say = say
         self.launch = launch
         self.silent = silent
@@ -253,7 +262,7 @@ class Crew:
             place = next(i for i in range(len(self.places)) if i not in self._active)
             device, environment = self.places[place]
             log = self.folder / "logs" / f"{trial.name}.log"
-            child = self.launch(pretrain_arguments(trial, state, device), environment, log)
+            child = self.launch(pretrain_arguments(trial, state, device, self.devices), environment, log)
             self._active[place] = _Slot(trial, child, log, time.monotonic(), tokens_so_far(trial.name))
 
     def _ended(

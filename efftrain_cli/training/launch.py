@@ -90,6 +90,43 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
+def launch_this(devices: int) -> int:
+    """Runs this very command in as many processes; its exit code."""
+    arguments, words = [], iter(sys.argv[1:])
+    for word in words:
+        if word == "--devices":
+            next(words)
+        elif not word.startswith("--devices="):
+            arguments.append(word)
+    return launch(devices, arguments)
+
+
+ALONE = {
+    "sweep": "; --devices N shares each run",
+    "verify-resume": "; --devices N shares its runs",
+    "study": "",
+    "tune-warmup": "",
+    "grow": "",
+    "eval-zeroshot": "",
+}
+"""Commands of one process, with what they offer instead."""
+
+
+def refuse_several(command: str) -> None:
+    """Refuses to run a command of one process as one of several, which would all do the same in one folder.
+
+    Raises:
+        UsageError: torchrun or srun has started several of them.
+    """
+    if command in ALONE and (
+        int(os.environ.get("WORLD_SIZE", "1") or "1") > 1 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    ):
+        raise UsageError(
+            f"{command} is one process, and was started as one of several by torchrun or srun\n"
+            f"start it once: on this machine as it is, under Slurm with --ntasks=1{ALONE[command]}"
+        )
+
+
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     """Waits for all; the exit code of the cause."""
     ended: dict[int, int] = {}  # rank -> code, in the order of their ends

@@ -37,6 +37,9 @@ def test_arguments(folder: Path) -> None:
     words = pretrain_arguments(trial, "new", "cpu")
     assert words[3:] == ["pretrain", "--device", "cpu", "--recipe", "plain.toml", "--seed", "3", "--name", "plain-lr1e-3-seed3", "--set", "optim.lr=1e-3"]
     assert pretrain_arguments(trial, "unfinished", "cpu")[-2:] == ["--resume", "plain-lr1e-3-seed3"]
+    assert pretrain_arguments(trial, "new", "cpu", 2)[3:8] == ["pretrain", "--device", "cpu", "--devices", "2"]
+    with pytest.raises(UsageError, match="give one of the two"):
+        Crew(folder, jobs=2, devices=2)
 
 
 def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path) -> None:

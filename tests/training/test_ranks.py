@@ -19,7 +19,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.gradient import add_lanes
-from efftrain_cli.training.launch import _wait, launch
+from efftrain_cli.training.launch import _wait, launch, refuse_several
 from efftrain_cli.training.ranks import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 
 NOTHING = {"ce": torch.zeros(())}
@@ -87,6 +87,15 @@ def test_devices_are_not_launched_by_a_process_that_was(monkeypatch: pytest.Monk
     set_all(monkeypatch, WORLD_SIZE="2", RANK="0")
     with pytest.raises(UsageError, match="leave --devices out"):
         launch(2, ["pretrain"])
+
+
+def test_a_command_of_one_process_is_refused_as_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all of them would do the same in one folder."""
+    refuse_several("sweep")
+    set_all(monkeypatch, SLURM_STEP_NUM_TASKS="8")
+    refuse_several("pretrain")
+    with pytest.raises(UsageError, match="--ntasks=1; --devices N shares each run"):
+        refuse_several("sweep")
 
 
 def test_lanes_are_added_in_a_balanced_tree() -> None:
