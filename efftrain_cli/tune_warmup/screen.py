@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,12 +112,12 @@ def _cost_text(search: Search, name: str, rows: dict[str, tuple[float, float, tu
 
 def _way(search: Search, receipts: Sequence[Receipt]) -> list[str]:
     """A line for the probes that a search makes: each setting with its last step, + where it is stable there and - where not."""
-    named = (
+    named = Counter(
         f"{receipt.probe.start}/" * bool(search.grid.start_name)
         + f"{receipt.probe.steps:,} {'+' if receipt.stable else '-'}{receipt.stopped_at_step:,}"
         for receipt in receipts
     )
-    return [f"             {', '.join(named)}"]
+    return [f"             {', '.join(text if seeds == 1 else f'{seeds} x {text}' for text, seeds in named.items())}"]
 
 
 def _validation_share(search: Search, every: int) -> float:
@@ -178,14 +179,14 @@ def show_table(console: Console, search: Search, receipts: Sequence[Receipt]) ->
     table = Table(box=None, pad_edge=False, header_style="bold")
     with_start, with_seed = bool(search.grid.start_name), len(search.all_seeds) > 1
     columns = ["probe", *(["start"] * with_start), "steps", *(["seed"] * with_seed)]
-    for column in (*columns, "seen", "tokens", "of a run", "seconds", "fluctuation", "verdict"):
+    for column in (*columns, "seen", "tokens", "of run", "s", "fluctuation", "verdict"):
         table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=True)
     for number, receipt in enumerate(receipts, 1):
         probe = receipt.probe
         table.add_row(
             *(str(number), *([str(probe.start)] * with_start), str(probe.steps), *([str(probe.seed)] * with_seed)),
-            *(f"{receipt.stopped_at_step}/{probe.horizon}", f"{receipt.tokens:,}"),
-            *(f"{receipt.tokens / search.recipe.train.tokens:.1%}", f"{receipt.seconds:.1f}"),
+            *(f"{receipt.stopped_at_step}/{probe.horizon}", human_count(receipt.tokens)),
+            *(f"{receipt.tokens / search.recipe.train.tokens:.1%}", f"{receipt.seconds:.0f}"),
             *(f"{receipt.max_fluctuation:.2f} at {receipt.fluctuation_step}", receipt.verdict),
         )
     console.print(table)
@@ -206,7 +207,7 @@ def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
             [perplexity(loss) for _, loss in receipt.curve if math.isfinite(loss)],
             "-" if receipt.stable else "--",
             linewidth=1.2,
-            label=f"{number}: {_label(receipt)}, {receipt.verdict}",
+            label=f"{number}: {_label(search, receipt)}, {receipt.verdict}",
         )
     axes.set_yscale("log")
     axes.set_xlabel("step")
@@ -221,7 +222,7 @@ def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
     temporary.replace(path)
 
 
-def plot_in_terminal(console: Console, receipts: Sequence[Receipt]) -> None:
+def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receipt]) -> None:
     """The same curves in characters: perplexity on a log scale, at most the last eight probes."""
     import plotext
 
@@ -235,15 +236,17 @@ def plot_in_terminal(console: Console, receipts: Sequence[Receipt]) -> None:
             [step for step, _ in points],
             [value for _, value in points],
             marker=marker,
-            label=f"{_label(receipt)}: {receipt.verdict}",
+            label=f"{_label(search, receipt)}: {receipt.verdict}",
         )
     plotext.title("log10 of the validation perplexity, by step")
     console.print(plotext.uncolorize(plotext.build()), markup=False, soft_wrap=True)
 
 
-def _label(receipt: Receipt) -> str:
-    start = f"start {receipt.probe.start}, " if receipt.probe.start else ""
-    return f"{start}{receipt.probe.steps} steps"
+def _label(search: Search, receipt: Receipt) -> str:
+    probe = receipt.probe
+    start = f"start {probe.start}, " if search.grid.start_name else ""
+    seed = f", seed {probe.seed}" if len(search.all_seeds) > 1 else ""
+    return f"{start}{probe.steps} steps{seed}"
 
 
 def perplexity(loss: float) -> float:

@@ -193,21 +193,22 @@ class Search:
     def _conversation(self) -> Generator[Question, Answer, Outcome]:
         """Asks one question after another, and ends with what the answers amount to."""
         grid, too_short = self.grid, -1
+        tried: dict[int, Answer] = {}
         while True:
-            at, asked_all = yield from self._first_stable_start(too_short)
+            at, asked_all = yield from self._first_stable_start(too_short, tried)
             if at == len(grid.starts):
-                return self._no_stable_start()
+                return self._no_stable_start(tried)
             start = grid.starts[at]
             if not asked_all:
                 return self._unverified(start, grid.durations(start)[grid.home(start)], "")
-            outcome = yield from self._furthest_stable_duration(start, last=at == len(grid.starts) - 1)
+            outcome = yield from self._furthest_stable_duration(start, at == len(grid.starts) - 1, tried)
             if outcome is not None:
                 return outcome
             too_short = at  # a duration failed while the learning rate was still climbing: that is a matter of the start
 
-    def _first_stable_start(self, too_short: int) -> Generator[Question, Answer, tuple[int, bool]]:
+    def _first_stable_start(self, too_short: int, tried: dict[int, Answer]) -> Generator[Question, Answer, tuple[int, bool]]:
         """Index of the first start after `too_short` that is stable while the learning rate climbs, found by doubling and
-        then bisecting; len(starts) where none is. And whether the budget sufficed."""
+        then bisecting; len(starts) where none is. And whether the budget sufficed. The answers go into `tried`, by start."""
         grid, starts = self.grid, self.grid.starts
         low, high = too_short, len(starts)
         if self.kind == "lr":
@@ -221,10 +222,11 @@ class Search:
             answer = yield Question(starts[at], duration, grid.climb(starts[at], duration))
             if answer.stable is None:
                 return (high, True) if high < len(starts) else (at, False)
+            tried[starts[at]] = answer
             low, high = (low, at) if answer.stable else (at, high)
         return high, True
 
-    def _furthest_stable_duration(self, start: int, last: bool) -> Conversation:
+    def _furthest_stable_duration(self, start: int, last: bool, tried: dict[int, Answer]) -> Conversation:
         """The longest stable duration from `start`: the recipe's own first, then further away in growing strides, then by
         bisecting. None where every one so far failed, the last while the learning rate climbed, and a longer start is left."""
         grid, durations = self.grid, self.grid.durations(start)
@@ -239,6 +241,7 @@ class Search:
             low, high = (at, high) if answer.stable else (low, at)
             climbing = answer.failed_at is not None and answer.failed_at <= grid.climb(start, steps)
             if low < 0 and climbing and not last:
+                tried[start] = answer
                 return None
             if high == len(durations):
                 at = min(low + stride, high - 1)
@@ -302,16 +305,16 @@ class Search:
             )
         return Outcome(start=start, steps=steps, verified=True, complete=not unasked, statement=statement)
 
-    def _no_stable_start(self) -> Outcome:
+    def _no_stable_start(self, tried: dict[int, Answer]) -> Outcome:
         grid = self.grid
+        each = "; ".join(f"{start} {tried[start]}" for start in sorted(tried))
         return Outcome(
             start=None,
             steps=None,
             verified=False,
             complete=True,
-            statement=f"No {grid.start_name} that was probed is stable, up to {grid.starts[-1]}: validation perplexity rose above "
-            f"{self.threshold:g} times its best within the {grid.window:,} steps of the learning-rate warmup. Lower optim.lr or "
-            "lengthen optim.warmup_steps.",
+            statement=f"No {grid.start_name} that was probed is stable for the {grid.window:,} steps of the learning-rate warmup: {each}. "
+            "Lower optim.lr or lengthen optim.warmup_steps.",
         )
 
     def _unverified(self, start: int, steps: int, known: str) -> Outcome:

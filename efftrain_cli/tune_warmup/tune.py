@@ -337,7 +337,7 @@ def _finish(
     budget = search.recipe.train.tokens
     if receipts:
         plot(folder / "probes.png", search, receipts)
-        plot_in_terminal(console, receipts)
+        plot_in_terminal(console, search, receipts)
         show_table(console, search, receipts)
         tokens = sum(receipt.tokens for receipt in receipts)
         seconds = sum(receipt.seconds for receipt in receipts)

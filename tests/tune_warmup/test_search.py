@@ -354,6 +354,7 @@ def test_no_stable_setting_is_said() -> None:
     outcome, receipts = answered(SLW, ordered(SLW, math.inf, 0))
     assert (outcome.start, outcome.steps) == (None, None)
     assert "No seq_len_warmup.start that was probed is stable" in outcome.statement
+    assert all(f"{receipt.probe.start} unstable at step {WINDOW}" in outcome.statement for receipt in receipts.values())
     assert {receipt.probe.horizon for receipt in receipts.values()} == {WINDOW}
     outcome, _ = answered(SLW, ordered(SLW, 8, 0))
     assert (outcome.start, outcome.steps) == (None, None)

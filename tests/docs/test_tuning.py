@@ -1,0 +1,44 @@
+"""The page on sequence length warmup: its commands are taken, and its table of costs is what they print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.commands import register
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.tune_warmup.screen import plan_values
+from efftrain_cli.tune_warmup.search import Search
+from tests.conftest import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "methods" / "sequence-length-warmup.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_plans_in_the_page_are_printed() -> None:
+    register()
+    commands = [line.partition("#")[0].strip() for line in re.findall(r"^efftrain tune-warmup .*--plan.*$", PAGE, re.MULTILINE)]
+    assert len(commands) >= 8
+    for command in commands:
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert result.exit_code == 0, (command, result.output)
+        assert "on average over all answers" in " ".join(result.output.split())
+
+
+def test_the_costs_in_the_page_are_those_of_the_plans() -> None:
+    rows = re.findall(r"^\| `([\w.-]+)` \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$", PAGE, re.MULTILINE)
+    assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "small-slw"} <= {name for name, *_ in rows}
+    for name, *shares in rows:
+        recipe = load_recipe(name)
+        tokens = recipe.train.tokens
+        about, tenth = (plan_values(Search(recipe=recipe, budget=budget)) for budget in (None, tokens // 10))
+        cost = about["cost"]
+        found = [cost[which]["tokens"] for which in ("own", "own_at_most", "mean", "worst")]
+        found += [tenth["cost"]["worst"]["tokens"], about["smallest_budget"]]
+        assert [f"{100 * value / tokens:.1f}" for value in found] == shares, name
+        if name in ("gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"):
+            assert cost["own_at_most"]["tokens"] <= tokens / 10
