@@ -35,6 +35,7 @@ from efftrain_cli.compare.measures import (
     match_ratios,
     measure_run,
     measures,
+    other_budgets,
     schedule_position,
     why_not_matched,
 )
@@ -115,6 +116,8 @@ class Comparison:
     differences: tuple[Difference, ...]
     zero_shot: tuple[ZeroShotRow, ...]
     costs: Costs
+    exploratory: bool = False
+    """The runs are a study's, and what is compared here is no part of its verdict."""
 
     @property
     def runs(self) -> list[RunNumbers]:
@@ -402,6 +405,8 @@ def _one(
         reason = why_seconds_differ([*base.runs, *group.runs])
     if not reason and (measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")):
         reason = other_schedule(measure, base, group, points)
+    if not reason and measure.key.endswith("_to_target"):
+        reason = other_budgets([*base.runs, *group.runs])
     if not reason and measure.tested == "match":
         reason = why_not_matched([*base.runs, *group.runs], measure.axis)
     reason = reason and f"not judged: {reason}"

@@ -140,8 +140,9 @@ def comma_separated(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd", "difference", "kind", "low", "high", "p", "p_holm", "shared_seeds", "method", "verdict"]
+        ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd", "difference", "kind", "low", "high", "p", "p_holm", "shared_seeds", "method", "verdict", "exploratory"]
     )
+    exploratory = str(comparison.exploratory).lower()
     tests = {(d.measure.key, d.label): d for d in comparison.differences}
     for measure in comparison.measures:
         for group in comparison.groups:
@@ -166,7 +167,7 @@ def comma_separated(comparison: Comparison) -> str:
                 row += [str(len(test.seeds)), method, test.verdict]
             else:
                 row += [""] * 9
-            writer.writerow(row)
+            writer.writerow([*row, exploratory])
     for score in comparison.zero_shot:
         for group in comparison.groups:
             values = score.scores[group.label]
@@ -181,7 +182,7 @@ def comma_separated(comparison: Comparison) -> str:
                 p = _blank(difference.p_holm)
                 row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), p, str(e.n)]
                 row += [e.method, difference.verdict]
-            writer.writerow(row)
+            writer.writerow([*row, exploratory])
     return out.getvalue()
 
 

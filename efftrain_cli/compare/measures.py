@@ -194,13 +194,12 @@ def schedule_tokens(run: RunNumbers) -> float:
     return float(np.interp(end, steps, tokens) if end <= steps[-1] else tokens[-1] * end / steps[-1])
 
 
-def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
-    """Why costs to match among these runs are not judged; "" where they are.
+def other_budgets(runs: Sequence[RunNumbers]) -> str:
+    """Why costs that are read along these runs' ways are not judged; "" where they are.
 
-    The better run's cost is read along its way. A longer schedule stands earlier in its decay there, so it looks more costly than it
-    is. And where a run failed, ranks by final loss stand for ranks by cost, which they are only at equal cost.
+    A longer schedule stands earlier in its decay there, so it looks more costly than it is.
     """
-    finished = [run for run in runs if run.status == "finished" and len(run.evaluated[axis])]
+    finished = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
     if any(run.recipe.get("optim.schedule") != "constant" for run in finished):
         lengths = [schedule_tokens(run) for run in finished]
         least, most = min(lengths), max(lengths)
@@ -209,6 +208,16 @@ def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
                 f"schedules of {human(least)} and {human(most)} tokens, and the longer is read in mid-decay; compare over a ladder "
                 "of budgets instead: efftrain sweep --set train.tokens=a,b,c"
             )
+    return ""
+
+
+def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
+    """Why costs to match among these runs are not judged; "" where they are: budgets must be the same. And where a run failed,
+    ranks by final loss stand for ranks by cost, which they are only at equal cost.
+    """
+    if found := other_budgets(runs):
+        return found
+    finished = [run for run in runs if run.status == "finished" and len(run.evaluated[axis])]
     spent = [float(run.evaluated[axis][-1]) for run in finished]
     if any(run.status != "finished" for run in runs) and spent and max(spent) > (1 + SAME_SCHEDULE) * min(spent):
         return "cost to match cannot be ranked where a run failed and costs differ"

@@ -17,7 +17,7 @@ from efftrain_cli.compare.comparison import PRIMARY, at_common_evaluations, othe
 from efftrain_cli.compare.fairness import Label, why_seconds_differ
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import Measure, match_ratio, needed_for, why_not_matched
+from efftrain_cli.compare.measures import Measure, match_ratio, needed_for, other_budgets, why_not_matched
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import sensitivity
 from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
@@ -171,8 +171,9 @@ def _verdict(
     why = withheld
     if not why and primary.measure == "seconds_to_target" and (reason := why_seconds_differ([*both[0], *both[1]])):
         why = f"seconds are not judged: {reason}"
+    if not why and primary.target is not None and (reason := other_budgets([*both[0], *both[1]])):
+        why = f"not judged: {reason}"
     if not why and primary.target is None:
-        # A cost to a given loss holds wherever its run's schedule stands; final losses, and costs to match them, do not.
         groups = Group(file.study.baseline, both[0]), Group(arm, both[1])
         axis = primary.measure.removesuffix("_to_target")
         reason = why_not_matched([*both[0], *both[1]], axis) if primary.measure != "final_loss" else ""

@@ -232,7 +232,7 @@ def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     """A comparison of a study's runs that says in every format that it is no part of the verdict, and what that is."""
     found = "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]) or "none yet"
     text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found}"
-    return replace(comparison, labels=(Label("warning", text), *comparison.labels))
+    return replace(comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True)
 
 
 def show_json(comparison: Comparison, verdict: dict[str, Any], output: Path | None, plot: bool, figures: Path | None) -> None:

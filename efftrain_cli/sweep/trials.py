@@ -212,8 +212,8 @@ def state_of(trial: Trial) -> str:
     differing = differing_keys([flat_values(recipe_of(trial)), there], but=())
     if differing:
         raise UsageError(
-            f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ); give the sweep a --name of its own, "
-            f"or remove the run: efftrain runs rm {trial.name}"
+            f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
+            f"remove the run (efftrain runs rm {trial.name}), or take another name: --name for a sweep, another file name for a study"
         )
     if not (path / "metrics.jsonl").exists():
         return "running" if run.locked else "unfinished"

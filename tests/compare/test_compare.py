@@ -489,6 +489,19 @@ def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
     assert found.p_holm is None
 
 
+def test_cost_to_a_target_is_not_judged_over_different_budgets(root: Path) -> None:
+    """The longer run comes down to the target too, in the middle of its decay."""
+    for seed in range(3):
+        write_run(root, "short", seed, steps=50)
+        write_run(root, "long", seed, rows=rows_of(100, seed), steps=100)
+        write_run(root, "quick", seed, rows=rows_of(50, seed, speed=1.3), steps=50)
+    compared = of("short", "long", "quick", baseline="short", target_loss=4.4)
+    for axis in ("tokens", "flops"):
+        verdict = compared.difference(f"{axis}_to_target", "long").verdict
+        assert verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in verdict
+    assert compared.difference("tokens_to_target", "quick").verdict == "better"
+
+
 def test_cost_to_match_is_ranked_only_at_equal_cost(root: Path) -> None:
     """The method has the lower loss at three times the FLOPs; one of its runs failed."""
     for seed in range(5):

@@ -254,6 +254,8 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Pat
     verdicts, rest = done.stdout.split("Exploratory: everything below was not fixed beforehand")
     assert verdicts.startswith("warm: better than plain in final loss: ")
     assert "plain" in rest and "warm" in rest
+    rows = CliRunner().invoke(app, ["compare", "--study", "study.toml", "--format", "csv"])
+    assert rows.exit_code == 0 and {row["exploratory"] for row in csv.DictReader(rows.stdout.splitlines())} == {"true"}
     for words in ([], ["-o", "out.json"]):
         done = CliRunner().invoke(app, ["compare", "--study", "study.toml", "--format", "json", *words])
         assert done.exit_code == 0, (done.output, done.exception)
