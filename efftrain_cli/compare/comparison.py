@@ -510,9 +510,9 @@ def _from_cells(
             mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))
             estimate = Estimate(mean, log=True, bound=1 if any(a_beyond) else -1)
         return estimate, inference.rank_sum(a, b, a_beyond, b_beyond)
-    a, b = (dict(zip(g.seeds, c.numbers, strict=True)) for g, c in ((base, before), (group, after)))
+    numbers, others = (dict(zip(g.seeds, c.numbers, strict=True)) for g, c in ((base, before), (group, after)))
     if measure.tested == "ratio":
-        if min(*a.values(), *b.values()) <= 0:
+        if min(*numbers.values(), *others.values()) <= 0:
             return Estimate(math.nan, reason="reached before the first step: no claim"), None
-        return inference.ratio_of_means(a, b), None
-    return inference.difference_of_means(a, b), None
+        return inference.ratio_of_means(numbers, others), None
+    return inference.difference_of_means(numbers, others), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from efftrain_cli.compare.groups import Group, differing_keys, shown
@@ -87,7 +88,7 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
         ("the number of validation windows", "valid_windows"),
         ("the length of a validation window", "seq_len"),
     ):
-        values = _values(runs, lambda run, key=key: _data(run).get(key))
+        values = _values(runs, partial(_of_data, key=key))
         if "None" in values:
             found.append(f"{title} of {_names(values['None'])} is unknown (origin.json does not say)")
         elif len(values) > 1:
@@ -186,6 +187,10 @@ def _values(runs: Sequence[RunNumbers], read: Callable[[RunNumbers], object]) ->
     for run in runs:
         values.setdefault(str(read(run)), []).append(run.name)
     return values
+
+
+def _of_data(run: RunNumbers, key: str) -> object:
+    return _data(run).get(key)
 
 
 def _split(values: dict[str, list[str]]) -> str:

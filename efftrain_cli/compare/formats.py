@@ -179,8 +179,8 @@ def comma_separated(comparison: Comparison) -> str:
                 row += [""] * 9
             else:
                 e = difference.over_seeds
-                p = _blank(difference.p_holm)
-                row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), p, str(e.n)]
+                corrected = _blank(difference.p_holm)
+                row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), corrected, str(e.n)]
                 row += [e.method, difference.verdict]
             writer.writerow([*row, exploratory])
     return out.getvalue()

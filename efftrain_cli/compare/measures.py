@@ -286,10 +286,10 @@ def measure_run(
     }
     data = run.origin.get("data")
     bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
-    known = isinstance(final, float) and bytes_per_token
-    values["final_bits_per_byte"] = (
-        final / math.log(2) / bytes_per_token if known else final if isinstance(final, str) else "unknown"
-    )
+    if isinstance(final, float):
+        values["final_bits_per_byte"] = final / math.log(2) / bytes_per_token if bytes_per_token else "unknown"
+    else:
+        values["final_bits_per_byte"] = final
     for axis, point in points.items():
         at = loss_at(run, axis, point.value)
         values[f"loss_at_{axis}"] = at if at is not None else none or (FAILED if run.failed else "not evaluated")

@@ -10,9 +10,10 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import special
@@ -61,12 +62,10 @@ def plots_of(comparison: Comparison) -> list[Plot]:
             plots.append(Plot("difference", title, lambda axes, hover: _draw_difference(axes, comparison, hover)))
         if any(len(run.evaluated["val_loss"]) > 3 for run in comparison.runs):
             title = "Validation loss, the last two thirds"
-            plots.append(Plot("loss-late", title, lambda axes, hover: _draw_loss(axes, comparison, "tokens", hover, LATE)))
+            plots.append(Plot("loss-late", title, partial(_draw_loss, comparison=comparison, axis="tokens", start_share=LATE)))
         for axis in AXES:
             title = f"Validation loss against {AXIS_LABELS[axis].split(' (')[0]}"
-            plots.append(
-                Plot(f"loss-{axis}", title, lambda axes, hover, axis=axis: _draw_loss(axes, comparison, axis, hover, 0.0))
-            )
+            plots.append(Plot(f"loss-{axis}", title, partial(_draw_loss, comparison=comparison, axis=axis, start_share=0.0)))
     for name, title, label in (
         ("seq_len", "Sequence length", "sequence length (tokens)"),
         ("batch_size", "Batch size", "batch size (sequences)"),
@@ -78,19 +77,14 @@ def plots_of(comparison: Comparison) -> list[Plot]:
         ("standardization_loss", "Divergence of activations from N(0, 1), mean over sites", "nats per channel"),
     ):
         if any(name in run.series for run in comparison.runs):
-            plots.append(
-                Plot(
-                    name.replace("_", "-"),
-                    title,
-                    lambda axes, hover, name=name, label=label: _draw_series(axes, comparison, name, label, hover),
-                )
-            )
+            draw = partial(_draw_series, comparison=comparison, name=name, label=label)
+            plots.append(Plot(name.replace("_", "-"), title, draw))
     for group in comparison.groups:
         run = next((run for run in group.runs if sites_of(run)), None)
         if run is not None:
             letter = comparison.letter(group)
             title = f"Divergence from N(0, 1) by site: {letter}, seed {run.seed}"
-            plots.append(Plot(f"sites-{letter}", title, lambda axes, hover, run=run: _draw_sites(axes, run, hover)))
+            plots.append(Plot(f"sites-{letter}", title, partial(_draw_sites, run=run)))
     return plots
 
 
@@ -99,7 +93,7 @@ def sites_of(run: RunNumbers) -> dict[str, Series]:
     return {name.removeprefix(SITE): series for name, series in run.series.items() if name.startswith(SITE)}
 
 
-def _draw_sites(axes: Axes, run: RunNumbers, hover: Hover) -> None:
+def _draw_sites(axes: Axes, hover: Hover, run: RunNumbers) -> None:
     """A line per site: the colour is the kind of activation, a paler line stands earlier in the network."""
     sites = sites_of(run)
     kinds = list(dict.fromkeys(_kind_of(site) for site in sites))
@@ -123,7 +117,7 @@ def _kind_of(site: str) -> str:
     return site.split(".", 2)[-1]
 
 
-def style_of(comparison: Comparison, group: Group) -> dict[str, object]:
+def style_of(comparison: Comparison, group: Group) -> dict[str, Any]:
     """Colour and line style of a group, the same in every figure."""
     i = comparison.groups.index(group)
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[(i + i // len(COLOURS)) % len(STYLES)]}
@@ -197,7 +191,7 @@ def _at(run: RunNumbers, tokens: np.ndarray) -> np.ndarray:
     return np.interp(tokens, run.evaluated["tokens"], run.evaluated["val_loss"])
 
 
-def _draw_loss(axes: Axes, comparison: Comparison, axis: str, hover: Hover, start_share: float) -> None:
+def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, start_share: float) -> None:
     most = _points_per_run(comparison)
     for group in comparison.groups:
         style = style_of(comparison, group)
@@ -253,7 +247,7 @@ def _limit_loss(axes: Axes, comparison: Comparison, axis: str, start_share: floa
         axes.set_ylim(shown.min() - margin, shown.max() + margin)
 
 
-def _draw_series(axes: Axes, comparison: Comparison, name: str, label: str, hover: Hover) -> None:
+def _draw_series(axes: Axes, hover: Hover, comparison: Comparison, name: str, label: str) -> None:
     most = _points_per_run(comparison)
     for group in comparison.groups:
         style = style_of(comparison, group)
@@ -325,7 +319,7 @@ def _figure(plot: Plot, comparison: Comparison) -> tuple[Figure, Hover]:
     return figure, hover
 
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.color": _INK,
     "axes.labelcolor": _INK,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ def status_of(run: RunDirectory, rows: Rows) -> str:
 def _end(run: RunDirectory) -> str:
     """How the last segment ended, by its events; "" where it just breaks off."""
     kinds = ("start", "resume", "rewind", "end", "diverged", "signal")
-    last = next((event for event in reversed(run.events) if event.get("event") in kinds), {})
+    last: Mapping[str, Any] = next((event for event in reversed(run.events) if event.get("event") in kinds), {})
     if last.get("event") == "end":
         return str(last.get("status"))
     return str(last.get("event")) if last.get("event") in ("diverged", "signal") else ""
@@ -387,5 +388,7 @@ def _zero_shot(path: Path, columns: dict[str, np.ndarray]) -> tuple[ZeroShot, ..
 def _tokens_at(checkpoint: str, columns: dict[str, np.ndarray]) -> float | None:
     """Tokens spent at the step that a checkpoint is named after."""
     digits = checkpoint.removeprefix("step-")
-    at = np.flatnonzero(columns["step"] == int(digits)) if digits.isdigit() else []
+    if not digits.isdigit():
+        return None
+    at = np.flatnonzero(columns["step"] == int(digits))
     return float(columns["tokens"][at[0]]) if len(at) and np.isfinite(columns["tokens"][at[0]]) else None

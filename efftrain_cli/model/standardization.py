@@ -34,7 +34,7 @@ class _Divergence(torch.autograd.Function):
         return 0.5 * (mean.square() + variance - (variance + eps).log() - 1).mean()
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         x, mean, variance = ctx.saved_tensors  # type: ignore[attr-defined]
         share = grad / x.numel()
         slope = 1 - 1 / (variance + ctx.eps)  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ def standardization_loss(x: Tensor, moments: Moments = "channel", eps: float = 0
     """
     if skip_first:
         x = x[..., 1:, :]
-    return _Divergence.apply(x.flatten(0, -2), 0 if moments == "channel" else -1, eps)  # type: ignore[return-value]
+    return _Divergence.apply(x.flatten(0, -2), 0 if moments == "channel" else -1, eps)
 
 
 def folded(model: GPT) -> GPT:

@@ -70,8 +70,8 @@ def choices(file: StudyFile) -> list[Tuned]:
         DataError: a tuning run cannot be read.
     """
     by_arm: dict[str, list[Trial]] = {}
-    for arm, trial in tuning(file):
-        by_arm.setdefault(arm, []).append(trial)
+    for name, trial in tuning(file):
+        by_arm.setdefault(name, []).append(trial)
     found = []
     for arm in file.study.arms:
         trials = by_arm.get(arm.name, [])

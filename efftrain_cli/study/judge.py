@@ -198,12 +198,12 @@ def _sensitivity_verdict(
 ) -> Verdict:
     """lr_sensitivity, from rate -> seed -> run: a diverged run counts with its loss before training, so every seed has a number."""
     seeds = file.seeds[: file.looks[taken - 1]]
-    groups = [
+    before, after = (
         Group(name, tuple(by_seed[seed] for by_seed in side.values() for seed in seeds))
         for name, side in ((file.study.baseline, baseline), (arm, method))
-    ]
+    )
     why = withheld
-    if not why and (reason := other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})):
+    if not why and (reason := other_schedule(Measure(PRIMARY, "", "", ""), before, after, {})):
         why = f"not judged: {reason}"
     if why:
         return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
@@ -331,7 +331,7 @@ def _ranked(
     before, after = ([rank_value(primary, side[seed]) for seed in seeds] for side in (baseline, method))
     values = [[value for value, _ in side] for side in (before, after)]
     beyond = [[more for _, more in side] for side in (before, after)]
-    test = inference.rank_sum(*values, *beyond)
+    test = inference.rank_sum(values[0], values[1], beyond[0], beyond[1])
     # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated for them.
     p = min(1.0, test.p * len(file.looks))
     wins = test.wins > 0.5

@@ -39,7 +39,7 @@ from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.sweep.curves import sensitivity_curves
 from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, last_loss, tokens_so_far
-from efftrain_cli.sweep.screen import curve_lines
+from efftrain_cli.sweep.screen import curve_lines, table_lines
 from efftrain_cli.sweep.trials import read_trial, recipe_of, state_of
 
 
@@ -104,7 +104,7 @@ def print_status(file: StudyFile, as_json: bool) -> None:
     if as_json:
         print(json.dumps(verdict_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
         return
-    print("\n".join(screen.table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows)))
+    print("\n".join(table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows)))
     time_left = "" if left.seconds is None else f", about {human_seconds(left.seconds)} one after the other"
     print(f"\n{left.runs} runs left, {human_count(left.tokens)} tokens{time_left}\n")
     if registration is not None:

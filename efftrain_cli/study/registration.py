@@ -21,7 +21,8 @@ from typing import Any
 from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.run.directory import SCHEMA_VERSION, run_path
+from efftrain_cli.run.directory import run_path
+from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.study.file import StudyFile, hash_of
 from efftrain_cli.study.phases import confirmation, over_rates, tuning
 

@@ -37,10 +37,11 @@ def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
         runs = [[read(by_rate[rate][seed]) for seed in seeds] for rate in rates]
         starts = []
         for i in range(len(seeds)):
-            first = [float(row[i].evaluated["val_loss"][0]) for row in runs if row[i] is not None and len(row[i].evaluated["val_loss"])]
+            seen = [run.evaluated["val_loss"] for row in runs if (run := row[i]) is not None]
+            first = [float(losses[0]) for losses in seen if len(losses)]
             starts.append(first[0] if first else float("inf"))
         pending = sum(run is None or run.status not in ("finished", "diverged") for row in runs for run in row)
-        losses = tuple(tuple(run and run.final_loss for run in row) for row in runs)
+        losses = tuple(tuple(None if run is None else run.final_loss for run in row) for row in runs)
         curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
     return curves
 
@@ -77,10 +78,10 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
             problem = problem or not_decayed(optim.schedule, optim.decay_tokens, optim.decay_steps, budget)
             means = {}
             for rate, members in by_rate.items():
-                runs = {trial.seed: read(trial) for trial in members}
-                losses = {seed: loss for seed, run in runs.items() if run is not None and (loss := run.final_loss) is not None}
+                ran = {trial.seed: run for trial in members if (run := read(trial)) is not None}
+                losses = {seed: loss for seed, run in ran.items() if (loss := run.final_loss) is not None}
                 if len(losses) == len(members):
-                    means[rate] = (sum(losses.values()) / len(losses), losses, runs)
+                    means[rate] = (sum(losses.values()) / len(losses), losses, ran)
             if not means:
                 continue
             rate = min(means, key=lambda rate: means[rate][0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from efftrain_cli.compare.sensitivity import Curve, band
 
@@ -27,10 +28,12 @@ def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
         # No band where a seed has no loss: it would look narrow exactly where seeds differ most.
         bands = [(rate, band(curve, j)) for j, rate in enumerate(curve.rates) if curve.means[j] is not None]
         there = [(rate, *ends) for rate, ends in bands if ends is not None]
-        axes.fill_between(*zip(*there, strict=True), color=colour, alpha=0.2, linewidth=0) if there else None
+        if there:
+            x, lows, highs = zip(*there, strict=True)
+            axes.fill_between(x, lows, highs, color=colour, alpha=0.2, linewidth=0)
         means = [(rate, mean) for rate, mean in zip(curve.rates, curve.means, strict=True) if mean is not None]
         label = f"{curve.label} ({seeds} seed{'s' * (seeds != 1)})"
-        style = {"linestyle": STYLES[i % len(STYLES)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+        style: dict[str, Any] = {"linestyle": STYLES[i % len(STYLES)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
         axes.plot(*zip(*(means or [(curve.rates[0], float("nan"))]), strict=True), color=colour, label=label, **style)
     low, high = axes.get_ylim()
     for i, curve in enumerate(curves):
@@ -86,9 +89,9 @@ def terminal_plot(curves: Sequence[Curve], width: int) -> str:
         cell = cells[row][place(x)]
         cells[row][place(x)] = letter if cell in (" ", letter) else "*"
     lines = ["mean final validation loss (nats/token) against learning rate; * shared by several"]
-    for i, row in enumerate(cells):
+    for i, drawn in enumerate(cells):
         loss = high - (high - low) * i / (rows - 1)
-        lines.append((f"{loss:8.3f} |" if i % 3 == 0 or i == rows - 1 else "         |") + "".join(row).rstrip())
+        lines.append((f"{loss:8.3f} |" if i % 3 == 0 or i == rows - 1 else "         |") + "".join(drawn).rstrip())
     lines.append("         +" + "-" * columns)
     ticks = [" "] * (columns + 10)
     end = -1

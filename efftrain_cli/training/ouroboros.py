@@ -334,12 +334,12 @@ class LateGradients:
         cosines = {}
         for module, gradients in enumerate(late[:-1], 1):
             batch = step - self._section.staleness(module)
-            tokens = {name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")}
-            if gradients is None or not self._section.measures_cosine_at(step) or not tokens:
+            kept = {name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")}
+            if gradients is None or not self._section.measures_cosine_at(step) or not kept:
                 continue
             with lookup_apart(self._model, self._modules.leaves[0]["wte.weight"]):
                 # Their number is not that of the step: 0 is as good as any, where nothing is drawn by it.
-                backward([MicroBatch(0, part, after[name.replace("tokens", "targets")]) for name, part in tokens.items()])
+                backward([MicroBatch(0, part, after[name.replace("tokens", "targets")]) for name, part in kept.items()])
             fresh = {}
             for k in range(1, self._modules.count + 1):
                 taken = self._modules.take(k)
