@@ -51,18 +51,25 @@ def describe_checkpoints(name: str) -> list[str]:
     return lines or [f"run {name!r} has no checkpoint yet"]
 
 
-def verify_checkpoints(name: str) -> tuple[list[str], int]:
-    """A line for each checkpoint of run `name`, and how many are damaged.
+def verify_checkpoints(name: str) -> list[dict[str, Any]]:
+    """Each checkpoint of run `name`: `checkpoint`, `sound`, `files` (None where it is damaged) and `problem` (None where it is not).
 
     Raises:
         UsageError: there is no such run.
     """
-    lines, damaged = [], 0
+    found: list[dict[str, Any]] = []
     for path in checkpoints_of(existing_run(name)):
         try:
-            files = verify_checkpoint(path)
-            lines.append(f"ok       {path.name}  {len(files)} files")
+            files, problem = len(verify_checkpoint(path)), None
         except CheckpointError as error:
-            damaged += 1
-            lines.append(f"DAMAGED  {path.name}  {error}")
-    return lines, damaged
+            files, problem = None, str(error)
+        found.append({"checkpoint": path.name, "sound": problem is None, "files": files, "problem": problem})
+    return found
+
+
+def describe_verified(found: list[dict[str, Any]]) -> list[str]:
+    """The same as lines for people."""
+    return [
+        f"ok       {each['checkpoint']}  {each['files']} files" if each["sound"] else f"DAMAGED  {each['checkpoint']}  {each['problem']}"
+        for each in found
+    ] or ["no checkpoint yet"]

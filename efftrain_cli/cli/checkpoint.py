@@ -40,14 +40,20 @@ def list_(
 
 
 @group.command(examples=("efftrain checkpoint verify small-seed1234",))
-def verify(run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)]) -> None:
+def verify(
+    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
+    format_: Annotated[ListFormat, typer.Option("--format", help="table, or json for other programs.")] = ListFormat.table,
+) -> None:
     """Compare every file of every checkpoint with the sha256 written beside it; exit code 3 where one differs."""
-    from efftrain_cli.checkpoint import verify_checkpoints
+    from efftrain_cli.checkpoint import describe_verified, verify_checkpoints
     from efftrain_cli.run.names import find_run
 
     run = find_run(run)
-    lines, damaged = verify_checkpoints(run)
-    for line in lines:
-        print(line)
+    found = verify_checkpoints(run)
+    if format_ is ListFormat.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n".join(describe_verified(found)))
+    damaged = sum(not each["sound"] for each in found)
     if damaged:
-        raise CheckpointError(f"{damaged} of {len(lines)} checkpoints of run {run!r} are damaged")
+        raise CheckpointError(f"{damaged} of {len(found)} checkpoints of run {run!r} are damaged")

@@ -79,11 +79,13 @@ def eval_zeroshot(
     references: Annotated[bool, typer.Option("--references", help="Show published scores beside.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     format_: Annotated[ScoreFormat, typer.Option("--format", help="table or json.")] = ScoreFormat.table,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")] = False,
 ) -> None:
     """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
     import json
     from dataclasses import replace
 
+    from efftrain_cli.foundation.console import silence
     from efftrain_cli.run.names import find_run
 
     # Before PyTorch is imported, which takes seconds.
@@ -107,6 +109,8 @@ def eval_zeroshot(
         compile=compile_,
         device=device,
     )
+    if quiet:
+        silence()
     found: dict[str, list[dict[str, Any]]] = {}
     problems: list[EfftrainError] = []
     for run in runs:
@@ -114,7 +118,7 @@ def eval_zeroshot(
         try:
             for entry in evaluate_run(replace(question, run=run)):
                 entries.append(entry)
-                if format_ is ScoreFormat.table:
+                if format_ is ScoreFormat.table and not quiet:
                     _say(entry)
         except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
             if not entries and len(runs) == 1:
@@ -132,7 +136,7 @@ def _print_run(run: str, entries: list[dict[str, Any]], names: list[str], refere
     from efftrain_cli.foundation.console import make_console
     from efftrain_cli.run.directory import run_path
 
-    console = make_console()
+    console = make_console(result=True)
     _print_scores(console, run, entries)
     _print_means(console, names, entries)
     if references:

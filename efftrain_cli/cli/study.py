@@ -45,6 +45,7 @@ def study(
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the losses over learning rates in the terminal too.")] = False,
     format_: Annotated[StudyFormat, typer.Option("--format", help="Form of plan, status and verdict.")] = StudyFormat.table,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")] = False,
 ) -> None:
     """Train what a study file asks for, and judge it as the file said beforehand.
 
@@ -53,6 +54,10 @@ def study(
     from efftrain_cli.study import main
     from efftrain_cli.study.file import read_study
 
+    if quiet:
+        from efftrain_cli.foundation.console import silence
+
+        silence()
     study_file = read_study(file)
     as_json = format_ is StudyFormat.json
     if plan:

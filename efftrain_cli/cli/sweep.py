@@ -53,6 +53,7 @@ def sweep(
     take_over: Annotated[
         str | None, typer.Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")] = False,
 ) -> None:
     """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
 
@@ -66,6 +67,10 @@ def sweep(
     from efftrain_cli.sweep import main
     from efftrain_cli.sweep.trials import check_comparable, choose, grid, parse_seeds, parse_settings
 
+    if quiet:
+        from efftrain_cli.foundation.console import silence
+
+        silence()
     trials = grid(recipe, parse_seeds(seeds), parse_settings(set_ or []), name)
     if not allow:
         check_comparable(trials)

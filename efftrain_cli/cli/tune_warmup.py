@@ -88,6 +88,7 @@ def tune_warmup(
     format_: Annotated[
         SearchFormat | None, typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict stands in the run.")] = False,
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
 
@@ -130,6 +131,10 @@ def tune_warmup(
 
         show_plan(make_console(), search)
         return
+    if quiet:
+        from efftrain_cli.foundation.console import silence
+
+        silence()
     from efftrain_cli.tune_warmup.tune import default_name
     from efftrain_cli.tune_warmup.tune import tune as run_search
 

@@ -28,6 +28,7 @@ def verify_resume(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     devices: Annotated[int, typer.Option(min=1, help="Train on this many devices of this machine.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")] = False,
 ) -> None:
     """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
     from efftrain_cli.recipe.recipe import load_recipe
@@ -36,4 +37,5 @@ def verify_resume(
     from efftrain_cli.verify_resume import verify_resume as verify
 
     for line in verify(loaded, device=device, half=steps, devices=devices):
-        print(line)
+        if not quiet:
+            print(line)

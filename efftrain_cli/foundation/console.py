@@ -73,13 +73,23 @@ _silent = False
 
 
 def silence() -> None:
-    """`--quiet`: consoles that are made from now on print nothing. Warnings and errors go to standard error all the same."""
+    """`--quiet`: consoles that are made from now on print nothing, and no progress is shown. Warnings and errors go to standard error all
+    the same."""
     global _silent
     _silent = True
 
 
-def make_console() -> Console:
-    """Standard output; lines are not folded where it is not a terminal."""
+def silent() -> bool:
+    """`--quiet` was given: no progress is shown."""
+    return _silent
+
+
+def make_console(result: bool = False) -> Console:
+    """Standard output; lines are not folded where it is not a terminal.
+
+    Args:
+        result: for what a command was asked for, which `--quiet` shows too.
+    """
     from rich.console import Console
 
     class QuietConsole(Console):
@@ -87,7 +97,7 @@ def make_console() -> Console:
             self.quiet = True
             stop_output()
 
-    return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False, quiet=_silent)
+    return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False, quiet=_silent and not result)
 
 
 class _Output(io.FileIO):

@@ -17,7 +17,7 @@ from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.fairness import Label
 from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.compare.show import show_comparison
-from efftrain_cli.foundation.console import human_count, human_seconds
+from efftrain_cli.foundation.console import human_count, human_seconds, silent
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.run.directory import run_path, runs_root
@@ -126,7 +126,7 @@ def run_study(
     if take_over is not None:
         taken = crew.claims.take_over(take_over)
         say(f"{len(taken)} runs of {take_over} taken over" + (f": {', '.join(taken)}" if taken else ""))
-    judgement = conduct(file, crew, tell=lambda judgement: say(_look_line(judgement)), allow=allow)
+    judgement = conduct(file, crew, tell=lambda judgement: None if silent() else say(_look_line(judgement)), allow=allow)
     _show(file, judgement, registration, as_json, plot)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from efftrain_cli.foundation.console import human_seconds
+from efftrain_cli.foundation.console import human_seconds, silent
 from efftrain_cli.foundation.errors import EfftrainError, RunLockedError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import SECOND_CTRL_C
 from efftrain_cli.run.directory import run_path, runs_root
@@ -212,7 +212,7 @@ class Crew:
         if waiting:
             already = f", {len(ends)} of {len(trials)} trained already" if ends else f", {len(trials)} runs"
             if title or ends:
-                self._line(f"{title or 'sweep'}{already}")
+                self._progress(f"{title or 'sweep'}{already}")
         with self._signals():
             try:
                 self._work(waiting, ends, tokens, numbers)
@@ -295,7 +295,7 @@ class Crew:
         loss = last_loss(name)
         result = f"val loss {loss:.4f}" if status == "finished" and loss is not None else status
         line = f"[{numbers[name]}/{len(numbers)}] {name}: {result}, {human_seconds(seconds)}"
-        self._line(line + self._eta(waiting, tokens, "; {} left"))
+        (self._progress if status == "finished" else self._line)(line + self._eta(waiting, tokens, "; {} left"))
 
     def _eta(self, waiting: Sequence[Trial], tokens: dict[str, int], form: str) -> str:
         """How long the rest takes at the speed so far, "" where nothing is left or known."""
@@ -329,11 +329,11 @@ class Crew:
             name = next(iter(elsewhere))
             owner = self.claims.owner(name)
             which = name if len(elsewhere) == 1 else f"{len(elsewhere)} runs, such as {name},"
-            self._line(f"waiting for {which} of {owner or 'another process'}")
+            self._progress(f"waiting for {which} of {owner or 'another process'}")
 
     def _show_status(self, waiting: Sequence[Trial], tokens: dict[str, int]) -> None:
         terminal = sys.stderr.isatty()
-        if time.monotonic() - self._last_status < (1.0 if terminal else STATUS_EVERY) or not self._active:
+        if silent() or time.monotonic() - self._last_status < (1.0 if terminal else STATUS_EVERY) or not self._active:
             return
         self._last_status = time.monotonic()
         under_way = []
@@ -348,6 +348,10 @@ class Crew:
             self._status_shown = True
         else:
             self.say(text)
+
+    def _progress(self, text: str) -> None:
+        if not silent():
+            self._line(text)
 
     def _line(self, text: str) -> None:
         if self._status_shown:

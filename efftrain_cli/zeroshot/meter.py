@@ -6,6 +6,8 @@ import sys
 import time
 from types import TracebackType
 
+from efftrain_cli.foundation.console import silent
+
 SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -25,7 +27,7 @@ class Meter:
         """Counts `count` more as done, and says so when it is time."""
         self.done += count
         now = time.monotonic()
-        if now < self._next:
+        if silent() or now < self._next:
             return
         self._next = now + (0.2 if self._terminal else SECONDS_BETWEEN_LINES)
         line = self.line(now - self._start)
@@ -47,5 +49,5 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._terminal:
+        if self._terminal and not silent():
             print("\r\033[K", end="", file=sys.stderr, flush=True)

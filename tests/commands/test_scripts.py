@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.commands import register
+from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.training.session import project_commit
 from tests.trained_run import make_run
 
@@ -43,6 +44,20 @@ def test_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [entry["step"] for entry in found] == [10, 20]
     path = run / "checkpoints" / "step-00000020"
     assert found[1]["path"] == str(path) and found[1]["bytes"] == sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_verified_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    run = make_run(tmp_path, steps=(10, 20))
+    damaged = run / "checkpoints" / "step-00000010" / "model.safetensors"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    result = CliRunner().invoke(app, ["checkpoint", "verify", "random", "--format", "json"])
+    assert isinstance(result.exception, CheckpointError)
+    first, second = json.loads(result.stdout)
+    assert (first["checkpoint"], first["sound"], first["files"]) == ("step-00000010", False, None)
+    assert "model.safetensors" in first["problem"]
+    assert second["sound"] and second["files"] >= 3 and second["problem"] is None
 
 
 def test_a_warmup_search_as_json() -> None:
@@ -81,6 +96,10 @@ def test_quiet_prints_nothing(efftrain: Command, tmp_path: Path) -> None:
     trained = efftrain("pretrain", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache"))
     assert (trained.returncode, trained.stdout) == (0, ""), trained.stderr
     assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
+    cache = str(tmp_path / "cache")
+    swept = efftrain("sweep", "--recipe", "tiny.toml", "--seeds", "1234,1235", "-q", "--format", "json", EFFTRAIN_CACHE=cache)
+    assert swept.returncode == 0 and "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
+    assert json.loads(swept.stdout)["groups"]
 
 
 def test_the_users_own_commit_and_its_dirty_flag(tmp_path: Path) -> None:
