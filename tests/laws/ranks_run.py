@@ -54,6 +54,7 @@ CASES = {
     "batch warmup": "[batch_size_warmup]\nstart = 8\nincrement = 4\nsequences = 40",
     "layer dropping": "[progressive_layer_drop]\ntheta = 0.5\nsteps = 4",
     "simigrad": "[simigrad]\ntarget = 0.9\nmin_batch_size = 8\nmax_batch_size = 32\nquantum = 4",
+    "standardization": '[standardization_loss]\nweight = 0.3\nsites = "ln_input"\nmoments = "token"',
     "growth": '[[stages]]\nmodel = { n_head = 1, n_embd = 16 }\nswitch = { rule = "steps", value = 3 }\n'
     '[[stages]]\noperators = ["width"]\nrewarmup_steps = 2',
 }

@@ -83,6 +83,8 @@ def test_every_column_of_a_row_has_a_group() -> None:
     """What the trainer writes (tests/fake_runs.py follows it) is nowhere "other"."""
     (row,) = [row for row in rows_of(10, 0) if row["step"] == 10]
     assert not [name for name in map(series_of, row) if name.startswith("other/")]
+    assert series_of("standardization_loss") == "standardization_loss/loss"
+    assert series_of("std_kl_h.0.mlp.c_fc") == "standardization_loss/kl_h.0.mlp.c_fc"
 
 
 def test_axes_summaries_scores_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
