@@ -23,6 +23,7 @@ COMMANDS = (
     "accumulation",
     "bench",
     "verify-resume",
+    "plan-cluster",
 )
 
 

@@ -1,0 +1,210 @@
+"""What a recipe is expected to cost on many devices: a model of a step's time and of memory, from a rate and bandwidths. No torch.
+
+    compute   FLOPs of the device with most sequences / rate
+    update    28 bytes a parameter (AdamW reads four tensors and writes three, fp32) / memory bandwidth
+    ring      2 (W - 1) / W bytes / bandwidth + 2 (W - 1) latency: each byte passes the slowest link of a ring twice
+
+Replicas: compute + ring(gradient, fp32) + update, one after the other, as efftrain does it. Shards: PyTorch gathers a block's weights
+twice and scatters its gradient once per micro-batch, each half a ring, beside the computation: max(compute, all of it) + update / W.
+Hybrid: shards within a node and replicas between nodes, whose shares of the gradient are added up once per step; efftrain has not
+built it. Nothing else is counted: neither data, evaluation, saving, nor what a slow device costs the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.plan.cost import gradient_copies, likely_vocabulary, training_bytes
+from efftrain_cli.plan.plan import accumulation_steps, assumed_result, model_parameters, padded_vocab_size
+from efftrain_cli.plan.preview import steps_until
+from efftrain_cli.plan.step import StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+
+STRATEGIES = ("replicate", "shard", "hybrid")
+UPDATE_BYTES = 28
+BUCKET_BYTES = 1 << 26
+"""Of the flat copy in which gradients are added up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Devices, and what is known of them."""
+
+    devices: int
+    nodes: int = 1
+    flops_per_second: float
+    """Of one device, in forward and backward passes."""
+    bandwidth: float
+    """Bytes per second out of one device, within a node."""
+    between: float = float("inf")
+    """Bytes per second out of one node, all its links together."""
+    memory_bandwidth: float
+    """Bytes per second of one device's memory."""
+    latency: float = 0.0
+    """Seconds of one message between two devices."""
+
+    def ring(self, size: float, devices: int | None = None, bandwidth: float | None = None) -> float:
+        """Seconds in which so many bytes, of which every device has its own, are added up on all: twice around a ring."""
+        count = self.devices if devices is None else devices
+        if count == 1:
+            return 0.0
+        speed = min(self.bandwidth, self.between) if bandwidth is None else bandwidth
+        return 2 * (count - 1) * (size / count / speed + self.latency)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step."""
+
+    compute: float
+    communication: float
+    update: float
+    total: float
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether communication takes longer than computation."""
+        return self.communication > self.compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterPlan:
+    """What one strategy is expected to need."""
+
+    strategy: str
+    full: StepTime
+    """Of the step with most tokens."""
+    seconds: float
+    """All steps."""
+    efficiency: float
+    """Seconds on one device / (seconds x devices)."""
+    memory_bytes: int
+    """Of one device."""
+    bound: tuple[tuple[int, int, int], ...]
+    """(batch size, sequence length, steps) of the kinds of steps that are bound by communication."""
+    bound_steps: int
+    steps: int
+
+
+def step_time(
+    strategy: str, cluster: Cluster, *, flops: float, parameters: int, micro_batches: int = 1, sums: int = 1, lanes: bool = False
+) -> StepTime:
+    """The time of a step.
+
+    Args:
+        flops: of the device that computes most.
+        parameters: of the model.
+        micro_batches: of one device.
+        sums: gradients that are added up, 2 where SimiGrad measures.
+        lanes: whether whole gradients are exchanged in pairs.
+    """
+    compute = flops / cluster.flops_per_second
+    update = UPDATE_BYTES * parameters / cluster.memory_bandwidth
+    gradient = 4.0 * parameters
+    if strategy == "replicate":
+        communication = sums * cluster.ring(gradient)
+        if lanes:
+            rounds = (cluster.devices - 1).bit_length()
+            communication = sums * rounds * (gradient / min(cluster.bandwidth, cluster.between) + cluster.latency)
+        return StepTime(compute=compute, communication=communication, update=update, total=compute + communication + update)
+    if strategy == "shard":
+        share = cluster.devices
+        communication = 1.5 * micro_batches * cluster.ring(gradient)
+    else:
+        share = cluster.devices // cluster.nodes
+        communication = 1.5 * micro_batches * cluster.ring(gradient, share, cluster.bandwidth)
+        communication += cluster.ring(gradient, cluster.nodes, cluster.between)
+    update /= share
+    return StepTime(
+        compute=compute, communication=communication, update=update, total=max(compute, communication) + update
+    )
+
+
+def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str) -> int:
+    """Bytes of one device, by `training_bytes`: the state, or its share and two gathered blocks with the embedding; activations."""
+    model = recipe.model
+    rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    copies = gradient_copies(recipe, cluster.devices)
+    recompute = recipe.train.activation_checkpointing is True
+
+    def needed(count: int) -> int:
+        return training_bytes(
+            model, rows, count, seq_len, dtype=dtype, compiled=False, recompute=recompute, gradients=copies
+        )
+
+    state, whole = needed(0), needed(sequences)
+    if strategy == "replicate":
+        return whole + (2 * BUCKET_BYTES if cluster.devices > 1 else 0)
+    share = cluster.devices if strategy == "shard" else cluster.devices // cluster.nodes
+    block = 12 * model.n_embd**2 + 13 * model.n_embd
+    return state // share + (whole - state) + 4 * (2 * block + (rows + model.seq_len) * model.n_embd)
+
+
+def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[ClusterPlan]:
+    """What each strategy needs for the whole recipe.
+
+    Raises:
+        UsageError: the devices cannot be dealt to the nodes, or a step has fewer sequences than there are devices.
+    """
+    if cluster.devices % cluster.nodes:
+        raise UsageError(f"--devices {cluster.devices} is not a multiple of --nodes {cluster.nodes}\ngive the devices of all nodes together")
+    rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    parameters = model_parameters(recipe, rows)
+    kinds: Counter[tuple[int, int, bool]] = Counter()
+    plans: dict[tuple[int, int, bool], tuple[StepPlan, float]] = {}
+    alone = 0.0
+    for plan, progress in steps_until(recipe, None, None, None):
+        kind = plan.batch_size, plan.seq_len, plan.measure_similarity
+        flops = assumed_result(recipe, plan, rows, progress.stage).flops
+        kinds[kind] += 1
+        before = plans.get(kind)
+        plans[kind] = plan, flops if before is None else before[1] + flops
+        alone += flops / cluster.flops_per_second + UPDATE_BYTES * parameters / cluster.memory_bandwidth
+    smallest = min(batch for batch, _, _ in kinds)
+    if smallest < cluster.devices:
+        raise UsageError(
+            f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each needs one\n"
+            f"use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
+        )
+    lanes = recipe.parallel is not None and recipe.parallel.lanes is not None
+    found = []
+    for strategy in STRATEGIES:
+        if strategy == "hybrid" and cluster.nodes in (1, cluster.devices):
+            continue
+        seconds, bound, largest, full = 0.0, [], (0, 0), None
+        for kind, count in kinds.items():
+            plan, flops = plans[kind]
+            cut = accumulation_steps(recipe, plan.batch_size, plan.seq_len, cluster.devices)
+            here = cut // cluster.devices
+            busiest = plan._replace(accumulation_steps=cut).first_sequence(here)  # the larger micro-batches come first
+            time = step_time(
+                strategy,
+                cluster,
+                flops=flops / count * busiest / plan.batch_size,
+                parameters=parameters,
+                micro_batches=here,
+                sums=2 if plan.measure_similarity else 1,
+                lanes=lanes,
+            )
+            seconds += count * time.total
+            if time.is_bound:
+                bound.append((plan.batch_size, plan.seq_len, count))
+            if full is None or plan.tokens >= largest[0] * largest[1]:
+                largest, full = (plan.batch_size, plan.seq_len), time
+        assert full is not None  # a budget of a token is a step
+        cut = accumulation_steps(recipe, *largest, cluster.devices)
+        found.append(
+            ClusterPlan(
+                strategy=strategy,
+                full=full,
+                seconds=seconds,
+                efficiency=alone / (seconds * cluster.devices),
+                memory_bytes=memory_per_device(recipe, strategy, cluster, -(-largest[0] // cut), largest[1], dtype),
+                bound=tuple(bound),
+                bound_steps=sum(count for _, _, count in bound),
+                steps=kinds.total(),
+            )
+        )
+    return found
