@@ -85,5 +85,7 @@ def plan_cluster(
                 f"{each.strategy}: {counted(each.bound_steps, 'step')} of {each.steps:,} are bound by the network, up to "
                 f"{batch:,} x {seq_len:,} tokens: it takes longer there than computing"
             )
+    if len(plans) == 1:
+        print("a recipe with these methods is replicated only: its parts cannot be sharded")
     if len(plans) == 3:
         print("hybrid shards within a node and replicates between nodes: a prediction only, efftrain has not built it")

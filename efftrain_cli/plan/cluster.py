@@ -13,7 +13,7 @@ built it. Nothing else is counted: neither data, evaluation, saving, nor what a 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.plan.cost import gradient_copies, likely_vocabulary, training_bytes
@@ -21,6 +21,7 @@ from efftrain_cli.plan.plan import accumulation_steps, assumed_result, model_par
 from efftrain_cli.plan.preview import steps_until
 from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Parallel
 
 STRATEGIES = ("replicate", "shard", "hybrid")
 UPDATE_BYTES = 28
@@ -75,7 +76,7 @@ class ClusterPlan:
 
     strategy: str
     full: StepTime
-    """Of the step with most tokens."""
+    """Of the usual step with most tokens."""
     seconds: float
     """All steps."""
     efficiency: float
@@ -142,8 +143,16 @@ def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences
     return state // share + (whole - state) + 4 * (2 * block + (rows + model.seq_len) * model.n_embd)
 
 
+def _can_be_sharded(recipe: Recipe) -> bool:
+    try:
+        replace(recipe, parallel=Parallel(strategy="shard"))
+    except ValueError:  # a rule of the recipe
+        return False
+    return True
+
+
 def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[ClusterPlan]:
-    """What each strategy needs for the whole recipe.
+    """What each strategy that the recipe's methods allow needs for the whole of it.
 
     Raises:
         UsageError: the devices cannot be dealt to the nodes, or a step has fewer sequences than there are devices.
@@ -173,7 +182,9 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
     for strategy in STRATEGIES:
         if strategy == "hybrid" and cluster.nodes in (1, cluster.devices):
             continue
-        seconds, bound, largest, full = 0.0, [], (0, 0), None
+        if strategy != "replicate" and not _can_be_sharded(recipe):
+            continue
+        seconds, bound, largest, usual, full = 0.0, [], (0, 0), 0, None
         for kind, count in kinds.items():
             plan, flops = plans[kind]
             cut = accumulation_steps(recipe, plan.batch_size, plan.seq_len, cluster.devices)
@@ -191,8 +202,8 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
             seconds += count * time.total
             if time.is_bound:
                 bound.append((plan.batch_size, plan.seq_len, count))
-            if full is None or plan.tokens >= largest[0] * largest[1]:
-                largest, full = (plan.batch_size, plan.seq_len), time
+            if full is None or (plan.tokens, count) > (largest[0] * largest[1], usual):
+                largest, usual, full = (plan.batch_size, plan.seq_len), count, time
         assert full is not None  # a budget of a token is a step
         cut = accumulation_steps(recipe, *largest, cluster.devices)
         found.append(

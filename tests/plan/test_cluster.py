@@ -9,6 +9,7 @@ import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.cluster import Cluster, plan_cluster, step_time
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Data, Model, Optim, Train
@@ -79,6 +80,17 @@ def test_shards_divide_the_state_and_not_the_activations() -> None:
     (replicas, shards) = plan_cluster(large, replace(EIGHT, nodes=1), "fp32")
     saved = replicas.memory_bytes - shards.memory_bytes
     assert saved == pytest.approx(14e9 - 0.4e9, rel=0.03)
+
+
+def test_methods_that_need_whole_gradients_are_replicated() -> None:
+    measuring = replace(
+        RECIPE,
+        train=replace(RECIPE.train, tokens=8 * 32 * 21, batch_size=8),
+        simigrad=SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64, interval=7),
+    )
+    (plan,) = plan_cluster(measuring, replace(EIGHT, nodes=1), "fp32")
+    usual = step_time("replicate", replace(EIGHT, nodes=1), flops=0, parameters=35_936).communication
+    assert plan.strategy == "replicate" and plan.full.communication == pytest.approx(usual, rel=0.05)  # 18 of 21 steps add up once
 
 
 @pytest.mark.parametrize(("devices", "nodes", "message"), [(8, 1, "a step of 6 sequences"), (6, 4, "not a multiple of --nodes 4")])
