@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -127,7 +127,8 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
     found = []
     recipes = [group.recipe for group in groups]
     for key in differing_keys(recipes):
-        if not key.startswith(SHARED_SECTIONS):
+        cut = key == "parallel.lanes" and any(map(_takes_moments, recipes))
+        if not key.startswith(SHARED_SECTIONS) and not cut:
             continue
         values = ", ".join(f"{group.label} {shown(group.recipe.get(key))}" for group in groups)
         meaning = {
@@ -138,11 +139,18 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
             "model.norm": "different model",
             "model.init": "different initialization",
             "train.micro_batch_tokens": "different micro-batches"
-            + (", over which the standardization loss takes its moments" if any("standardization_loss.weight" in r for r in recipes) else ""),
+            + (", over which the standardization loss takes its moments" if any(map(_takes_moments, recipes)) else ""),
+            "parallel.lanes": "different micro-batches, over which the standardization loss takes its moments",
             "eval.every": "evaluated at different intervals, so only evaluations after the same steps are compared",
         }.get(key, "different setting")
         found.append(f"{meaning}: {key} is {values}")
     return found
+
+
+def _takes_moments(recipe: Mapping[str, object]) -> bool:
+    """Whether a term of the loss depends on how a step is cut into micro-batches."""
+    weight = recipe.get("standardization_loss.weight")
+    return weight is not None and weight != 0 and recipe.get("standardization_loss.moments") != "token"
 
 
 def _speed_warnings(groups: Sequence[Group]) -> list[str]:

@@ -47,7 +47,7 @@ class Ouroboros(Method):
     split: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Blocks of each module, in order; default: equal FLOPs on every device, with the head counted."""
     warmup_steps: int = Field(default=0, ge=0)
-    """First steps, without any delay."""
+    """First steps, of ordinary training: no delay, one norm for clipping, and the tied matrix's gradients summed."""
     clip: Literal["global", "module"] = "global"
     """What optim.grad_clip bounds: the norm over all modules, or that of each device's, as in the authors' code."""
     cosine_every: int = Field(default=0, ge=0)
@@ -119,10 +119,11 @@ class Ouroboros(Method):
     def assumptions(self, recipe: Recipe) -> list[str]:
         if self.modules == 1:
             return []
-        after = f", after {self.warmup_steps} steps without delay" if self.warmup_steps else ""
+        after = f", after {self.warmup_steps} steps of ordinary training" if self.warmup_steps else ""
+        again = " FLOPs leave out the second forward pass of replayed modules." if self.variant == "replay" else ""
         return [
             f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago, the last fresh{after}. A module waits "
-            "unchanged for its first one; the last ones in flight are dropped."
+            f"unchanged for its first one; the last ones in flight are dropped.{again}"
         ]
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:

@@ -82,10 +82,7 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         recompute=recipe.train.activation_checkpointing is True,
         gradients=gradient_copies(recipe),
     )
-    in_flight = 0
-    if recipe.ouroboros is not None:
-        shape = InFlightShape(model.n_layer, model.n_embd, model.seq_len, rows)
-        in_flight = recipe.ouroboros.in_flight_bytes(shape, recipe.train.batch_size)
+    in_flight = in_flight_bytes(recipe, rows)
     return PlanCost(
         summary=summary,
         vocab_size=vocab_size,
@@ -94,6 +91,15 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         dtype=dtype,
         checkpoint_bytes=12 * parameters + in_flight,
     )
+
+
+def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
+    """Bytes of late gradients between two full steps, which each checkpoint holds too."""
+    if recipe.ouroboros is None:
+        return 0
+    model = recipe.model
+    shape = InFlightShape(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size)
+    return recipe.ouroboros.in_flight_bytes(shape, recipe.train.batch_size)
 
 
 def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:

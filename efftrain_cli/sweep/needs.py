@@ -9,7 +9,7 @@ from statistics import median
 
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import OutOfMemoryError
-from efftrain_cli.plan.cost import likely_vocabulary
+from efftrain_cli.plan.cost import in_flight_bytes, likely_vocabulary
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
@@ -30,10 +30,14 @@ def parameters_of(recipe: Recipe) -> int:
     return model_parameters(recipe, padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer)))
 
 
+def _late(recipe: Recipe) -> int:
+    return in_flight_bytes(recipe, padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer)))
+
+
 def disk_bytes(recipe: Recipe) -> int:
-    """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32, and its rows."""
+    """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32 and of late gradients, and its rows."""
     steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
-    return recipe.checkpoint.keep * 12 * parameters_of(recipe) + steps * ROW
+    return recipe.checkpoint.keep * (12 * parameters_of(recipe) + _late(recipe)) + steps * ROW
 
 
 def memory_bytes(recipe: Recipe) -> int:
@@ -42,7 +46,7 @@ def memory_bytes(recipe: Recipe) -> int:
     model = recipe.model
     tokens = max(recipe.train.micro_batch_tokens, model.seq_len)
     activations = 4 * tokens * (17 * model.n_layer * model.n_embd + 2 * likely_vocabulary(recipe.data.tokenizer))
-    return PROCESS + 16 * parameters_of(recipe) + activations
+    return PROCESS + 16 * parameters_of(recipe) + _late(recipe) + activations
 
 
 def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
@@ -57,9 +61,11 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
     largest = max(map(memory_bytes, recipes))
     if largest * jobs > free:
         fits = max(1, free // largest)
+        cut_matters = any(method.cut_matters() for recipe in recipes for method in recipe.methods.values())
+        note = ", a setting of the standardization loss" if cut_matters else ", which changes no result"
         raise OutOfMemoryError(
             f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
-            f"  use --jobs {fits}, or lower train.micro_batch_tokens, which changes no result"
+            f"  use --jobs {fits}, or lower train.micro_batch_tokens{note}"
         )
 
 

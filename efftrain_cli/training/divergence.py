@@ -14,7 +14,7 @@ from efftrain_cli.plan.step import Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number
-from efftrain_cli.training.checkpoints import load_checkpoint, save, some_tensors
+from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint, save, some_tensors
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.session import Session, fresh_state
 from efftrain_cli.training.state import TrainState, model_tensors, nonfinite_tensors
@@ -190,6 +190,8 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
         except CheckpointError as error:
             run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
             continue
+        if (reason := drop_in_flight(state, session.recipe)) is not None:
+            run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
         break
     here, spent = state.progress, diverged.progress
     segment = run.next_segment(spent.segment)
