@@ -44,7 +44,7 @@ _SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.a
 
 
 def save(run: Run, state: TrainState, recipe: Recipe) -> float:
-    """Writes a checkpoint of `state` unless this step has a verified one, removes old ones, and returns the seconds it took.
+    """Writes a checkpoint of `state` unless this step has a verified one or parts of it are with other ranks, removes old ones, and returns the seconds it took.
 
     Raises:
         UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the checkpoints that exist are
@@ -55,7 +55,7 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     start = time.monotonic()
     run.find_itself()
     path = checkpoint_path(run.path, state.progress.step)
-    if path in run.verified:
+    if path in run.verified or (state.parts is not None and not state.parts.whole):
         return 0.0
     whole = whole_tensors(state)
     wrong = nonfinite_tensors({**whole[0], **whole[1], **state.method_tensors})

@@ -14,6 +14,7 @@ import torch
 from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals
+from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.memory import memory_errors
@@ -32,19 +33,18 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     """
     if ranks.alone:
         return
-    if recipe.ouroboros is not None and recipe.ouroboros.modules > 1:
-        raise UsageError(
-            f"ouroboros trains on one device so far, and {ranks.world_size} were started\n"
-            "leave out --devices, torchrun or srun: all modules then run on one device, with the same delays"
-        )
+    ring = recipe.ouroboros if recipe.ouroboros is not None and recipe.ouroboros.modules > 1 else None
+    if ring is not None:
+        _check_ring(ring, recipe, ranks)
+    sharing = ranks.world_size // (1 if ring is None else ring.devices)
     smallest = min(
         (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()), default=summary.smallest_batch
     )
     smallest = min(smallest, summary.smallest_batch)
-    if smallest < ranks.world_size:
+    if smallest < sharing:
         raise UsageError(
-            f"a step of {smallest} sequences cannot be shared by {ranks.world_size} devices: each needs one\n"
-            f"use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
+            f"a step of {smallest} sequences cannot be shared by {sharing} {'devices' if ring is None else 'rings'}: each needs one\n"
+            f"use at most --devices {smallest * ranks.world_size // sharing}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
     cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
@@ -57,6 +57,29 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
         raise UsageError(
             f"parallel.lanes = {lanes} is not a multiple of the {ranks.world_size} devices\n"
             "use 2, 4, ... devices up to that number, or set parallel = false"
+        )
+
+
+def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
+    """Refuses what no ring of these ranks can do.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if ranks.world_size % section.devices:
+        raise UsageError(
+            f"ouroboros.modules = {section.modules} makes rings of {section.devices} devices, and {ranks.world_size} were started\n"
+            f"start {section.devices} of them or a multiple, or one alone, which computes the same; or choose another ouroboros.modules"
+        )
+    if section.cosine_every:
+        raise UsageError(
+            "ouroboros.cosine_every needs the whole model at once, and in a ring each device computes its modules only\n"
+            "set it to 0, or train on one device"
+        )
+    if recipe.standardization_loss is not None:
+        raise UsageError(
+            "[standardization_loss] adds terms within the modules, which a ring does not carry between its devices\n"
+            "train on one device, or set standardization_loss = false"
         )
 
 

@@ -32,6 +32,8 @@ from efftrain_cli.training.compiling import (
 from efftrain_cli.training.memory import checkpoints_activations
 from efftrain_cli.training.ouroboros import LateGradients, cut_gpt
 from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training.ring import Ring
+from efftrain_cli.training.state import TrainState
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
@@ -146,6 +148,7 @@ def build_forward_backward(
     device: torch.device,
     method_tensors: dict[str, Tensor] | None = None,
     ranks: Ranks = ALONE,
+    ring: Ring | None = None,
 ) -> ForwardBackward:
     """The step's gradient by accumulation over micro-batches, added up over the ranks.
 
@@ -155,6 +158,7 @@ def build_forward_backward(
     Args:
         method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps. They are read in
             each step, and not changed: `StepResult.method_tensors` are those after it.
+        ring: where each rank computes a module only.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
@@ -234,15 +238,19 @@ def build_forward_backward(
             for name, share in sums.items():
                 losses[name] = losses[name] + share if name in losses else share
 
-        micro_batches = cut(batch, plan, ranks, model.lockstep)
-        dots, step = None, None
+        micro_batches = cut(batch, plan, ranks if ring is None else ring.rings, model.lockstep)
+        dots, step, grad_norm = None, None, None
         if plan.measure_similarity:
             dots = accumulate_by_halves(accumulate, micro_batches, parameters, plan)
+        elif ring is not None:
+            step = ring.step(micro_batches, plan)
         elif late is not None and late.delays_at(plan.step):
             step = late.step(micro_batches, plan, method_tensors or {}, accumulate_here)
-            losses |= step.losses
         else:
             accumulate(micro_batches)
+            grad_norm = None if late is None else late.clip()
+        if step is not None:
+            losses, grad_norm = {**losses, **step.losses}, step.grad_norm
         blocks_times_sequences = sum(
             plan.sequences_of(number) * (len(plan.keep) if gate is None else sum(gate)) for number, gate in enumerate(gates)
         )
@@ -260,22 +268,22 @@ def build_forward_backward(
             blocks_executed=blocks,
             scalars={"loss": loss, **losses, **({} if late is None else late.scalars(step))},
             simigrad_dots=dots,
-            grad_norm=None if step is None else step.grad_norm,
+            grad_norm=grad_norm,
             method_tensors=None if step is None else step.in_flight,
         )
 
     return forward_backward
 
 
-def late_gradients(recipe: Recipe, model: GPT, device: torch.device) -> LateGradients | None:
-    """Ouroboros's gradients on one device; None where no module's gradient is late."""
+def late_gradients(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> LateGradients | None:
+    """Ouroboros's gradients on one device; None where no module's gradient is late. `ranks` says how many share a step."""
     section = recipe.ouroboros
     if section is None or section.modules == 1:
         return None
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
     recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled)
     parts = compile_parts(recipe, model) if compiled else CompiledParts(run_eagerly, model.head_loss_sum)
-    full_shape = full_micro_batch(recipe)
+    full_shape = full_micro_batch(recipe, max(1, ranks.world_size // section.devices))
 
     def passing(x: Tensor) -> ExitStack:
         stack = ExitStack()
@@ -303,6 +311,17 @@ def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
     everyone[ranks.rank] = seen
     ranks.add_up([everyone])
     return torch.cat([everyone[:, : Seen.LARGEST].sum(0), everyone[:, Seen.LARGEST :].amax(0)])
+
+
+def build_ring(recipe: Recipe, state: TrainState, ranks: Ranks) -> Ring | None:
+    """This rank's share of Ouroboros's rings; None on one device, and where no gradient is late."""
+    late = late_gradients(recipe, state.model, state.model.device, ranks)
+    if late is None or ranks.alone:
+        return None
+    assert recipe.ouroboros is not None
+    mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
+    boundary = state.model.residual_dtype if mixed else torch.float32
+    return Ring(recipe.ouroboros, state, late.modules, late.split, ranks, recipe.optim.grad_clip, boundary)
 
 
 def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = False) -> list[MicroBatch]:

@@ -73,7 +73,7 @@ def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Late, dict[s
         staleness, fresh = modules.count - module, modules.take(module)
         if staleness:
             after |= {f"{PREFIX}gradient.{step}.{module}.{name}": gradient for name, gradient in fresh.items()}
-            late.append(_pop(after, f"{PREFIX}gradient.{step - staleness}.{module}.") or None)
+            late.append(pop(after, f"{PREFIX}gradient.{step - staleness}.{module}.") or None)
         else:
             late.append(fresh)
     return late, after
@@ -113,10 +113,10 @@ def replayed(
     """The backward pass that a module does in `step`: its gradients, None where nothing is due yet, and the gradient by its inputs, by
     micro-batch. What it used is taken out of `in_flight`."""
     batch = step - (modules.count - module)
-    deltas = _pop(in_flight, f"{PREFIX}delta.{batch}.{module}.")
+    deltas = pop(in_flight, f"{PREFIX}delta.{batch}.{module}.")
     if not deltas:
         return None, {}
-    inputs, by_input = _pop(in_flight, f"{PREFIX}input.{batch}.{module}."), {}
+    inputs, by_input = pop(in_flight, f"{PREFIX}input.{batch}.{module}."), {}
     for number in sorted(deltas, key=int):  # the order of the sum, whatever that of a file was
         x = inputs[number]
         if module > 1:
@@ -134,27 +134,35 @@ def joined(modules: Modules, late: Late, names: Sequence[str], mean: bool) -> di
     found: dict[str, Tensor | None] = {}
     for name in names:
         users = [number for number in order if name in modules.leaves[number]]
-        due = [gradients[name] for gradients in (late[number] for number in users) if gradients is not None]
+        due = [gradients[name] for gradients in (late[number] for number in users) if gradients is not None and name in gradients]
         gradient = _sum(due) if due else None
         found[name] = gradient * 0.5 if mean and gradient is not None and len(users) > 1 else gradient
     return found
 
 
-def clipped(
-    gradients: Mapping[str, Tensor | None], groups: Sequence[Sequence[str]], largest: float
-) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not at all)."""
+def norms_of(gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """The l2 norm of each gradient that there is, 0-d."""
     present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    norms = dict(zip(present, torch._foreach_norm(list(present.values())), strict=True))
-    total = _norm_of(norms)
+    return dict(zip(present, torch._foreach_norm(list(present.values())), strict=True)) if present else {}
+
+
+def clipped(
+    gradients: Mapping[str, Tensor | None], norms: Tensors, groups: Sequence[Sequence[str]], largest: float
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not at all).
+
+    Args:
+        norms: of each parameter's gradient, also of those that another rank has.
+    """
     found = dict(gradients)
-    for names in groups if largest else ():
-        inside = [name for name in names if name in present]
-        if inside:
-            scale = largest / (_norm_of({name: norms[name] for name in inside}) + EPSILON)
-            scaled = torch._foreach_mul([present[name] for name in inside], scale.clamp(max=1.0))
-            found |= dict(zip(inside, scaled, strict=True))
-    return total, found
+    for group in groups if largest else ():
+        names = [name for name in group if name in norms]
+        here = {name: gradient for name in names if (gradient := gradients[name]) is not None}
+        if here:
+            scale = largest / (_norm_of([norms[name] for name in names]) + EPSILON)
+            scaled = torch._foreach_mul(list(here.values()), scale.clamp(max=1.0))
+            found |= dict(zip(here, scaled, strict=True))
+    return _norm_of(list(norms.values())), found
 
 
 def cosine(a: Tensors, b: Tensors) -> Tensor:
@@ -166,11 +174,11 @@ def cosine(a: Tensors, b: Tensors) -> Tensor:
     return (dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).float()
 
 
-def _norm_of(norms: Tensors) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(list(norms.values())))
+def _norm_of(norms: Sequence[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
-def _pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Takes the tensors whose name begins with `prefix`, by the rest of it."""
     return {name.removeprefix(prefix): tensors.pop(name) for name in [name for name in tensors if name.startswith(prefix)]}
 
@@ -253,24 +261,38 @@ class LateStep(NamedTuple):
     """Module from 1 -> cosine between its late gradient and that of the same batch at today's weights, where measured."""
 
 
+def groups_of(section: Ouroboros, modules: Modules, names: Sequence[str]) -> list[list[str]]:
+    """What is clipped together: all parameters, or those of each device."""
+    if section.clip == "global":
+        return [list(names)]
+    owners = [set[str]() for _ in range(section.devices)]
+    for module, leaves in enumerate(modules.leaves, 1):
+        owners[section.device_of(module)].update(leaves)
+    return [[name for name in names if name in owned] for owned in owners]
+
+
 class LateGradients:
     """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in flight itself."""
 
     def __init__(self, section: Ouroboros, model: GPT, modules: Modules, split: Sequence[int], grad_clip: float) -> None:
+        self.modules, self.split = modules, split
         self._section, self._model, self._modules, self._grad_clip = section, model, modules, grad_clip
         self._parameters = dict(model.named_parameters())
-        owners = [set[str]() for _ in range(section.devices)]
-        for number, leaves in enumerate(modules.leaves):
-            owners[section.device_of(number + 1)].update(leaves)
-        self._groups = [[name for name in self._parameters if name in names] for names in owners]
-        if section.clip == "global":
-            self._groups = [list(self._parameters)]
+        self._groups = groups_of(section, modules, list(self._parameters))
         self._layout = layout_of(section, split)
         self._stopped = False
 
     def delays_at(self, step: int) -> bool:
         """Whether 1-based `step` uses late gradients."""
         return self._section.delays_at(step)
+
+    def clip(self) -> Tensor:
+        """Clips the gradients in `.grad` of a step without delay; returns their norm before."""
+        fresh = {name: parameter.grad for name, parameter in self._parameters.items()}
+        grad_norm, gradients = clipped(fresh, norms_of(fresh), self._groups, self._grad_clip)
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+        return grad_norm
 
     def scalars(self, step: LateStep | None) -> dict[str, Tensor]:
         """The columns of a step, None for one without delay: each module's staleness in steps (NaN where it waited), and cosines (NaN
@@ -308,7 +330,7 @@ class LateGradients:
         if section.cosine_every:
             cosines = self._cosines(late, after, micro_batches, plan.step, backward)
         gradients = joined(modules, late, list(self._parameters), section.embedding_gradient == "mean")
-        grad_norm, gradients = clipped(gradients, self._groups, self._grad_clip)
+        grad_norm, gradients = clipped(gradients, norms_of(gradients), self._groups, self._grad_clip)
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
         after[f"{PREFIX}layout"] = self._layout
@@ -348,7 +370,7 @@ class LateGradients:
             cosines[module] = cosine(gradients, fresh)
         oldest = step - self._section.staleness(1)
         for kind in ("tokens", "targets"):
-            _pop(after, f"{PREFIX}{kind}.{oldest}.")
+            pop(after, f"{PREFIX}{kind}.{oldest}.")
         return cosines
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -199,6 +199,50 @@ class Ranks:
             self._carry(lambda dist, contiguous=contiguous: dist.broadcast(contiguous, src=0))
             with torch.no_grad():
                 tensor.copy_(contiguous)
+
+    def share_from(self, source: int, tensors: Sequence[Tensor]) -> None:
+        """Gives every rank the values of rank `source`, in place; fp32."""
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            self._carry(lambda dist, flat=flat: dist.broadcast(flat, src=source))
+            _scatter(flat, bucket)
+
+    def sum_of(self, numbers: Tensor) -> None:
+        """Replaces a few numbers on the host by their sums over the ranks, in place."""
+        self._carry(lambda dist: dist.all_reduce(numbers))
+
+    def group(self, members: Sequence[Sequence[int]]) -> Any:
+        """A group of this rank with the others of its list, of lists that together are all ranks; None where it would be alone. All
+        ranks call it with the same lists."""
+        mine: list[Any] = []
+
+        def make(dist: Any) -> None:
+            mine.extend(group for group, ranks in [(dist.new_group(list(r), timeout=FOREVER), r) for r in members] if self.rank in ranks)
+
+        if len(members[0]) > 1:
+            self._carry(make)
+        return mine[0] if mine else None
+
+    def add_up_in(self, group: Any, tensors: Sequence[Tensor]) -> None:
+        """As `add_up`, over the ranks of a `group`."""
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            self._carry(lambda dist, flat=flat: dist.all_reduce(flat, group=group))
+            _scatter(flat, bucket)
+
+    def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
+        """Sends a tensor on the host without waiting; the result waits until it is sent, and until then keeps the tensor."""
+        works: list[Any] = []
+        self._carry(lambda dist: works.append(dist.isend(tensor, to)))
+
+        def wait(tensor: Tensor = tensor) -> None:
+            self._carry(lambda dist: works[0].wait())
+
+        return wait
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Fills a tensor on the host with the next one that `source` sends here."""
+        self._carry(lambda dist: dist.recv(tensor, source))
 
     def announce(self, key: str, values: Mapping[str, object]) -> None:
         """Says something, as JSON, that other ranks `hear`; each key once."""

@@ -33,8 +33,9 @@ from efftrain_cli.plan.plan import (
 )
 from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.training.compiling import compile_seconds, compiles, freeze_objects, micro_batch_shapes
-from efftrain_cli.training.gradient import autocast, build_forward_backward, compute_dtype
+from efftrain_cli.training.gradient import autocast, build_forward_backward, build_ring, compute_dtype
 from efftrain_cli.training.positions import loss_by_position
 from efftrain_cli.training.ranks import ALONE, CONNECTION, Ranks
 from efftrain_cli.training.state import TrainState
@@ -108,7 +109,9 @@ def train(
     """
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
-    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors, ranks)
+    ring = build_ring(recipe, state, ranks)
+    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors, ranks, ring)
+    sharing = ranks if ring is None else ring.rings  # who shares a batch
     may_compile, shapes = compiles(recipe, device), set[tuple[int, int]]()
     gc.unfreeze()  # what an earlier training froze may be garbage by now
     ahead: tuple[StepPlan, Batch] | None = None
@@ -124,7 +127,7 @@ def train(
         return replace(record, val_loss=loss, position_losses=positions, evaluation=watch.stop()), loss
 
     def batch_of(plan: StepPlan) -> Batch:
-        return train_data.batch(plan, ranks.rank, ranks.world_size).to(device)
+        return train_data.batch(plan, sharing.rank, sharing.world_size).to(device)
 
     if state.progress.step == 0 or state.progress.evaluation_due:
         record, val_loss = evaluated(StepRecord(progress=state.progress))
@@ -140,7 +143,7 @@ def train(
     ):
         if state.shards is not None:
             state.shards.next_step(state)
-        plan = plan_step(recipe, state.progress, ranks.world_size)
+        plan = plan_step(recipe, state.progress, sharing.world_size)
         ranks.exchanged()  # of an evaluation, which is not this step's
         new_shapes = micro_batch_shapes(plan) - shapes
         shapes |= new_shapes
@@ -154,14 +157,15 @@ def train(
             ranks.enter("data")
             progress = after_step(recipe, state.progress, plan, result)
             if progress.tokens < recipe.train.tokens and progress.step != until:
-                next_plan = plan_step(recipe, progress, ranks.world_size)
+                next_plan = plan_step(recipe, progress, sharing.world_size)
                 ahead = next_plan, batch_of(next_plan)
         ranks.enter("update")
         grad_norm = update(state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm)
         if result.method_tensors is not None:
             state.method_tensors.clear()
             state.method_tensors.update(result.method_tensors)
-        measures = state.optimizer.measures()
+        # In a ring a rank has the moments of its own modules only: no measure of the whole.
+        measures = state.optimizer.measures() if ring is None else {}
         if state.shards is not None:
             measures = state.shards.measures(measures)
         measures = {"grad_norm": grad_norm, **measures, "nonfinite": state.nonfinite}
@@ -178,6 +182,11 @@ def train(
             compile_seconds=compile_seconds() - compiled,
         )
         due = plan.evaluate or stage_ended(recipe, state.progress)
+        if ring is not None:
+            last = plan.step == until or state.progress.tokens >= recipe.train.tokens
+            saving = ring.asked or ring.stopped or last or saves_at(recipe.checkpoint, plan.step)
+            if due or saving:
+                ring.gather(everything=saving)
         if due or plan.step == until:
             try:
                 record, val_loss = evaluated(record)
@@ -193,6 +202,11 @@ def train(
         yield record
         if record.compile_seconds:
             freeze_objects()
+
+
+def saves_at(checkpoint: Checkpoint, step: int) -> bool:
+    """Whether checkpoints come by steps, and one after this."""
+    return isinstance(checkpoint.every, int) and step % checkpoint.every == 0
 
 
 def _interruptible(ranks: Ranks, rescuable: bool = False) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.step import MicroBatch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.ouroboros import Modules, clipped, delay, dropped, joined, replay
+from efftrain_cli.training.ouroboros import Modules, clipped, delay, dropped, joined, norms_of, replay
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, fresh, tensors_of
 
@@ -250,12 +250,12 @@ def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None
 
 def test_clipping_by_device_and_over_all() -> None:
     gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0]), "c": None}
-    norm, found = clipped(gradients, [["a", "c"], ["b"]], 1.0)
+    norm, found = clipped(gradients, norms_of(gradients), [["a", "c"], ["b"]], 1.0)
     assert norm == pytest.approx(13.0)
     assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found["b"].tolist() == pytest.approx([1.0], rel=1e-5)
-    norm, found = clipped(gradients, [["a", "b", "c"]], 6.5)
+    norm, found = clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 6.5)
     assert found["b"].tolist() == pytest.approx([6.0], rel=1e-5) and found["c"] is None
-    assert clipped(gradients, [["a", "b", "c"]], 0.0)[1] == gradients
+    assert clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 0.0)[1] == gradients
 
 
 # --- the section -----------------------------------------------------------------------------------------------------
