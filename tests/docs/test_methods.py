@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 PAGES = [
     REPOSITORY / "docs" / "methods" / f"{name}.md"
-    for name in ("chunk-based-accumulation", "progressive-layer-dropping", "simigrad", "standardization-loss", "optimizers")
+    for name in ("chunk-based-accumulation", "ouroboros", "progressive-layer-dropping", "simigrad", "standardization-loss", "optimizers")
 ]
 COMMANDS = [
     pytest.param(line.partition("#")[0].strip(), id=f"{page.stem}: {line}")
