@@ -57,6 +57,11 @@ class Grid:
             )
         if self.recipe.stages:
             raise UsageError("tune-warmup searches recipes without stages; give it the recipe of one stage")
+        if "steps" in self.recipe.varies:
+            raise UsageError(
+                "tune-warmup counts a probe's tokens before it runs, and simigrad decides the batch while training; "
+                "tune without it: --set simigrad=false"
+            )
         if self.kind == "batch" and self.recipe.batch_size_warmup is None:
             raise UsageError("--tune batch needs a [batch_size_warmup] to begin with; add one, or give a recipe that has one")
         if self.kind in ("length", "two-stage") and self.recipe.batch_size_warmup is not None:

@@ -297,7 +297,7 @@ class Search:
                 )
         if unasked:
             between = f"{durations[unasked[0]]:,}"
-            statement += f" The budget ended before {between} steps could be probed: whether that is stable is not known."
+            statement += f" The budget ended before {between} steps could be judged: whether that is stable is not known."
         for index in again:
             statement += (
                 f" The verdicts are not in order: stable again at {durations[index]:,} steps. One seed may have misled; "
@@ -328,7 +328,7 @@ class Search:
             verified=False,
             complete=False,
             statement=f"NOT VERIFIED, a rule of thumb. {self._named(steps)}{self._from(start)} ({rule}). The budget does not reach to the "
-            f"end of a probe of it, {self.grid.horizon(start, steps):,} steps.{known}",
+            f"end of {'a probe' if len(self.all_seeds) == 1 else 'the probes'} of it, {self.grid.horizon(start, steps):,} steps.{known}",
         )
 
     def _named(self, steps: int) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import human_seconds, make_console
+from efftrain_cli.foundation.console import counted, human_seconds, make_console
 from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_on_signals, stop_reason
@@ -343,8 +343,8 @@ def _finish(
         seconds = sum(receipt.seconds for receipt in receipts)
         settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
         console.print(
-            f"\ncost       {len(receipts)} probes, {tokens_text(tokens, budget)}, {human_seconds(seconds)}\n"
-            f"           full runs of the {settings} settings probed would be {tokens_text(settings * budget, budget)}, about "
+            f"\ncost       {counted(len(receipts), 'probe')}, {tokens_text(tokens, budget)}, {human_seconds(seconds)}\n"
+            f"           full runs of the {counted(settings, 'setting')} probed would be {tokens_text(settings * budget, budget)}, about "
             f"{human_seconds(seconds / tokens * settings * budget)} at the probes' rate",
             markup=False,
         )
@@ -362,9 +362,11 @@ def _finish(
         setting += f", a ramp of {recipe.batch_size_warmup.sequences} sequences"
     if not outcome.complete:
         console.print("more       the same command with a larger --budget goes on from here", markup=False)
+    word = "tuned" if outcome.verified else "untuned"
+    run = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")  # the rival's name, where one was tuned
     console.print(
-        f"{'tuned' if outcome.verified else 'untuned':<10} {setting}: {tuned}\n\nnext\n"
-        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-tuned-seed{search.recipe.seed}"
+        f"{word:<10} {setting}: {tuned}\n\nnext\n"
+        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-{word}{run}-seed{search.recipe.seed}"
         + (f"\n  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}" if receipts else ""),
         markup=False,
     )

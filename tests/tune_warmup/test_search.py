@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
@@ -35,7 +36,8 @@ SLW = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80)))
 RAMP = Search(recipe=recipe(batch_size_warmup=BatchSizeWarmup(start=2, increment=2, sequences=400)))
 TWO = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(80,))))
 LR = Search(recipe=recipe(), tune="lr")
-KINDS = {"length": SLW, "batch": RAMP, "two-stage": TWO, "lr": LR}
+FILLED = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80, batch="tokens")))
+KINDS = {"length": SLW, "length at constant tokens": FILLED, "batch": RAMP, "two-stage": TWO, "lr": LR}
 Fails = Callable[[int, int], "float | None"]
 
 
@@ -75,7 +77,7 @@ _COUNTED: dict[tuple[str, int, int], list[int]] = {}
 
 def tokens_by_plan(search: Search, probe: Probe, step: int) -> int:
     """Tokens trained at the end of a step by the plan of the probe's recipe, step by step."""
-    key = (search.kind, probe.start, probe.steps)
+    key = (repr(search.recipe), probe.start, probe.steps)
     if key not in _COUNTED:
         _COUNTED[key] = [0, *(after.tokens for _, after in plan_run(search.recipe_of(probe)))]
     counted = _COUNTED[key]
@@ -241,7 +243,7 @@ def test_a_budget_returns_the_best_that_was_verified() -> None:
     assert own == SLW.smallest_budget()
     outcome, receipts = answered(options(SLW, budget=own), lambda probe: None)
     assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (8, 80, True, False)
-    assert "budget ended before 110 steps could be probed" in outcome.statement
+    assert "budget ended before 110 steps could be judged" in outcome.statement
     outcome, receipts = answered(options(SLW, budget=own - 1), lambda probe: None)
     assert (outcome.start, outcome.steps, outcome.verified) == (8, 80, False)
     assert "NOT VERIFIED, a rule of thumb" in outcome.statement and "The start was stable" in outcome.statement
@@ -396,6 +398,7 @@ def test_where_the_recipe_is_right_its_search_costs_at_most_a_tenth(name: str) -
     [
         ({"optim": {"warmup_steps": 0}}, {}, "optim.warmup_steps is 0"),
         ({"optim": {"warmup_steps": 5000}}, {}, "too small to search"),
+        ({"simigrad": SimiGrad(target=0.5, min_batch_size=2, max_batch_size=20)}, {}, "simigrad=false"),
         ({"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,))}, {"tune": "length"}, "discrete"),
         ({"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 16, 64), until=(5, 9))}, {}, "3 lengths"),
         ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "two-stage"}, "no lengths"),
