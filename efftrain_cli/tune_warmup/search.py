@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -117,6 +117,8 @@ class Answer(NamedTuple):
     """Steps that every stable seed was seen for; fewer than were asked where it was calm."""
 
     def __str__(self) -> str:
+        if self.stable is None:
+            return "not judged for want of budget"
         share = self.stable_seeds / self.seeds
         where = "" if self.failed_at is None else f" at step {self.failed_at:,}"
         if self.seeds == 1:
@@ -193,55 +195,56 @@ class Search:
     def _conversation(self) -> Generator[Question, Answer, Outcome]:
         """Asks one question after another, and ends with what the answers amount to."""
         grid, too_short = self.grid, -1
-        tried: dict[int, Answer] = {}
+        starts: dict[int, Answer] = {}
         while True:
-            at, asked_all = yield from self._first_stable_start(too_short, tried)
+            at = yield from self._first_stable_start(too_short, starts)
             if at == len(grid.starts):
-                return self._no_stable_start(tried)
+                return self._no_stable_start(starts)
             start = grid.starts[at]
-            if not asked_all:
-                return self._unverified(start, grid.durations(start)[grid.home(start)], "")
-            outcome = yield from self._furthest_stable_duration(start, at == len(grid.starts) - 1, tried)
+            if self.kind != "lr" and not starts[start].stable:
+                return self._unverified(start, grid.durations(start)[grid.home(start)], _listed(starts, below=start))
+            outcome = yield from self._furthest_stable_duration(start, at == len(grid.starts) - 1, starts)
             if outcome is not None:
-                return outcome
+                left_out = any(answer.stable is None for answer in starts.values())
+                statement = outcome.statement + _listed(starts, below=start)
+                return replace(outcome, statement=statement, complete=outcome.complete and not left_out)
             too_short = at  # a duration failed while the learning rate was still climbing: that is a matter of the start
 
-    def _first_stable_start(self, too_short: int, tried: dict[int, Answer]) -> Generator[Question, Answer, tuple[int, bool]]:
+    def _first_stable_start(self, too_short: int, answers: dict[int, Answer]) -> Generator[Question, Answer, int]:
         """Index of the first start after `too_short` that is stable while the learning rate climbs, found by doubling and
-        then bisecting; len(starts) where none is. And whether the budget sufficed. The answers go into `tried`, by start."""
+        then bisecting; len(starts) where none is; the one in question where the budget ends before any is. `answers` by start."""
         grid, starts = self.grid, self.grid.starts
         low, high = too_short, len(starts)
         if self.kind == "lr":
-            return 0, True
+            return 0
         while high - low > 1:
             at = (low + high) // 2
             if high == len(starts):
                 double = (index for index, start in enumerate(starts) if index > low and start >= 2 * starts[low])
                 at = 0 if low < 0 else next(double, len(starts) - 1)
             duration = grid.durations(starts[at])[grid.home(starts[at])]
-            answer = yield Question(starts[at], duration, grid.climb(starts[at], duration))
+            answer = answers[starts[at]] = yield Question(starts[at], duration, grid.climb(starts[at], duration))
             if answer.stable is None:
-                return (high, True) if high < len(starts) else (at, False)
-            tried[starts[at]] = answer
+                return high if high < len(starts) else at
             low, high = (low, at) if answer.stable else (at, high)
-        return high, True
+        return high
 
-    def _furthest_stable_duration(self, start: int, last: bool, tried: dict[int, Answer]) -> Conversation:
+    def _furthest_stable_duration(self, start: int, last: bool, starts: dict[int, Answer]) -> Conversation:
         """The longest stable duration from `start`: the recipe's own first, then further away in growing strides, then by
-        bisecting. None where every one so far failed, the last while the learning rate climbed, and a longer start is left."""
+        bisecting. None where every one so far failed, the last while the learning rate climbed, and a longer start is left; that
+        failure is then the answer about `start`."""
         grid, durations = self.grid, self.grid.durations(start)
         low, high, at, stride = -1, len(durations), grid.home(start), 1
         answers: dict[int, Answer] = {}
         while high - low > 1:
             steps = durations[at]
-            answer = yield Question(start, steps, grid.horizon(start, steps))
-            answers[at] = answer
+            answer = answers[at] = yield Question(start, steps, grid.horizon(start, steps))
             if answer.stable is None:
                 break
             low, high = (at, high) if answer.stable else (low, at)
             climbing = answer.failed_at is not None and answer.failed_at <= grid.climb(start, steps)
             if low < 0 and climbing and not last:
-                tried[start] = answer
+                starts[start] = answer
                 return None
             if high == len(durations):
                 at = min(low + stride, high - 1)
@@ -251,7 +254,8 @@ class Search:
         # Far beyond what is unstable: the furthest duration has the cheapest probe, and shows whether the verdicts turn again.
         end = len(durations) - 1
         if self.kind in ("length", "batch") and high < end not in answers and durations[end] >= 2 * durations[high]:
-            answers[end] = yield Question(start, durations[end], grid.horizon(start, durations[end]))
+            answer = yield Question(start, durations[end], grid.horizon(start, durations[end]))
+            answers |= {end: answer} if answer.stable is not None else {}
         return self._judge(start, answers, low, high)
 
     def _judge(self, start: int, answers: dict[int, Answer], low: int, high: int) -> Outcome:
@@ -259,7 +263,7 @@ class Search:
         one, `high` the first unstable one."""
         durations = self.grid.durations(start)
         again = [at for at, answer in answers.items() if answer.stable and at > high]
-        unasked = [at for at, answer in answers.items() if answer.stable is None and at < len(durations) - 1]
+        unasked = [at for at, answer in answers.items() if answer.stable is None]
         if low < 0 and unasked:
             known = f" {durations[high]:,} steps: {answers[high]}." if high in answers else ""
             if self.grid.start_name:
@@ -286,7 +290,7 @@ class Search:
                 statement += f" {durations[index]:,} steps: {answers[index]}."
         early = answers[high].failed_at if high in answers else None
         if early is not None and early <= self.grid.climb(start, durations[high]) and self.grid.start_name:
-            statement += f" That was while the learning rate climbed; no start above {start} was probed with {durations[high]:,} steps."
+            statement += f" {durations[high]:,} steps failed while the learning rate climbed; no start above {start} was probed with them."
         if not unasked and at == len(durations) - 1 and low >= 0:
             limit = "an eighth of the recipe's" if self.kind == "lr" else f"--max-share {self.max_share:g} of the budget"
             statement += f" It is the {word} allowed ({limit})."
@@ -305,9 +309,9 @@ class Search:
             )
         return Outcome(start=start, steps=steps, verified=True, complete=not unasked, statement=statement)
 
-    def _no_stable_start(self, tried: dict[int, Answer]) -> Outcome:
+    def _no_stable_start(self, starts: dict[int, Answer]) -> Outcome:
         grid = self.grid
-        each = "; ".join(f"{start} {tried[start]}" for start in sorted(tried))
+        each = "; ".join(f"{start} {starts[start]}" for start in sorted(starts))
         return Outcome(
             start=None,
             steps=None,
@@ -377,8 +381,6 @@ class Search:
 
     def recipe_of(self, probe: Probe) -> Recipe:
         """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
-        from dataclasses import replace
-
         recipe = self.grid.recipe_with(probe.start, probe.steps)
         every = self.eval_every or max(1, min(recipe.eval.every, self.grid.window // 10))
         return replace(
@@ -468,3 +470,9 @@ def _agrees(fails: Callable[[int, int], float | None], receipt: Receipt) -> bool
     if receipt.stable:
         return failure is None or failure > receipt.stopped_at_step
     return failure is not None and failure >= receipt.fluctuation_step  # an answer fails as late as it can
+
+
+def _listed(starts: dict[int, Answer], below: int) -> str:
+    """What is known of the starts below `below`, as a sentence."""
+    shorter = "; ".join(f"{start} {answer}" for start, answer in sorted(starts.items()) if start < below)
+    return f" Shorter starts: {shorter}." if shorter else ""

@@ -37,7 +37,8 @@ RAMP = Search(recipe=recipe(batch_size_warmup=BatchSizeWarmup(start=2, increment
 TWO = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(80,))))
 LR = Search(recipe=recipe(), tune="lr")
 FILLED = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80, batch="tokens")))
-KINDS = {"length": SLW, "length at constant tokens": FILLED, "batch": RAMP, "two-stage": TWO, "lr": LR}
+LAST = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=350)))
+KINDS = {"length": SLW, "length, the recipe's own the longest": LAST, "length at constant tokens": FILLED, "batch": RAMP, "two-stage": TWO, "lr": LR}
 Fails = Callable[[int, int], "float | None"]
 
 
@@ -255,6 +256,30 @@ def test_a_budget_returns_the_best_that_was_verified() -> None:
     outcome, _ = answered(options(SLW, budget=own), lambda probe: 3 * WINDOW if probe.steps >= 80 else None)
     assert outcome.steps is not None and outcome.steps < 80 and not outcome.verified
     assert "80 steps: unstable at step 60" in outcome.statement
+
+
+def test_a_budget_too_small_for_the_longest_says_so() -> None:
+    assert LAST.grid.own[1] == LAST.grid.durations(8)[-1]
+    outcome, _ = answered(options(LAST, budget=LAST.smallest_budget() - 1), lambda probe: None)
+    assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (8, 350, False, False)
+    near = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=240)))
+    assert near.grid.durations(8)[-2] == 240
+    outcome, _ = answered(options(near, budget=near.smallest_budget()), lambda probe: None)
+    assert (outcome.steps, outcome.verified, outcome.complete) == (240, True, False)
+    assert "before 340 steps could be judged" in outcome.statement
+
+
+def test_starts_are_named_with_what_is_known_of_them() -> None:
+    outcome, _ = answered(SLW, ordered(SLW, 24, 57))
+    assert "Shorter starts: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
+    enough = sum(SLW.grid.tokens(start, 80, WINDOW) for start in (8, 16, 32))
+    outcome, receipts = answered(options(SLW, budget=enough), ordered(SLW, 24, 57))
+    assert [receipt.probe.start for receipt in receipts.values()] == [8, 16, 32]
+    assert (outcome.start, outcome.verified, outcome.complete) == (32, False, False)
+    assert "24 not judged for want of budget" in outcome.statement
+    outcome, _ = answered(options(SLW, budget=enough - 1), ordered(SLW, 24, 57))
+    assert (outcome.start, outcome.verified) == (32, False)
+    assert "Shorter starts: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
 
 
 def test_more_budget_goes_on_where_less_ended() -> None:
