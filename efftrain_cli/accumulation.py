@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from efftrain_cli.compare.plots import COLOURS
+from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.methods.variance_retention import needed_bits, product_bits
 from efftrain_cli.model.accumulation import sums_in_order, to_operand
@@ -274,15 +275,7 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
     )
     yield ""
     head = ("layer", "role", "n", "m_p", "mean/sd", "beyond 6 sd", "VRR", f"VRR c{PAPERS_CHUNK}", "bits", f"bits c{PAPERS_CHUNK}", "cheapest")
-    rows = [head, *(_cells(report, error) for report in analysis.reports)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    for number, row in enumerate(rows):
-        yield "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        if number == 0:
-            yield "  ".join("-" * width for width in widths)
+    yield from table_lines(head, [_cells(report, error) for report in analysis.reports])
     yield ""
     yield "n: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (v < 50), whole and in chunks of 64;"
     yield "bits: mantissa bits by measurement, whole and in chunks of 64; cheapest: fewest bits, then the longest chunks."
@@ -352,25 +345,11 @@ def csv_text(analysis: Analysis) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEAD)
     for report in analysis.reports:
+        measures = [f"{value:.6g}" for value in (report.mean, report.outlier_share, report.nonzero_share)]
         theory = {chunk: report.theory(chunk) for chunk in CHUNKS}
-        for (bits, chunk), (relative, signed) in report.errors.items():
-            writer.writerow(
-                (
-                    report.layer,
-                    report.role,
-                    report.n,
-                    report.product_bits,
-                    *report.scales,
-                    f"{report.mean:.6g}",
-                    f"{report.outlier_share:.6g}",
-                    f"{report.nonzero_share:.6g}",
-                    bits,
-                    chunk,
-                    f"{relative:.6g}",
-                    f"{signed:.6g}",
-                    theory[chunk],
-                )
-            )
+        for (bits, chunk), errors in report.errors.items():
+            row = [report.layer, report.role, report.n, report.product_bits, *report.scales, *measures, bits, chunk]
+            writer.writerow([*row, *(f"{error:.6g}" for error in errors), theory[chunk]])
     return out.getvalue()
 
 

@@ -128,64 +128,49 @@ def resume(
     """
     recipe_path = existing_run(name) / "recipe.toml"
     recipe = load_recipe(str(recipe_path), overrides)
-    with joined() as ranks:
+    with joined() as ranks, steady_output(), stop_on_signals():
         if ranks.rank:
             follow(device, ranks)
             return recipe_path.parent
-        return _resume(name, recipe, ranks, device, steps, with_probe, overrides, override, rewinding)
-
-
-def _resume(
-    name: str,
-    recipe: Recipe,
-    ranks: Ranks,
-    device: str,
-    steps: int | None,
-    with_probe: bool,
-    overrides: Sequence[str],
-    override: bool,
-    rewinding: bool,
-) -> Path:
-    recipe_path = run_path(name) / "recipe.toml"
-    chosen = choose_device(device, ranks)
-    with steady_output(), stop_on_signals(), Run.open(name) as run:
-        checkpoint = newest_checkpoint(run)
-        written = read_recipe(checkpoint or run.path)
-        if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
-            recipe = _trained_longer(run, written, recipe)
-        check_recipe(run, checkpoint, recipe, override)
-        check_text_is_named(run, overrides)
-        session = _prepare(recipe, chosen, ranks)
-        check_data(run, session.corpus, override)
-        state = fresh_state(session)
-        if checkpoint is not None:
-            load_checkpoint(checkpoint, state, recipe)
-            if (reason := drop_in_flight(state, recipe)) is not None:
-                run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
-                print(f"warning: {reason}", file=sys.stderr)
-        plan = _plan(session, state.progress, steps)
-        if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
-            print(_nothing_left(run, state.progress, recipe, steps))
-            return run.path
-        _show_rate(run, state.progress, written, recipe)
-        record_first_data(run, origin_of(session, name, sys.argv)["data"])
-        if overrides:
-            write_whole(recipe_path, dump_recipe(recipe))
-        check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
-        run.report_gaps(state.progress.step)
-        segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
-        state.progress = state.progress._replace(segment=segment)
-        run.event(
-            "resume",
-            {
-                "step": state.progress.step,
-                "segment": segment,
-                "checkpoint": checkpoint.name if checkpoint else None,
-                **_environment(run, session),
-                "calibrated_gflops": calibrated_gflops(session.device),
-            },
-        )
-        return _train(run, state, session, plan, steps, with_probe, rewinding)
+        chosen = choose_device(device, ranks)
+        with Run.open(name) as run:
+            checkpoint = newest_checkpoint(run)
+            written = read_recipe(checkpoint or run.path)
+            if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
+                recipe = _trained_longer(run, written, recipe)
+            check_recipe(run, checkpoint, recipe, override)
+            check_text_is_named(run, overrides)
+            session = _prepare(recipe, chosen, ranks)
+            check_data(run, session.corpus, override)
+            state = fresh_state(session)
+            if checkpoint is not None:
+                load_checkpoint(checkpoint, state, recipe)
+                if (reason := drop_in_flight(state, recipe)) is not None:
+                    run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
+                    print(f"warning: {reason}", file=sys.stderr)
+            plan = _plan(session, state.progress, steps)
+            if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
+                print(_nothing_left(run, state.progress, recipe, steps))
+                return run.path
+            _show_rate(run, state.progress, written, recipe)
+            record_first_data(run, origin_of(session, name, sys.argv)["data"])
+            if overrides:
+                write_whole(recipe_path, dump_recipe(recipe))
+            check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
+            run.report_gaps(state.progress.step)
+            segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
+            state.progress = state.progress._replace(segment=segment)
+            run.event(
+                "resume",
+                {
+                    "step": state.progress.step,
+                    "segment": segment,
+                    "checkpoint": checkpoint.name if checkpoint else None,
+                    **_environment(run, session),
+                    "calibrated_gflops": calibrated_gflops(session.device),
+                },
+            )
+            return _train(run, state, session, plan, steps, with_probe, rewinding)
 
 
 def _lacks_evaluation(run: Run, progress: Progress) -> bool:

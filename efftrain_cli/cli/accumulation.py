@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.options import CheckpointOption, Device
 
-
-class Operands(StrEnum):
-    """Formats of what is multiplied."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp8_e4m3 = "fp8_e4m3"
-    fp8_e5m2 = "fp8_e5m2"
+Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 
 
 @app.command(
@@ -33,9 +26,7 @@ def accumulation(
     run: Annotated[
         str | None, typer.Argument(help="Name of a run; none with --shape.", autocompletion=run_names, show_default=False)
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Step, or name, of a checkpoint.", show_default="the newest")
-    ] = None,
+    checkpoint: CheckpointOption = None,
     error: Annotated[
         float, typer.Option(min=1e-6, max=1, help="Relative error of a product that is allowed; VRR's line is at about 0.04.")
     ] = 0.04,
@@ -55,7 +46,7 @@ def accumulation(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="With --shape: tokens of a micro-batch.")] = 16384,
     vocab: Annotated[int, typer.Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Measure how many mantissa bits a model's sums need, in chunks and without, beside what theory says."""
     from efftrain_cli.foundation.errors import UsageError
@@ -63,7 +54,7 @@ def accumulation(
     if (run is None) == (shape is None):
         raise UsageError("accumulation needs a RUN to measure, or --shape to predict for one that was not run, and not both")
     if shape is not None:
-        _predict(shape, tokens, vocab, operands or Operands.fp8_e5m2, gradient_operands)
+        _predict(shape, tokens, vocab, operands or "fp8_e5m2", gradient_operands)
         return
     assert run is not None
     from efftrain_cli.run.directory import existing_run

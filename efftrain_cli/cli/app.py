@@ -17,27 +17,24 @@ from efftrain_cli.foundation.files import disk_error
 from efftrain_cli.training.launch import process_rank, refuse_several
 
 
-def _shorten_types(parameters: Sequence[Any]) -> None:
+def _shortened(parameters: list[Any]) -> list[Any]:
     """Shows no type for a switch, and KEY=VALUE for --set."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
-        elif parameter.name in ("set_", "override"):
+        elif parameter.name == "set_":
             parameter.metavar = "KEY=VALUE"
+    return parameters
 
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        parameters = super().get_params(ctx)
-        _shorten_types(parameters)
-        return parameters
+        return _shortened(super().get_params(ctx))
 
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        parameters = super().get_params(ctx)
-        _shorten_types(parameters)
-        return parameters
+        return _shortened(super().get_params(ctx))
 
 
 class Commands(typer.Typer):

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import recipe_names
+from efftrain_cli.cli.options import Device, Overrides, RecipeOption, TableOrJson
 from efftrain_cli.foundation.errors import UsageError
-
-
-class BenchFormat(StrEnum):
-    """Forms of the result."""
-
-    table = "table"
-    json = "json"
 
 
 @app.command(
@@ -29,17 +21,13 @@ class BenchFormat(StrEnum):
     ),
 )
 def bench(
-    recipe: Annotated[
-        str, typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
-    ],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a recipe key: --set train.compile=off. Repeatable.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    recipe: RecipeOption,
+    set_: Overrides = None,
+    device: Device = "auto",
     devices: Annotated[int, typer.Option(min=1, help="Share the steps between this many devices of this machine.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three to warm up.")] = 10,
     profile: Annotated[Path | None, typer.Option(help="Write torch.profiler's trace of two steps here.")] = None,
-    format_: Annotated[BenchFormat, typer.Option("--format", help="A table, or JSON.")] = BenchFormat.table,
+    format_: TableOrJson = "table",
 ) -> None:
     """Measure tokens/s, MFU, memory and the time of each phase of a step on this device."""
     from efftrain_cli.recipe.recipe import load_recipe
@@ -81,7 +69,7 @@ def bench(
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
             )
         )
-    if format_ is BenchFormat.json:
+    if format_ == "json":
         print(json.dumps({"recipe": recipe, **asdict(result), "overhead": result.overhead}, indent=1))
         return
     total = sum(result.phases.values())

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated
-
-import typer
 
 from efftrain_cli.cli.app import Commands, app
-from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.options import RunArgument, TableOrJson
 from efftrain_cli.foundation.errors import CheckpointError
 
 group = Commands(help="List a run's checkpoints, or verify them bit by bit.", no_args_is_help=True)
 app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 
 
-class ListFormat(StrEnum):
-    """Forms of the list."""
-
-    table = "table"
-    json = "json"
-
-
 @group.command("list", examples=("efftrain checkpoint list small-seed1234",))
 def list_(
-    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
-    format_: Annotated[ListFormat, typer.Option("--format", help="table, or json for other programs.")] = ListFormat.table,
+    run: RunArgument,
+    format_: TableOrJson = "table",
 ) -> None:
     """List what a run has saved: step, size, time."""
     from efftrain_cli.checkpoint import describe_checkpoints, list_checkpoints
     from efftrain_cli.run.names import find_run
 
-    if format_ is ListFormat.json:
+    if format_ == "json":
         print(json.dumps(list_checkpoints(find_run(run)), indent=1))
         return
     for line in describe_checkpoints(find_run(run)):
@@ -40,17 +29,14 @@ def list_(
 
 
 @group.command(examples=("efftrain checkpoint verify small-seed1234",))
-def verify(
-    run: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=run_names)],
-    format_: Annotated[ListFormat, typer.Option("--format", help="table, or json for other programs.")] = ListFormat.table,
-) -> None:
+def verify(run: RunArgument, format_: TableOrJson = "table") -> None:
     """Compare every file of every checkpoint with the sha256 written beside it; exit code 3 where one differs."""
     from efftrain_cli.checkpoint import describe_verified, verify_checkpoints
     from efftrain_cli.run.names import find_run
 
     run = find_run(run)
     found = verify_checkpoints(run)
-    if format_ is ListFormat.json:
+    if format_ == "json":
         print(json.dumps(found, indent=1))
     else:
         print("\n".join(describe_verified(found)))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,16 +13,7 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
 from efftrain_cli.foundation.errors import UsageError
 
-
-class CompareFormat(StrEnum):
-    """What a comparison can be written as."""
-
-    table = "table"
-    markdown = "markdown"
-    csv = "csv"
-    json = "json"
-    latex = "latex"
-    html = "html"
+CompareFormat = Literal["table", "markdown", "csv", "json", "latex", "html"]
 
 
 def check_target_loss(value: float | None) -> None:
@@ -70,7 +60,7 @@ def compare(
         bool, typer.Option("--every-setting", help="Compare every setting of a recipe instead of its best.")
     ] = False,
     details: Annotated[bool, typer.Option("--details", help="Print every measure, test and run.")] = False,
-    format_: Annotated[CompareFormat, typer.Option("--format", help="What to print or write.")] = CompareFormat.table,
+    format_: Annotated[CompareFormat, typer.Option("--format", help="What to print or write.")] = "table",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write to; without it standard output, or report.html for html.")
     ] = None,
@@ -103,13 +93,13 @@ def compare(
     from efftrain_cli.compare.show import show_comparison, show_plan
 
     verdict = None
-    from efftrain_cli.study.main import labelled, show_json, show_judged
+    from efftrain_cli.study.main import EXPLORATORY, labelled, show_judged
 
     if study is not None:
         if runs or baseline is not None:
             raise UsageError("--study names the runs and the baseline itself; leave out RUN... and --baseline")
         # As the study printed it: verdicts first; beside a document or what a program reads they go to standard error.
-        baseline, runs, verdict = show_judged(study, allow, format_ is CompareFormat.table and output is None)
+        baseline, runs, verdict = show_judged(study, allow, format_ == "table" and output is None)
     elif not runs:
         raise UsageError("name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs")
     sound, left_out = read_sound(select_runs(runs))
@@ -126,11 +116,9 @@ def compare(
     if plan or difference:
         show_plan(comparison, difference or [])
         return
-    if verdict is not None and (format_ is not CompareFormat.table or output is not None):
+    if verdict is not None and (format_ != "table" or output is not None):
         comparison = labelled(comparison, verdict)
-    if verdict is not None and format_ is CompareFormat.json:
-        show_json(comparison, verdict, output, plot, figures)
-    else:
-        show_comparison(comparison, format_.value, output, plot=plot, figures=figures, details=details)
+    first = None if verdict is None else {"study": verdict, "exploratory": EXPLORATORY}
+    show_comparison(comparison, format_, output, plot=plot, figures=figures, details=details, first=first)
     if figures is not None:
         print(f"figures: {figures}", file=sys.stderr)

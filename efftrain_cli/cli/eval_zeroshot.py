@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,17 +9,11 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.options import CheckpointOption, Device, NoProgress, TableOrJson
 from efftrain_cli.foundation.errors import EfftrainError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-class ScoreFormat(StrEnum):
-    """Forms of printed scores."""
-
-    table = "table"
-    json = "json"
 
 
 def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
@@ -56,9 +49,7 @@ def eval_zeroshot(
             show_default=False,
         ),
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
-    ] = None,
+    checkpoint: CheckpointOption = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of .jsonl files to use instead of the Hugging Face Hub.")
     ] = None,
@@ -77,9 +68,9 @@ def eval_zeroshot(
     dtype: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are fp32 always.")] = "auto",
     compile_: Annotated[bool, typer.Option("--compile", help="Compile the blocks with torch.compile.")] = False,
     references: Annotated[bool, typer.Option("--references", help="Show published scores beside.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    format_: Annotated[ScoreFormat, typer.Option("--format", help="table or json.")] = ScoreFormat.table,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")] = False,
+    device: Device = "auto",
+    format_: TableOrJson = "table",
+    quiet: NoProgress = False,
 ) -> None:
     """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
     import json
@@ -118,15 +109,15 @@ def eval_zeroshot(
         try:
             for entry in evaluate_run(replace(question, run=run)):
                 entries.append(entry)
-                if format_ is ScoreFormat.table and not quiet:
+                if format_ == "table" and not quiet:
                     _say(entry)
         except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
             if not entries and len(runs) == 1:
                 raise
             problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))
-        if format_ is ScoreFormat.table and entries:
+        if format_ == "table" and entries:
             _print_run(run, entries, names, references)
-    if format_ is ScoreFormat.json:
+    if format_ == "json":
         print(json.dumps([{"run": run, **entry} for run, entries in found.items() for entry in entries], indent=1))
     if problems:
         raise type(problems[0])("\n".join(map(str, problems)))

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import run_names
-
-
-class ExportFormat(StrEnum):
-    """Forms of an exported model."""
-
-    hf = "hf"
+from efftrain_cli.cli.options import CheckpointOption, RunArgument
 
 
 @app.command(
@@ -25,16 +18,14 @@ class ExportFormat(StrEnum):
     ),
 )
 def export(
-    run: Annotated[str, typer.Argument(help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names)],
+    run: RunArgument,
     format_: Annotated[
-        ExportFormat, typer.Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
-    ] = ExportFormat.hf,
+        Literal["hf"], typer.Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
+    ] = "hf",
     out: Annotated[
         Path | None, typer.Option(help="Directory to write; it must not hold files yet.", show_default="RUN-hf")
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
-    ] = None,
+    checkpoint: CheckpointOption = None,
 ) -> None:
     """Write a trained model, with its tokenizer, in a form that other programs load."""
     from efftrain_cli.run.names import find_run

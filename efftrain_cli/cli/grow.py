@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.options import CheckpointOption, Device, Overrides
 from efftrain_cli.foundation.errors import UsageError
 
 PLAN = "With --plan"
 
 
-class Moments(StrEnum):
-    """What becomes of the optimizer's moments."""
-
-    ema = "ema"
-    paper = "paper"
-    reset = "reset"
-
-
-class Symmetry(StrEnum):
-    """What makes the copies of a widened model differ."""
-
-    offdiag = "offdiag"
-    noise = "noise"
-    none = "none"
-
-
-class Depth(StrEnum):
-    """What inserted layers compute."""
-
-    zero_out_proj = "zero_out_proj"
-    identity = "identity"
-    copy_interleave = "copy_interleave"
-    copy_append = "copy_append"
-
-
-class Batch(StrEnum):
-    """Batch size of a planned schedule."""
-
-    fixed = "fixed"
-    varying = "varying"
+Moments = Literal["ema", "paper", "reset"]
+Symmetry = Literal["offdiag", "noise", "none"]
+Depth = Literal["zero_out_proj", "identity", "copy_interleave", "copy_append"]
+Batch = Literal["fixed", "varying"]
 
 
 @app.command(
@@ -85,13 +59,9 @@ def grow(
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Grow the weights alone, where the optimizer's state is lost.")
     ] = False,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of the new recipe: --set train.tokens=2M. Repeatable.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    checkpoint: CheckpointOption = None,
+    set_: Overrides = None,
+    device: Device = "auto",
     plan: Annotated[bool, typer.Option("--plan", help="Grow nothing; plan when to grow.")] = False,
     target_loss: Annotated[
         float | None, typer.Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN)
@@ -110,7 +80,7 @@ def grow(
         ),
     ] = None,
     stages: Annotated[int, typer.Option(min=1, max=8, help="Stages to plan.", rich_help_panel=PLAN)] = 2,
-    batch: Annotated[Batch, typer.Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = Batch.fixed,
+    batch: Annotated[Batch, typer.Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = "fixed",
     small: Annotated[
         str | None,
         typer.Option(help="Run, or CSV of step,val_loss, of the small model.", rich_help_panel=PLAN, autocompletion=run_names),
@@ -145,20 +115,21 @@ def grow(
         lr=lr,
         rewarmup_steps=rewarmup_steps,
         schedule_ratio=schedule_ratio,
-        moments=moments and moments.value,
-        symmetry=symmetry and symmetry.value,
-        depth=depth and depth.value,
+        moments=moments,
+        symmetry=symmetry,
+        depth=depth,
         weights_only=weights_only,
         checkpoint=checkpoint,
         overrides=tuple(set_ or ()),
     )
     grown = grow_run(run, operator or [], name, options, choose_device(device))
-    print(f"run         {grown.run}, from {grown.checkpoint.parent.parent.name} after step {grown.step}")
-    print(f"parameters  {grown.parameters_before:,} -> {grown.parameters_after:,}")
-    print(f"loss        {grown.loss_before:.6f} -> {grown.loss_after:.6f} nats per token on the same validation windows")
+    record = grown.record
+    print(f"run         {grown.run}, from {grown.checkpoint.parent.parent.name} after step {record.step}")
+    print(f"parameters  {record.parameters_before:,} -> {record.parameters_after:,}")
+    print(f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats per token on the same validation windows")
     before, after = ([f"{value:.4f}" for value in logits] for logits in (grown.logits_before, grown.logits_after))
     print(f"logits      {' '.join(before)} ... -> {' '.join(after)} ..., largest difference {grown.largest_logit_difference:.2g}")
-    if not grown.preserves_loss:
+    if not record.preserves_loss:
         print("            (these variants do not keep the loss)")
     if weights_only:
         print("lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps")
@@ -209,12 +180,12 @@ def _plan(
             size = None if target_size is None else float(parse_count(target_size))
         except ValueError as error:
             raise UsageError(f"--target-size: {error}") from None
-        if fit and batch is Batch.varying:
+        if fit and batch == "varying":
             raise UsageError("--batch varying needs the critical batch, which runs of one batch size do not show: leave out --fit or it")
         fitted = law_of(fit) if fit else None
         law = KAPLAN if fitted is None else fitted.law
-        planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch.value)
-        for line in schedule_lines(law, planned, batch.value, fitted):
+        planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)
+        for line in schedule_lines(law, planned, batch, fitted):
             print(line)
         return
     if not parsed:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import override_keys, recipe_names
+from efftrain_cli.cli.complete import recipe_names
+from efftrain_cli.cli.options import Overrides
 
 
 @app.command(
@@ -35,10 +36,7 @@ def import_(
             help="Recipe to continue training with; the model's shape comes from the directory.", autocompletion=recipe_names, show_default="small"
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a recipe key. Repeatable.", autocompletion=override_keys),
-    ] = None,
+    set_: Overrides = None,
 ) -> None:
     """Make a run of a GPT-2 that transformers saved: to evaluate, sample, grow or continue."""
     from efftrain_cli.foundation.errors import UsageError

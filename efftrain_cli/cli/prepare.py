@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import override_keys, recipe_names
-
-
-class PrepareFormat(StrEnum):
-    """Forms of the report."""
-
-    text = "text"
-    json = "json"
-
-
-class Verification(StrEnum):
-    """What of a corpus is compared with its sha256 at once; the rest when it is first read."""
-
-    lazy = "lazy"
-    full = "full"
+from efftrain_cli.cli.options import Overrides, Quiet, RecipeOption, TextOrJson
 
 
 @app.command(
@@ -33,21 +18,13 @@ class Verification(StrEnum):
     ),
 )
 def prepare(
-    recipe: Annotated[
-        str,
-        typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names),
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Override a recipe key: --set data.train=books/. Repeatable.", autocompletion=override_keys
-        ),
-    ] = None,
+    recipe: RecipeOption,
+    set_: Overrides = None,
     verify_data: Annotated[
-        Verification, typer.Option("--verify-data", help="full: compare every token with its sha256 now.")
-    ] = Verification.lazy,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
-    format_: Annotated[PrepareFormat, typer.Option("--format", help="text, or json for other programs.")] = PrepareFormat.text,
+        Literal["lazy", "full"], typer.Option(help="full: compare every token with its sha256 now; lazy: when it is first read.")
+    ] = "lazy",
+    quiet: Quiet = False,
+    format_: TextOrJson = "text",
 ) -> None:
     """Read a recipe's text, tokenize it and write token shards, once; training finds them in the cache."""
     from rich.console import Console
@@ -62,9 +39,9 @@ def prepare(
 
     if quiet:
         silence()
-    as_json = format_ is PrepareFormat.json
+    as_json = format_ == "json"
     console = Console(stderr=True, highlight=False, quiet=quiet) if as_json else make_console()
-    corpus = prepare_shown(loaded.data, limits=limits_of(loaded), verify=verify_data.value, console=console)
+    corpus = prepare_shown(loaded.data, limits=limits_of(loaded), verify=verify_data, console=console)
     about = describe_corpus(loaded, corpus)
     if as_json:
         print(json.dumps(about, indent=1))
@@ -73,4 +50,4 @@ def prepare(
 
         overrides = [word for override in set_ or [] for word in ("--set", override)]
         command = shlex.join(["efftrain", "pretrain", "--recipe", recipe, *overrides])
-        print_corpus(console, loaded, about, verified=verify_data is Verification.full, train_command=command)
+        print_corpus(console, loaded, about, verified=verify_data == "full", train_command=command)

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
+from efftrain_cli.cli.complete import recipe_names, run_names
+from efftrain_cli.cli.options import Device, Overrides, Quiet
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import launch_this, speaks
-
-
-class OnDivergence(StrEnum):
-    """What a divergence does."""
-
-    stop = "stop"
-    rewind = "rewind"
-
-
-class PlanFormat(StrEnum):
-    """Forms of a printed plan."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
 
 
 @app.command(
@@ -44,15 +29,10 @@ def pretrain(
         str | None,
         typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.", autocompletion=override_keys
-        ),
-    ] = None,
+    set_: Overrides = None,
     name: Annotated[str | None, typer.Option(help="Run name; default RECIPE-seedSEED.")] = None,
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     devices: Annotated[
         int | None, typer.Option(min=1, help="Train on this many devices of this machine: CUDA devices, or CPU processes.")
     ] = None,
@@ -65,21 +45,21 @@ def pretrain(
         typer.Option("--override-resume", help="With --resume: continue although the recipe or the data have changed."),
     ] = False,
     on_divergence: Annotated[
-        OnDivergence,
+        Literal["stop", "rewind"],
         typer.Option(
             help="stop (exit 4), or rewind: back to the last stable checkpoint, skipping the batches since, three times at most."
         ),
-    ] = OnDivergence.stop,
+    ] = "stop",
     plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and what it costs; train nothing.")] = False,
     format_: Annotated[
-        PlanFormat | None,
+        Literal["table", "csv", "json"] | None,
         typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.", show_default="table"),
     ] = None,
     wandb: Annotated[str | None, typer.Option(help="off, offline or online: send the metrics to wandb too.")] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain[tensorboard]').")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")] = False,
+    quiet: Quiet = False,
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
     ] = False,
@@ -90,7 +70,7 @@ def pretrain(
     stays at optim.min_lr after that.
     """
     if format_ is not None and not plan:
-        raise UsageError(f"--format {format_.value} is the form of a printed plan: add --plan, or leave it out")
+        raise UsageError(f"--format {format_} is the form of a printed plan: add --plan, or leave it out")
     if devices is not None and device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
     if quiet:
@@ -129,7 +109,7 @@ def pretrain(
             with_probe=not no_probe,
             overrides=overrides,
             override=override_resume,
-            rewinding=on_divergence is OnDivergence.rewind,
+            rewinding=on_divergence == "rewind",
         )
         return
     if override_resume:
@@ -154,7 +134,7 @@ def pretrain(
     if plan:
         from efftrain_cli.cli.plan_output import print_plan
 
-        print_plan(loaded, steps, (format_ or PlanFormat.table).value, device)
+        print_plan(loaded, steps, format_ or "table", device)
         return
     if devices is not None and devices > 1:
         raise typer.Exit(launch_this(devices))
@@ -167,5 +147,5 @@ def pretrain(
         device=device,
         steps=steps,
         with_probe=not no_probe,
-        rewinding=on_divergence is OnDivergence.rewind,
+        rewinding=on_divergence == "rewind",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,8 @@ import typer
 
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import Commands, app
+from efftrain_cli.cli.options import Overrides, TextOrJson
+from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 
 recipes = Commands(no_args_is_help=True)
@@ -21,19 +22,13 @@ app.add_typer(
 )
 
 
-class Format(StrEnum):
-    text = "text"
-    json = "json"
-
-
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipe_names)
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="text, or json for other programs.")]
 
 
 @recipes.command("list", examples=("efftrain recipes list", "efftrain recipes list --format json"))
-def list_recipes(format: FormatOption = Format.text) -> None:
+def list_recipes(format: TextOrJson = "text") -> None:
     """Every recipe that --recipe finds by name: those in ./recipes, then those that ship with the program.
 
     Parameters are counted without embeddings, budgets in tokens.
@@ -41,14 +36,11 @@ def list_recipes(format: FormatOption = Format.text) -> None:
     from efftrain_cli.recipe.file import recipe_names
 
     cards = sorted(map(_card, recipe_names()), key=lambda card: (not card["own"], card["name"]))
-    if format is Format.json:
+    if format == "json":
         print(json.dumps(cards, indent=1))
     elif not sys.stdout.isatty():
-        rows = [[card["name"], *_numbers(card), card["mistake"] or card["summary"]] for card in cards]
-        widths = [max((len(row[column]) for row in rows), default=0) for column in range(len(_TITLES) + 1)]
-        for name, *numbers, about in rows:
-            aligned = "  ".join(f"{number:>{width}}" for number, width in zip(numbers, widths[1:], strict=True))
-            print(f"{name:<{widths[0]}}  {aligned}  {about}".rstrip())
+        rows = [(card["name"], *_numbers(card), card["mistake"] or card["summary"]) for card in cards]
+        print("\n".join(table_lines(("",) * (len(_TITLES) + 2), rows)[1:]))
     else:
         from rich.console import Console
 
@@ -93,12 +85,9 @@ def new_recipe(
 @recipes.command("show", examples=("efftrain recipes show small-slw", "efftrain recipes show quickstart --describe"))
 def show_recipe(
     recipe: RecipeName,
-    override: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.", autocompletion=complete.override_keys),
-    ] = [],  # noqa: B006  Typer copies it
+    set_: Overrides = None,
     describe: Annotated[bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")] = False,
-    format: FormatOption = Format.text,
+    format: TextOrJson = "text",
 ) -> None:
     """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""
     from efftrain_cli.recipe.check import known_keys, unnumbered
@@ -106,9 +95,9 @@ def show_recipe(
     from efftrain_cli.recipe.recipe import Recipe, check_draft, dump_recipe, flat_values, recipe_values
     from efftrain_cli.recipe.rules import warnings_of
 
-    draft = read_recipe_file(recipe, override)
+    draft = read_recipe_file(recipe, set_ or ())
     resolved = check_draft(draft)
-    if format is Format.json:
+    if format == "json":
         origins = {key: draft.origins.get(key, "default") for key in flat_values(resolved)}
         about = {"path": str(draft.path), "bases": [str(base) for base in draft.bases], "values": recipe_values(resolved)}
         print(json.dumps({**about, "origins": origins, "warnings": warnings_of(resolved)}, indent=1))
@@ -126,13 +115,13 @@ def show_recipe(
 
 
 @recipes.command("diff", examples=("efftrain recipes diff small small-slw",))
-def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.text) -> None:
+def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> None:
     """The keys in which two recipes differ, inherited ones and defaults included; nothing else."""
     from efftrain_cli.recipe.file import recipe_name
     from efftrain_cli.recipe.recipe import load_recipe, recipe_differences
 
     differences = recipe_differences(load_recipe(a), load_recipe(b))
-    if format is Format.json:
+    if format == "json":
         print(json.dumps([{"key": key, "a": x, "b": y} for key, x, y in differences], indent=1))
         return
     if not differences:
@@ -152,7 +141,7 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: FormatOption = Format.tex
 
 
 def _value(value: Any) -> str:
-    from efftrain_cli.recipe.file import toml_value
+    from efftrain_cli.recipe.toml import toml_value
 
     return "-" if value is None else toml_value(value)
 

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.options import RunArgument, TableOrJson
 from efftrain_cli.foundation.errors import UsageError
 
 runs_app = Commands(no_args_is_help=True, help="List, show, verify and remove runs.")
 app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
-
-
-class Sort(StrEnum):
-    """Orders of a list."""
-
-    age = "age"
-    name = "name"
-    loss = "loss"
-    tokens = "tokens"
-
-
-class ListFormat(StrEnum):
-    """Forms of a list."""
-
-    table = "table"
-    json = "json"
 
 
 @runs_app.command(
@@ -40,16 +24,16 @@ def list_(
         list[str] | None, typer.Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names)
     ] = None,
     sort: Annotated[
-        Sort, typer.Option(help="age: newest first; name; loss: lowest first; tokens: most first.")
-    ] = Sort.age,
-    format_: Annotated[ListFormat, typer.Option("--format", help="A table, or JSON.")] = ListFormat.table,
+        Literal["age", "name", "loss", "tokens"], typer.Option(help="age: newest first; name; loss: lowest first; tokens: most first.")
+    ] = "age",
+    format_: TableOrJson = "table",
 ) -> None:
     """List runs: status, recipe, seed, tokens, best validation loss, age."""
     from efftrain_cli.run.directory import runs_root
     from efftrain_cli.runs import list_runs
 
-    found = list_runs(names or [], sort.value)
-    if format_ is ListFormat.json:
+    found = list_runs(names or [], sort)
+    if format_ == "json":
         import json
         from dataclasses import asdict
 
@@ -86,8 +70,8 @@ def list_(
 
 @runs_app.command(examples=("efftrain runs show small-seed1234", "efftrain runs show small-seed1234 --format json"))
 def show(
-    name: Annotated[str, typer.Argument(help="The run.", autocompletion=run_names)],
-    format_: Annotated[ListFormat, typer.Option("--format", help="Tables, or JSON.")] = ListFormat.table,
+    name: RunArgument,
+    format_: TableOrJson = "table",
 ) -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
     from efftrain_cli.compare.formats import print_tables
@@ -97,7 +81,7 @@ def show(
     from efftrain_cli.run.names import find_run
 
     path = existing_run(find_run(name))
-    if format_ is ListFormat.json:
+    if format_ == "json":
         import json
 
         print(json.dumps(values_of_run(path), indent=1, allow_nan=False))
@@ -106,7 +90,7 @@ def show(
 
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))
-def verify(name: Annotated[str, typer.Argument(help="The run.", autocompletion=run_names)]) -> None:
+def verify(name: RunArgument) -> None:
     """Compare every row and event with its check value; exit code 3 where a line is damaged."""
     from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run

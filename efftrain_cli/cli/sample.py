@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.options import CheckpointOption, Device, RunArgument
 from efftrain_cli.foundation.errors import UsageError
 
 
@@ -19,7 +19,7 @@ from efftrain_cli.foundation.errors import UsageError
     ),
 )
 def sample(
-    run: Annotated[str, typer.Argument(help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names)],
+    run: RunArgument,
     prompt: Annotated[str, typer.Option(help="Text to continue; empty is the beginning of a document.")] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write; an end-of-text token ends the text earlier.")] = 200,
     temperature: Annotated[
@@ -34,10 +34,8 @@ def sample(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="Texts to write, with seeds counting up from --seed.")] = 1,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    checkpoint: CheckpointOption = None,
+    device: Device = "auto",
 ) -> None:
     """Write text with a trained model."""
     import sys

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from efftrain_cli.cli.app import app
-
-
-class StudyFormat(StrEnum):
-    """What a study can be printed as."""
-
-    table = "table"
-    json = "json"
+from efftrain_cli.cli.options import Device, Jobs, NoProgress, TableOrJson, TakeOver
 
 
 @app.command(
@@ -33,19 +26,15 @@ def study(
         bool, typer.Option("--rehearse", help="Run every phase at toy size, in a minute or so; no claim comes of it.")
     ] = False,
     status: Annotated[bool, typer.Option("--status", help="Where the study stands, one line per run; train nothing.")] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")
-    ] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    jobs: Jobs = 1,
+    device: Device = "auto",
     allow: Annotated[
         bool, typer.Option("--allow", help="Go on although the study was changed after its first run; it is exploratory then.")
     ] = False,
-    take_over: Annotated[
-        str | None, typer.Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
-    ] = None,
+    take_over: TakeOver = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the losses over learning rates in the terminal too.")] = False,
-    format_: Annotated[StudyFormat, typer.Option("--format", help="Form of plan, status and verdict.")] = StudyFormat.table,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")] = False,
+    format_: TableOrJson = "table",
+    quiet: NoProgress = False,
 ) -> None:
     """Train what a study file asks for, and judge it as the file said beforehand.
 
@@ -59,7 +48,7 @@ def study(
 
         silence()
     study_file = read_study(file)
-    as_json = format_ is StudyFormat.json
+    as_json = format_ == "json"
     if plan:
         main.print_plan(study_file, jobs, as_json)
     elif status:

@@ -10,6 +10,7 @@ import typer
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.compare import CompareFormat, check_target_loss
 from efftrain_cli.cli.complete import override_keys, recipe_names
+from efftrain_cli.cli.options import Device, Jobs, NoProgress, TakeOver
 
 
 @app.command(
@@ -33,27 +34,23 @@ def sweep(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Put before the names of the runs.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     baseline: Annotated[str | None, typer.Option(help="Recipe to compare with.")] = None,
     target_loss: Annotated[float | None, typer.Option(help="Loss to reach, nats per token.")] = None,
-    format_: Annotated[CompareFormat, typer.Option("--format", help="Form of the comparison.")] = CompareFormat.table,
+    format_: Annotated[CompareFormat, typer.Option("--format", help="Form of the comparison.")] = "table",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the comparison.")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
     allow: Annotated[
         bool, typer.Option("--allow", help="Train and show, labelled, what must not be compared instead of refusing.")
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the runs and train nothing; --format json too.")] = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")
-    ] = 1,
+    jobs: Jobs = 1,
     devices: Annotated[int, typer.Option(min=1, help="Train each run on this many devices of this machine.")] = 1,
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figure of loss against learning rate, as SVG and PNG.")
     ] = None,
-    take_over: Annotated[
-        str | None, typer.Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")] = False,
+    take_over: TakeOver = None,
+    quiet: NoProgress = False,
 ) -> None:
     """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
 
@@ -75,14 +72,14 @@ def sweep(
     if not allow:
         check_comparable(trials)
     if plan:
-        if format_ not in (CompareFormat.table, CompareFormat.json):
-            raise UsageError(f"--plan --format {format_.value}: the plan is printed as table or json")
-        main.print_plan(trials, jobs, format_ is CompareFormat.json)
+        if format_ not in ("table", "json"):
+            raise UsageError(f"--plan --format {format_}: the plan is printed as table or json")
+        main.print_plan(trials, jobs, format_ == "json")
         return
     main.train(trials, device, jobs, name, take_over, devices)
     lines = main.grid_lines(trials, len(recipe), baseline, plot, figures)
     # Beside a format for programs what is for people goes where the eye is, not where the data goes.
-    print("\n".join(lines), file=sys.stdout if format_ is CompareFormat.table and output is None else sys.stderr, flush=True)
+    print("\n".join(lines), file=sys.stdout if format_ == "table" and output is None else sys.stderr, flush=True)
     from efftrain_cli.compare.comparison import compare, read_all
     from efftrain_cli.compare.show import show_comparison
     from efftrain_cli.run.directory import runs_root
@@ -90,4 +87,4 @@ def sweep(
     names = [run for choice in choose(trials) if choice.best for run in choice.names]
     runs = read_all([runs_root() / run for run in names])
     comparison = compare(runs, baseline=baseline, target_loss=target_loss, allow=allow)
-    show_comparison(comparison, format_.value, output, plot=plot)
+    show_comparison(comparison, format_, output, plot=plot)

@@ -8,6 +8,7 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
+from efftrain_cli.cli.options import Device, Overrides
 
 
 @app.command(
@@ -22,10 +23,8 @@ def verify_resume(
         str,
         typer.Option(help="Recipe name or path; it is shortened to two micro-batches a step.", autocompletion=recipe_names),
     ],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a recipe key: --set train.deterministic=true. Repeatable.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    set_: Overrides = None,
+    device: Device = "auto",
     devices: Annotated[int, typer.Option(min=1, help="Train on this many devices of this machine.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")] = False,

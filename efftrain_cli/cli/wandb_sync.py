@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import run_names
-
-
-class WandbMode(StrEnum):
-    """Where the metrics go."""
-
-    offline = "offline"
-    online = "online"
+from efftrain_cli.cli.options import RunArgument
 
 
 @app.command(
@@ -28,8 +20,8 @@ class WandbMode(StrEnum):
     ),
 )
 def wandb_sync(
-    run: Annotated[str, typer.Argument(help="The run, or its folder.", autocompletion=run_names)],
-    mode: Annotated[WandbMode, typer.Option(help="offline writes files that `wandb sync` sends later.")] = WandbMode.offline,
+    run: RunArgument,
+    mode: Annotated[Literal["offline", "online"], typer.Option(help="offline writes files that `wandb sync` sends later.")] = "offline",
     project: Annotated[str | None, typer.Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this.")
@@ -48,10 +40,7 @@ def wandb_sync(
         folder, rows = board.follow(path) if follow else board.write(path)
         print(f"{rows:,} rows for TensorBoard; see them with: tensorboard --logdir {folder}")
         return
-    if follow:
-        synced = wandb_sync.follow(path, mode.value, project)
-    else:
-        synced = wandb_sync.sync(path, mode.value, project)
+    synced = wandb_sync.follow(path, mode, project) if follow else wandb_sync.sync(path, mode, project)
     print(f"{synced.rows} rows as wandb run {synced.id} ({synced.mode}), files in {synced.folder}")
     if synced.mode == "offline" and not follow:
         print(f"send them with: wandb sync {synced.folder}/offline-run-*-{synced.id}")

@@ -19,6 +19,19 @@ SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
 """Sections that a method has no business to change: where they differ, the difference may not be the method's."""
 
 
+_CONDITIONS = {
+    "device": ("device", None),
+    "number of threads": ("threads", None),
+    "compute type": ("dtype", None),
+    "torch version": ("torch", None),
+    "efftrain version": ("efftrain", None),
+    "efftrain commit": ("git_commit", None),
+    "number of devices": ("world_size", 1),
+    "number of runs side by side (--jobs)": ("jobs", 1),
+}
+"""What runs may differ in beside their recipes -> its key in the origin, and what an origin without it means."""
+
+
 @dataclass(frozen=True)
 class Label:
     """Something that a reader of the comparison must know."""
@@ -53,17 +66,8 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
     """Why the training seconds of these runs must not be judged; "" where they may be."""
-    for title, read in (
-        ("device", lambda run: run.origin.get("device")),
-        ("number of threads", lambda run: run.origin.get("threads")),
-        ("compute type", lambda run: run.origin.get("dtype")),
-        ("torch version", lambda run: run.origin.get("torch")),
-        ("efftrain version", lambda run: run.origin.get("efftrain")),
-        ("efftrain commit", lambda run: run.origin.get("git_commit")),
-        ("number of devices", lambda run: run.origin.get("world_size", 1)),
-        ("number of runs side by side (--jobs)", lambda run: run.origin.get("jobs", 1)),
-    ):
-        if len(_values(runs, read)) > 1:
+    for title, (key, usual) in _CONDITIONS.items():
+        if len(_values(runs, lambda run, key=key, usual=usual: run.origin.get(key, usual))) > 1:
             return f"different {title}"
     # The origin is that of the first start alone; the marks say where a later one differed.
     moved = [f"{run.name} {mark}" for run in runs for mark in run.marks if mark.startswith(("ran on ", "ran with "))]
@@ -98,17 +102,10 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
 
 def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
-    for title, read in (
-        ("device", lambda run: run.origin.get("device")),
-        ("number of threads", lambda run: run.origin.get("threads") if run.origin.get("device_kind") == "cpu" else ""),
-        ("torch version", lambda run: run.origin.get("torch")),
-        ("compute type", lambda run: run.origin.get("dtype")),
-        ("efftrain version", lambda run: run.origin.get("efftrain")),
-        ("efftrain commit", lambda run: run.origin.get("git_commit")),
-        ("number of devices", lambda run: run.origin.get("world_size", 1)),
-        ("number of runs side by side (--jobs)", lambda run: run.origin.get("jobs", 1)),
-    ):
-        values = _values(runs, read)
+    for title, (key, usual) in _CONDITIONS.items():
+        # Threads decide nothing where another device computes.
+        relevant = [run for run in runs if key != "threads" or run.origin.get("device_kind") == "cpu"]
+        values = _values(relevant, lambda run, key=key, usual=usual: run.origin.get(key, usual))
         if len(values) > 1:
             seconds = "; seconds and throughput are not comparable" if title in ("device", "number of threads") else ""
             found.append(f"different {title}: {_split(values)}{seconds}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.compare.comparison import PRIMARY, Cell, Comparison
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.differences import PRIMARY, Cell
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.tables import Table, headline, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from efftrain_cli.compare.fairness import Label
     from efftrain_cli.compare.inference import Estimate, ExactTest
+    from efftrain_cli.compare.zero_shot import ZeroShotDifference
 
 SCHEMA_VERSION = 2
 """Format of `--format json`."""
@@ -190,13 +191,8 @@ def _blank(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else repr(value)
 
 
-def json_text(comparison: Comparison) -> str:
-    """Everything, at full precision; null where there is no number."""
-    return json.dumps(as_json(comparison), indent=1, allow_nan=False) + "\n"
-
-
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as plain values."""
+    """Everything as plain values, at full precision; None where there is no number."""
     by_run = [measure for measure in comparison.measures if measure.tested != "match"]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -209,7 +205,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "equal_points": {
             axis: {"value": point.value, "limited_by": point.limited_by} for axis, point in comparison.points.items()
         },
-        "labels": [{"severity": label.severity, "text": label.text} for label in comparison.labels],
+        "labels": [asdict(label) for label in comparison.labels],
         "recipe_differences": {
             key: {group.label: group.recipe.get(key) for group in comparison.groups}
             for key, _ in comparison.recipe_differences
@@ -262,44 +258,27 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             }
             for difference in comparison.differences
         ],
-        "zero_shot": [
-            {
-                "task": row.task,
-                "protocol": row.protocol,
-                "limit": row.limit,
-                "metric": row.metric,
-                "scores": {label: list(scores) for label, scores in row.scores.items()},
-                "differences": [
-                    {
-                        "recipe": difference.label,
-                        "over_seeds": _estimate(difference.over_seeds),
-                        "over_items": None if difference.over_items is None else _estimate(difference.over_items),
-                        "mcnemar_p": difference.mcnemar_p,
-                        "p_holm": difference.p_holm,
-                        "verdict": difference.verdict,
-                    }
-                    for difference in row.differences
-                ],
-            }
-            for row in comparison.zero_shot
-        ],
+        "zero_shot": [asdict(row) | {"differences": [_zero_shot(found) for found in row.differences]} for row in comparison.zero_shot],
+    }
+
+
+def _zero_shot(difference: ZeroShotDifference) -> dict[str, Any]:
+    items = difference.over_items
+    return {
+        "recipe": difference.label,
+        "over_seeds": _estimate(difference.over_seeds),
+        "over_items": None if items is None else _estimate(items),
+        "mcnemar_p": difference.mcnemar_p,
+        "p_holm": difference.p_holm,
+        "verdict": difference.verdict,
     }
 
 
 def _estimate(estimate: Estimate) -> dict[str, Any]:
-    return {
-        "estimate": _number(estimate.mean),
-        "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
-        "low": estimate.low,
-        "high": estimate.high,
-        "p": estimate.p,
-        "n": estimate.n,
-        "sd": estimate.sd,
-        "se": estimate.se,
-        "df": estimate.df,
-        "method": estimate.method,
-        "reason": estimate.reason,
-    }
+    values = asdict(estimate)
+    del values["log"]
+    bound = {1: "more than", -1: "less than"}.get(values.pop("bound"))
+    return {"estimate": _number(values.pop("mean")), "bound": bound, **values}
 
 
 def _exact(test: ExactTest) -> dict[str, Any]:

@@ -6,14 +6,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError, nearest
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.names import runs_by_recipe
 from efftrain_cli.run.rows import NOT_COMPUTED
@@ -73,8 +72,8 @@ def select_runs(names: Sequence[str]) -> list[Path]:
             begun = [run for run in existing if run.startswith(name)]
             matches = recipes.get(name.removesuffix(".toml"), begun if len(begun) == 1 else [])
         if not matches:
-            near = get_close_matches(name, [*existing, *(recipes or {})], n=3, cutoff=0.5)
-            missing.append(f"{name!r}" + (f" (did you mean {' or '.join(near)}?)" if near else ""))
+            hint = nearest(name, [*existing, *(recipes or {})])
+            missing.append(f"{name!r}" + (f" ({hint})" if hint else ""))
         found.update((runs_root() / match, None) for match in matches)
     if missing:
         raise UsageError(

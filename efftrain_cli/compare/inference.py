@@ -21,8 +21,6 @@ ALPHA = 0.05
 """Error rate of every test; intervals cover 1 - ALPHA."""
 POWER = 0.8
 """Chance of showing a real difference that plans and "could have seen" stand for."""
-MOST_SEEDS = 10_000
-"""`seeds_needed` looks no further."""
 FEWEST_PAIRS = 4
 """Pairs among unpaired runs from which their correlation is used; fewer say too little of it."""
 MCNEMAR_FROM = 6
@@ -385,56 +383,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
-
-
-def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
-    """Chance that a two-sided t test finds a true difference of `effect` standard deviations with `n` seeds per recipe."""
-    df, noncentrality = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
-    if noncentrality > 30:
-        return 1.0
-    critical = float(special.stdtrit(df, 1 - alpha / 2))
-    upper = special.nctdtr(df, noncentrality, critical)
-    lower = special.nctdtr(df, noncentrality, -critical)
-    return float(1 - upper + (0.0 if math.isnan(lower) else lower))
-
-
-def seeds_needed(difference: float, sd: float, paired: bool = True, alpha: float = ALPHA) -> int | None:
-    """Fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
-
-    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False. None: more than
-    MOST_SEEDS, or no spread to plan with.
-    """
-    if sd <= 0 or difference == 0 or not math.isfinite(difference):
-        return None
-    effect = abs(difference) / sd
-    low, high = 2, 2
-    while power_of(high, effect, paired, alpha) < POWER:
-        low, high = high, high * 2
-        if low > MOST_SEEDS:
-            return None
-    while low < high:
-        middle = (low + high) // 2
-        if power_of(middle, effect, paired, alpha) >= POWER:
-            high = middle
-        else:
-            low = middle + 1
-    return high if high <= MOST_SEEDS else None
-
-
-def sd_interval(sd: float, n: int) -> tuple[float, float]:
-    """95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
-    df = n - 1
-    return (
-        sd * math.sqrt(df / float(special.chdtri(df, ALPHA / 2))),
-        sd * math.sqrt(df / float(special.chdtri(df, 1 - ALPHA / 2))),
-    )
-
-
-def over_items(differences: Sequence[float]) -> Estimate:
-    """Mean difference of two checkpoints' scores on the same items, with the interval over items.
-
-    It says how sure the difference of these two checkpoints is; it says nothing about other seeds.
-    """
-    estimate = paired_t(differences)
-    reason = estimate.reason.replace("one seed", "one item").replace("between seeds", "between items")
-    return replace(estimate, method="paired over items", reason=reason)

@@ -375,14 +375,23 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     """
     import matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
+    style = {key: ("#000000" if value == _INK else value) for key, value in _STYLE.items()}
     paths = []
     for plot in plots_of(comparison):
-        style = {key: ("#000000" if value == _INK else value) for key, value in _STYLE.items()}
         with matplotlib.rc_context({**style, "svg.hashsalt": plot.name}):
             figure, _ = _figure(plot, comparison)
-            for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 200})):
-                path = folder / f"{plot.name}.{ending}"
-                figure.savefig(path, **options)
-                paths.append(path)
+            paths += save_figure(figure, folder, plot.name)
+    return paths
+
+
+def save_figure(figure: Figure, folder: Path, name: str, **options: str) -> list[Path]:
+    """Writes a figure as SVG and PNG (200 dpi) into a folder; returns the paths. `options` are `Figure.savefig`'s.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    figure.savefig(paths[0], metadata={"Date": None}, **options)
+    figure.savefig(paths[1], dpi=200, **options)
     return paths

@@ -12,8 +12,8 @@ import numpy as np
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.recipe.file import flatten
 from efftrain_cli.recipe.recipe import with_defaults
+from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.rows import Rows, RunDirectory, read_rows, read_run
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 

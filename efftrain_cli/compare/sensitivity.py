@@ -80,11 +80,15 @@ def edge_warning(curve: Curve) -> str | None:
         return f"{curve.label}: with no learning rate did every seed finish: try lower ones"
     if len(curve.rates) < 2 or 0 < curve.best < len(curve.rates) - 1:
         return None
-    side, way = ("lowest", "lower") if curve.best == 0 else ("highest", "higher")
-    return (
-        f"{curve.label}: the best learning rate, {curve.rates[curve.best]:g}, is the {side} tried; a {way} one may be better: "
-        "widen the grid"
-    )
+    return f"{curve.label}: the best learning rate, {at_edge(curve.rates[curve.best], curve.rates)}"
+
+
+def at_edge(value: float, tried: Sequence[float]) -> str:
+    """What a best value at the edge of those that were tried means; "" where it lies inside."""
+    if min(tried) < value < max(tried):
+        return ""
+    side, way = ("lowest", "lower") if value == min(tried) else ("highest", "higher")
+    return f"{value:g}, is the {side} tried; a {way} one may be better: widen the grid"
 
 
 def unequal_grids(curves: Sequence[Curve]) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.compare import formats
 from efftrain_cli.compare.comparison import Comparison
@@ -28,11 +29,13 @@ def show_comparison(
     plot: bool = False,
     figures: Path | None = None,
     details: bool = False,
+    first: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints a comparison, or writes it to `output`.
 
     Args:
         kind: table, markdown, csv, json, latex or html.
+        first: values that stand before the comparison's own in JSON.
         details: tables of every measure, test and run too; formats for documents and programs always have them.
 
     Raises:
@@ -63,13 +66,10 @@ def show_comparison(
             _print_all(Console(file=out, width=_widest(comparison), highlight=False), comparison, details)
             _write(output, out.getvalue())
     else:
-        render = {
-            "markdown": formats.markdown,
-            "csv": formats.comma_separated,
-            "json": formats.json_text,
-            "latex": formats.latex,
-        }[kind]
-        text = render(comparison)
+        if kind == "json":
+            text = json.dumps({**(first or {}), **formats.as_json(comparison)}, indent=1, allow_nan=False) + "\n"
+        else:
+            text = {"markdown": formats.markdown, "csv": formats.comma_separated, "latex": formats.latex}[kind](comparison)
         if output is None:
             sys.stdout.write(text)
         else:

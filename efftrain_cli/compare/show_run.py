@@ -139,7 +139,7 @@ def _zero_shot(run: RunNumbers) -> list[Table]:
 
 
 def _small_files(path: Path, recipe: dict[str, Any], origin: dict[str, Any]) -> list[Table]:
-    from efftrain_cli.recipe.file import flatten
+    from efftrain_cli.recipe.toml import flatten
 
     found = []
     events = [

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.comparison import Cell, Comparison, Difference
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.differences import Cell, Difference
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import Measure, human, quantity
+from efftrain_cli.compare.planning import MOST_SEEDS, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import p_text, short_verdict
 from efftrain_cli.compare.zero_shot import ZeroShotDifference, ZeroShotRow
 
@@ -362,11 +364,11 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
             rows.append((title, difference.label, "-", *("-" for _ in differences), reason))
             continue
         paired = estimate.method.startswith("paired")
-        low, high = inference.sd_interval(estimate.sd, estimate.n)
+        low, high = sd_interval(estimate.sd, estimate.n)
         needed = []
         for size in differences:
-            n = inference.seeds_needed(math.log1p(size) if estimate.log else size, estimate.sd, paired)
-            needed.append(f">{inference.MOST_SEEDS}" if n is None else str(n))
+            n = seeds_needed(math.log1p(size) if estimate.log else size, estimate.sd, paired)
+            needed.append(f">{MOST_SEEDS}" if n is None else str(n))
         behind = f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far"
         rows.append((title, difference.label, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind))
     heads = tuple(f"{size:g}" for size in differences)

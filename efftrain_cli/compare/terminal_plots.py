@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,8 +30,8 @@ def terminal_plots(comparison: Comparison, width: int, colour: bool) -> str:
 
 def _loss_plot(comparison: Comparison, axis: str, width: int, colour: bool) -> str:
     curves = [
-        (i, run.evaluated[axis], run.evaluated["val_loss"])
-        for i, group in enumerate(comparison.groups)
+        (comparison.letter(group)[0], run.evaluated[axis], run.evaluated["val_loss"])
+        for group in comparison.groups
         for run in group.runs
         if len(run.evaluated[axis]) > 1
     ]
@@ -38,52 +39,63 @@ def _loss_plot(comparison: Comparison, axis: str, width: int, colour: bool) -> s
     # From where the fall that all share is over; before it no difference could be seen.
     start = LATE * furthest if all(len(x) > 6 for _, x, _ in curves) else 0.0
     late = np.concatenate([loss[x >= start] for _, x, loss in curves if (x >= start).any()])
-    low, high = float(late.min()), float(late.max())
+    points: list[tuple[str, float, float]] = []
+    for letter, x, loss in curves:
+        # Several points a column, so that a steep line leaves no gaps.
+        at = np.linspace(max(start, float(x[0])), float(x[-1]), 8 * width)
+        points += ((letter, *point) for point in zip(at.tolist(), np.interp(at, x, loss).tolist(), strict=True))
+    step = _round_step((furthest - start) / 4)
+    marks = [i * step for i in range(math.ceil(start / step), math.floor(furthest / step) + 1)]
+    ticks = [(mark, human(mark) if mark < 1e15 else f"{mark:.3g}") for mark in marks]
+    colours = {comparison.letter(group)[0]: COLOURS[i % len(COLOURS)] for i, group in enumerate(comparison.groups)} if colour else {}
+    lines = character_plot(points, (start, furthest), (float(late.min()), float(late.max())), ticks, width, AXIS_LABELS[axis], colours)
+    key = ", ".join(f"{comparison.letter(group)} {group.label}" for group in comparison.groups)
+    shared = f", {SHARED} several" if any(SHARED in line for line in lines) else ""
+    return "\n".join(["validation loss (nats/token)", *lines, key + shared])
+
+
+def character_plot(
+    points: Iterable[tuple[str, float, float]],
+    across: tuple[float, float],
+    down: tuple[float, float],
+    ticks: Sequence[tuple[float, str]],
+    width: int,
+    label: str = "",
+    colours: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Points (letter, x, y) in a frame; those outside of it are left out.
+
+    Args:
+        across, down: the ranges of x and y that the frame shows.
+        ticks: where x is written below the frame, and what; one that has no room is left out.
+        label: what x is.
+        colours: SGR colour by letter; none: no colours.
+    """
+    (left, right), (low, high) = across, down
     high = high if high > low else low + 1.0
     labels = [f"{high - row * (high - low) / (HEIGHT - 1):.3f}" for row in range(HEIGHT)]
     margin = max(map(len, labels))
     columns = max(10, width - margin - 2)
-    cells: dict[tuple[int, int], set[int]] = {}
-    for i, x, loss in curves:
-        # Several points a column, so that a steep line leaves no gaps.
-        at = np.linspace(max(start, float(x[0])), float(x[-1]), 8 * columns)
-        y = np.interp(at, x, loss)
-        inside = (y <= high) & (y >= low)
-        across = ((at - start) / (furthest - start) * (columns - 1)).round().astype(int)
-        down = ((high - y) / (high - low) * (HEIGHT - 1)).round().astype(int)
-        for row, column in zip(down[inside].tolist(), across[inside].tolist(), strict=True):
-            cells.setdefault((row, column), set()).add(i)
-    lines = ["validation loss (nats/token)"]
+    cells: dict[tuple[int, int], str] = {}
+    for letter, x, y in points:
+        if low <= y <= high and left <= x <= right:
+            cell = round((high - y) / (high - low) * (HEIGHT - 1)), round((x - left) / (right - left) * (columns - 1))
+            cells[cell] = letter if cells.get(cell, letter) == letter else SHARED
+    shown = {letter: f"\x1b[{number}m{letter}\x1b[0m" for letter, number in (colours or {}).items()}
+    lines = []
     for row in range(HEIGHT):
-        head = labels[row] if row % 2 == 0 else ""
-        lines.append(f"{head:>{margin}} |" + "".join(_cell(comparison, cells.get((row, c), set()), colour) for c in range(columns)))
-    lines.append(" " * margin + " +" + "-" * columns)
-    lines.append(" " * (margin + 2) + _ticks(start, furthest, columns))
-    lines.append(" " * (margin + 2) + AXIS_LABELS[axis].center(columns).rstrip())
-    key = ", ".join(f"{comparison.letter(group)} {group.label}" for group in comparison.groups)
-    lines.append(key + (f", {SHARED} several" if any(len(of) > 1 for of in cells.values()) else ""))
-    return "\n".join(lines)
-
-
-def _cell(comparison: Comparison, groups: set[int], colour: bool) -> str:
-    if not groups:
-        return " "
-    if len(groups) > 1:
-        return SHARED
-    (i,) = groups
-    letter = comparison.letter(comparison.groups[i])[0]
-    return f"\x1b[{COLOURS[i % len(COLOURS)]}m{letter}\x1b[0m" if colour else letter
-
-
-def _ticks(start: float, end: float, columns: int) -> str:
-    step = _round_step((end - start) / 4)
-    line = [" "] * (columns + 8)
-    for i in range(math.ceil(start / step), math.floor(end / step) + 1):
-        text = human(i * step) if i * step < 1e15 else f"{i * step:.3g}"
-        at = round((i * step - start) / (end - start) * (columns - 1))
+        letters = [cells.get((row, column), " ") for column in range(columns)]
+        lines.append(f"{labels[row] if row % 2 == 0 else '':>{margin}} |{''.join(shown.get(c, c) for c in letters)}")
+    below, end = [" "] * (columns + 8), -1
+    for x, text in ticks:
+        at = round((x - left) / (right - left) * (columns - 1))
         first = max(0, min(at - len(text) // 2, columns - len(text)))
-        line[first : first + len(text)] = text
-    return "".join(line).rstrip()
+        if first > end:
+            below[first : first + len(text)] = text
+            end = first + len(text)
+    indent = " " * (margin + 2)
+    lines += [" " * margin + " +" + "-" * columns, indent + "".join(below).rstrip()]
+    return [*lines, indent + label.center(columns).rstrip()] if label else lines
 
 
 def _round_step(value: float) -> float:

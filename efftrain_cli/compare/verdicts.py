@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from efftrain_cli.compare.comparison import PRIMARY, Comparison, Difference
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.differences import PRIMARY, Difference
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate, ExactTest
 

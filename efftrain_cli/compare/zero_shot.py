@@ -158,7 +158,7 @@ def _difference(
         items = _item_differences(first, second, metric)
         means = [items[item] for item in sorted(items)]
         if means:
-            over_items = inference.over_items(means)
+            over_items = _over_items(means)
             if set(means) <= {-1.0, 0.0, 1.0}:
                 p = inference.mcnemar(means.count(-1.0), means.count(1.0))
     return ZeroShotDifference(group.label, over_items, p, over_seeds, None, "", f" (but {tokens})" if tokens else "")
@@ -202,3 +202,13 @@ def _verdict(metric: str, over_seeds: Estimate, p: float) -> str:
         return "undecided"
     lower = any(word in metric for word in LOWER_IS_BETTER)
     return "better" if (over_seeds.mean < 0) == lower else "worse"
+
+
+def _over_items(differences: Sequence[float]) -> Estimate:
+    """Mean difference of two checkpoints' scores on the same items, with the interval over items.
+
+    It says how sure the difference of these two checkpoints is; it says nothing about other seeds.
+    """
+    estimate = inference.paired_t(differences)
+    reason = estimate.reason.replace("one seed", "one item").replace("between seeds", "between items")
+    return replace(estimate, method="paired over items", reason=reason)

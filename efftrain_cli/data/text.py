@@ -73,17 +73,6 @@ def find_text(data: Data) -> Found:
     return Found(tuple(train), valid, tuple(notes))
 
 
-def find_sources(spec: str | tuple[str, ...], key: Literal["train", "valid"]) -> tuple[Source, ...]:
-    """The sources that `data.<key>` names, in order, each file once. What exists locally wins over the Hub.
-
-    Raises:
-        DataError: an entry names nothing; every such entry is listed.
-    """
-    from efftrain_cli.recipe.sections import Data
-
-    return _search(spec, f"data.{key}", key, Data(), [])
-
-
 def names_hub(data: Data) -> bool:
     """Whether any of the training text or validation text is a dataset on the Hub. Reads nothing but names."""
     specs = [data.train or "stdlib"] if data.sources is None else [source.path for source in data.sources]

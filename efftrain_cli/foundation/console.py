@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from efftrain_cli.foundation.signals import ask_to_stop
@@ -18,31 +18,34 @@ if TYPE_CHECKING:
 
 def human_count(number: float, digits: int = 3) -> str:
     """1234567 -> "1.23M", and 8192 -> "8,192": below 10,000 a number is written out, to four significant digits."""
-    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if abs(number) >= max(limit, 1e4):
-            return f"{number / limit:.{digits}g}{suffix}"
+    scaled, suffix = _scaled(number, "KMBT")
+    if suffix and abs(number) >= 1e4:
+        return f"{scaled:.{digits}g}{suffix}"
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
 def human_flops(number: float) -> str:
     """3.8e12 -> "3.8 TFLOP", for "3.8 TFLOPs" and "3.8 TFLOP/s"."""
-    for limit, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= limit:
-            return f"{number / limit:.3g} {prefix}FLOP"
-    return f"{number:.4g} FLOP"
+    scaled, prefix = _scaled(number, "kMGTPEZ")
+    return f"{scaled:.3g} {prefix}FLOP" if prefix else f"{number:.4g} FLOP"
+
+
+def human_bytes(number: float) -> str:
+    """1234567 -> "1.2 MB"."""
+    scaled, prefix = _scaled(number, "kMGT")
+    return f"{scaled:.1f} {prefix}B" if prefix else f"{number:.0f} B"
+
+
+def _scaled(number: float, prefixes: str) -> tuple[float, str]:
+    """A number in thousands, millions, ..., and the prefix that says so; "" below a thousand."""
+    found = [(1000.0**power, prefix) for power, prefix in enumerate(prefixes, 1) if abs(number) >= 1000.0**power]
+    unit, prefix = found[-1] if found else (1.0, "")
+    return number / unit, prefix
 
 
 def counted(number: int, noun: str) -> str:
     """(1, "step") -> "1 step", (2000, "step") -> "2,000 steps"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def human_bytes(number: float) -> str:
-    """1234567 -> "1.2 MB"."""
-    for limit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= limit:
-            return f"{number / limit:.1f} {suffix}"
-    return f"{number:.0f} B"
 
 
 def human_seconds(seconds: float) -> str:
@@ -60,6 +63,21 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds / (365.25 * 86400):,.0f} years"
 
 
+Row = tuple[str, ...]
+"""Cells of a table."""
+
+
+def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
+    """A plain table: columns two spaces apart, numbers to the right."""
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns]
+    return [
+        "  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(row, widths, right, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
+
+
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -67,6 +85,11 @@ def printable(text: str) -> str:
     """`text` with control characters, changes of direction and broken surrogates written as escapes, so that a foreign name can
     neither move a terminal's cursor nor end a line."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(text: str) -> None:
+    """Progress goes where the data does not, so that `--format json` can be piped."""
+    print(text, file=sys.stderr, flush=True)
 
 
 _silent = False

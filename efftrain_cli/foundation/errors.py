@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -28,6 +28,14 @@ class Problem:
     """Nearest valid key or value."""
     doc: str = ""
     """Description of the key, or of the suggested one."""
+
+
+def nearest(name: str, names: Iterable[str], most: int = 3, cutoff: float = 0.5) -> str:
+    """"did you mean X or Y?" of the names that are most like `name`; "" where none is."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(names), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 class UsageError(EfftrainError):

@@ -24,7 +24,6 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch, parse_operator
-from efftrain_cli.model.gpt import GPT
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import (
     Run,
@@ -35,10 +34,10 @@ from efftrain_cli.run.directory import (
     take_lock,
     taken,
 )
-from efftrain_cli.run.manifest import MANIFEST
+from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.rows import origin_data, read_counting
 from efftrain_cli.training.session import Session, fresh_state, origin_of, prepare_session
-from efftrain_cli.training.stages import grow_stage, set_stage
+from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
@@ -77,18 +76,12 @@ class Grown:
     run: Path
     checkpoint: Path
     """The source's."""
-    step: int
-    parameters_before: int
-    parameters_after: int
-    loss_before: float
-    """Nats per token, fp32, on the same validation windows."""
-    loss_after: float
+    record: GrowthRecord
+    """Losses are in fp32."""
     logits_before: tuple[float, ...]
     """The first logits of the first window's last position."""
     logits_after: tuple[float, ...]
     largest_logit_difference: float
-    preserves_loss: bool
-    """Whether the operators claim to keep the loss."""
     recipe: Recipe
     budget_left: int
     """Tokens."""
@@ -138,19 +131,25 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
     grown = Grown(
         run=run_path(name),
         checkpoint=checkpoint,
-        step=progress.step,
-        parameters_before=parameters,
-        parameters_after=state.model.parameter_count,
-        loss_before=before[0],
-        loss_after=after[0],
+        record=GrowthRecord(
+            step=progress.step,
+            stage=state.progress.stage,
+            operators=tuple(operators),
+            parameters_before=parameters,
+            parameters_after=state.model.parameter_count,
+            val_loss_before=before[0],
+            val_loss_after=after[0],
+            preserves_loss=preserves,
+            schedule_step=state.progress.schedule_step,
+            schedule_tokens=state.progress.schedule_tokens,
+        ),
         logits_before=tuple(before[1][0, -1, :4].tolist()),
         logits_after=tuple(after[1][0, -1, :4].tolist()),
         largest_logit_difference=float((after[1] - before[1]).abs().max()),
-        preserves_loss=preserves,
         recipe=recipe,
         budget_left=max(0, recipe.train.tokens - state.progress.tokens),
     )
-    _write_run(name, source_path, state, session, grown, operators)
+    _write_run(name, source_path, state, session, grown)
     return grown
 
 
@@ -215,25 +214,17 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 
 def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
-    """The checkpoint to grow. With weights only, the newest whose weights are whole."""
-    if not options.weights_only:
-        there = checkpoints_of(source)
-        if options.checkpoint is None and there and not (there[-1] / "optimizer.safetensors").exists():
-            raise CheckpointError(
-                f"{there[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments and step counters with the weights. With "
-                "--weights-only the weights alone are grown: the moments of all parameters are lost, the loss rises for about "
-                "a hundred steps after the growth, and a longer --rewarmup-steps helps"
-            )
-        return find_checkpoint(source, options.checkpoint)
-    for path in reversed(checkpoints_of(source)):
-        if options.checkpoint not in (None, path.name, str(int(path.name.removeprefix("step-")))):
-            continue
-        entries = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-        for file in ("model.safetensors", "progress.json", "recipe.toml"):
-            if not (path / file).exists() or sha256_of(path / file) != entries[file]["sha256"]:
-                raise CheckpointError(f"{path / file} is missing or damaged: its sha256 is not the one that was written")
-        return path
-    raise CheckpointError(f"run {source.name!r} has no such checkpoint" if options.checkpoint else f"run {source.name!r} has no checkpoint")
+    """The checkpoint to grow. With weights only, one whose weights are whole."""
+    if options.weights_only:
+        return find_checkpoint(source, options.checkpoint, WITHOUT_OPTIMIZER)
+    there = checkpoints_of(source)
+    if options.checkpoint is None and there and not (there[-1] / "optimizer.safetensors").exists():
+        raise CheckpointError(
+            f"{there[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments and step counters with the weights. With "
+            "--weights-only the weights alone are grown: the moments of all parameters are lost, the loss rises for about "
+            "a hundred steps after the growth, and a longer --rewarmup-steps helps"
+        )
+    return find_checkpoint(source, options.checkpoint)
 
 
 def _state_of(checkpoint: Path, session: Session, weights_only: bool) -> TrainState:
@@ -276,17 +267,11 @@ def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
 def _measure(state: TrainState, session: Session, windows: torch.Tensor) -> tuple[float, torch.Tensor]:
     """(loss, logits of the first window on the CPU), in fp32."""
     loss = evaluate(state.model, windows, session.recipe.train.micro_batch_tokens, "fp32")
-    return float(loss), _logits(state.model, windows)
-
-
-def _logits(model: GPT, windows: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model(windows[:1, :-1]).cpu()
+        return float(loss), state.model(windows[:1, :-1]).cpu()
 
 
-def _write_run(
-    name: str, source: Path, state: TrainState, session: Session, grown: Grown, operators: Sequence[str]
-) -> None:
+def _write_run(name: str, source: Path, state: TrainState, session: Session, grown: Grown) -> None:
     """Writes the new run beside its place and renames it, so that it exists with its checkpoint or not at all."""
     target = run_path(name)
     # Named like a run that is being made, and locked: if this process is killed, the next one clears it away.
@@ -304,26 +289,11 @@ def _write_run(
         }
         with Run.create(name, recipe_toml, origin, session.corpus.tokenizer_path, root) as run:
             # One segment, however often the source was resumed: the new run was not.
-            run.log([{**row, "segment": 0} for row in read_counting(source, grown.step)])
-            run.event(
-                "growth",
-                {
-                    "step": grown.step,
-                    "stage": state.progress.stage,
-                    "operators": list(operators),
-                    "parameters_before": grown.parameters_before,
-                    "parameters_after": grown.parameters_after,
-                    "val_loss_before": grown.loss_before,
-                    "val_loss_after": grown.loss_after,
-                    "preserves_loss": grown.preserves_loss,
-                    "schedule_step": state.progress.schedule_step,
-                    "schedule_tokens": state.progress.schedule_tokens,
-                    "grown_from": source.name,
-                },
-            )
+            run.log([{**row, "segment": 0} for row in read_counting(source, grown.record.step)])
+            run.event("growth", dataclasses.asdict(grown.record) | {"grown_from": source.name})
             state.progress = state.progress._replace(segment=0)
-            write_checkpoint(checkpoint_path(run.path, grown.step), state, recipe_toml)
-            run.event("end", {"status": "paused", "step": grown.step})
+            write_checkpoint(checkpoint_path(run.path, grown.record.step), state, recipe_toml)
+            run.event("end", {"status": "paused", "step": grown.record.step})
         try:
             (root / name).rename(target)
         except OSError:

@@ -12,7 +12,8 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from efftrain_cli.foundation.errors import Problem
-from efftrain_cli.recipe.file import Draft, toml_value
+from efftrain_cli.recipe.file import Draft
+from efftrain_cli.recipe.toml import toml_value
 
 # What other programs and papers call our keys, in lower case and with _ for -.
 _ALSO_CALLED = {

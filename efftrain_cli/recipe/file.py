@@ -1,4 +1,4 @@
-"""Recipes as files: finding them, reading TOML with inheritance and overrides, and writing TOML exactly.
+"""Recipes as files: finding them, and reading TOML with inheritance and overrides.
 
 Knows nothing of what a recipe means (`recipe.py` does); it keeps for every key where its value was written, so that
 a message can point there.
@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.foundation.errors import Problem, RecipeError
+from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
+from efftrain_cli.recipe.toml import toml_value
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -119,13 +120,10 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         raise RecipeError(
             f"is the recipe itself: {shown_path(beside)} is the only recipe called {name_or_path!r}; name the one that it builds on"
         )
-    import difflib
-
     names = recipe_names()
-    near = difflib.get_close_matches(name_or_path, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = nearest(name_or_path, names, most=1)
     raise RecipeError(
-        f"there is no recipe {name_or_path!r}{hint}\n"
+        f"there is no recipe {name_or_path!r}{hint and '; '}{hint}\n"
         f"  looked for: {' and '.join(shown_path(folder / (name_or_path + '.toml')) for folder in recipe_folders())}\n"
         f"  recipes here: {', '.join(names) or 'none'}"
     )
@@ -387,76 +385,3 @@ def _override(draft: Draft, override: str) -> None:
         table = {section: table}
     _merge(draft, into, table, "".join(f"{section}." for section in sections[:there]), source, {key: source})
     draft.unread.discard(key)
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
-def toml_value(value: Any) -> str:
-    """One value as TOML. Reading it back gives an equal value of the same type.
-
-    Raises:
-        TypeError: TOML has no form for it (None among them).
-    """
-    return str(_toml_item(value).as_string())
-
-
-def _toml_item(value: Any) -> Any:
-    import tomlkit  # only where something is written: reading a recipe takes milliseconds
-
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
-        return tomlkit.value(f"{value:_}")
-    if isinstance(value, list | tuple):
-        array = tomlkit.array()
-        array.extend(map(_toml_item, value))
-        return array
-    if isinstance(value, Mapping):
-        table = tomlkit.inline_table()
-        table.update({name: _toml_item(inner) for name, inner in value.items()})
-        return table
-    return tomlkit.item(value)
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered from 0: "stages.0.lr". A table
-    without keys stays {}: a section that is present is on."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            value = {str(index): item for index, item in enumerate(value)}
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{key}.") or {key: {}}
-        else:
-            flat[key] = value
-    return flat
-
-
-def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The lines of a TOML document: plain keys first, then a [section] per table and a [[section]] per array of tables.
-
-    Args:
-        comments: dotted key -> a comment to stand after its value.
-    """
-    comments = comments or {}
-
-    def body(table: Mapping[str, Any], prefix: str) -> list[str]:
-        written = [(f"{_toml_key(name)} = {toml_value(value)}", f"{prefix}{name}") for name, value in table.items()]
-        width = max((len(line) for line, key in written if key in comments), default=0)
-        return [f"{line:<{width}}  # {comments[key]}" if key in comments else line for line, key in written]
-
-    def is_tables(value: Any) -> bool:
-        return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
-
-    plain = {n: v for n, v in values.items() if not isinstance(v, Mapping) and not is_tables(v)}
-    yield from body(plain, "")
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ("", f"[{_toml_key(name)}]", *body(value, f"{name}."))
-        elif is_tables(value):
-            for index, item in enumerate(value):
-                yield from ("", f"[[{_toml_key(name)}]]", *body(item, f"{name}.{index}."))

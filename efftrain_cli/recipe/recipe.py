@@ -27,9 +27,10 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, report
-from efftrain_cli.recipe.file import Draft, flatten, read_recipe_file, toml_lines
+from efftrain_cli.recipe.file import Draft, read_recipe_file
 from efftrain_cli.recipe.rules import breaches_between
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Parallel, Train, Wandb
+from efftrain_cli.recipe.toml import flatten, toml_lines
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from efftrain_cli.recipe.file import toml_value
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.toml import toml_value
 
 _TEMPLATE = """\
 # {name}: say in one sentence what it is; `efftrain recipes list` shows this line.

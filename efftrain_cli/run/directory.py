@@ -28,7 +28,14 @@ from types import TracebackType
 from typing import IO, Any
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, RunLockedError, UsageError
+from efftrain_cli.foundation.errors import (
+    CheckpointError,
+    DataError,
+    DiskError,
+    RunLockedError,
+    UsageError,
+    nearest,
+)
 from efftrain_cli.foundation.files import fsync, open_to_write
 from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
@@ -90,11 +97,8 @@ def existing_run(name: str) -> Path:
     """
     path = run_path(name)
     if not _is_run(path):
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, run_names(), n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; `efftrain runs list` shows all"
-        raise UsageError(f"there is no run {name!r} in {runs_root()}{hint}")
+        hint = nearest(name, run_names()) or "`efftrain runs list` shows all"
+        raise UsageError(f"there is no run {name!r} in {runs_root()}; {hint}")
     read_origin(path)
     return path
 

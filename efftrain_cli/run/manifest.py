@@ -16,7 +16,9 @@ from efftrain_cli.foundation.files import sha256_of
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-REQUIRED = frozenset({"model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"})
+WITHOUT_OPTIMIZER = frozenset({"model.safetensors", "progress.json", "recipe.toml"})
+"""Files of a checkpoint that its weights alone need."""
+REQUIRED = WITHOUT_OPTIMIZER | {"optimizer.safetensors"}
 
 
 def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
@@ -27,8 +29,8 @@ def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
     (directory / MANIFEST).write_text(_text(entries), encoding="utf-8")
 
 
-def verify_checkpoint(directory: Path) -> frozenset[str]:
-    """Checks every file of a checkpoint against its manifest; returns the files' names.
+def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> frozenset[str]:
+    """Checks every file of a checkpoint, or those that are needed, against its manifest; returns the files' names.
 
     Raises:
         CheckpointError: naming the first bad file.
@@ -39,7 +41,7 @@ def verify_checkpoint(directory: Path) -> frozenset[str]:
         values = json.loads(written)
         entries = values["files"]
         version = values["schema_version"]
-        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
+        listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
         whole = written == _text(entries, version)
     except FileNotFoundError:
         raise CheckpointError(f"{manifest} is missing: the checkpoint is not complete") from None
@@ -51,7 +53,8 @@ def verify_checkpoint(directory: Path) -> frozenset[str]:
         raise CheckpointError(f"{manifest} is damaged: it does not match its own sha256")
     if version != SCHEMA_VERSION:
         raise newer_format(manifest, version)
-    for name in sorted(REQUIRED - expected.keys()):
+    expected = {name: entry for name, entry in listed.items() if needed is None or name in needed}
+    for name in sorted((needed or REQUIRED) - expected.keys()):
         raise CheckpointError(f"{manifest} is damaged: it does not list {name}")
     for name, (size, _) in expected.items():
         path = directory / name

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError, nearest
 from efftrain_cli.run.directory import run_names, run_path, runs_root
 
 
@@ -38,8 +37,7 @@ def find_run(name: str) -> str:
         shown = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
         raise UsageError(f"{what} {len(found)} runs: {shown}\n  name one of them")
     run_path(name)  # a name that no run can have is said to be one
-    near = get_close_matches(name, [*existing, *by_recipe], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`efftrain runs list` shows all"
+    hint = nearest(name, [*existing, *by_recipe]) or "`efftrain runs list` shows all"
     raise UsageError(f"there is no run {name!r} in {runs_root()}; {hint}")
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.recipe.file import flatten
+from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.rows import RunDirectory, read_counting, read_run
 from efftrain_cli.run.series import AXES, HIGHEST, LOWEST, grouped
 from efftrain_cli.run.written import as_written

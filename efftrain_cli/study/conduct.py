@@ -12,6 +12,7 @@ from pathlib import Path
 from efftrain_cli.compare.fairness import check
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
@@ -95,12 +96,8 @@ def edge_warnings(file: StudyFile, arm_name: str, best: Choice) -> tuple[str, ..
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(numbers) < 2 or len(numbers) < len(values):
             continue
-        value = float(chosen[key].replace("_", ""))
-        if value in (min(numbers), max(numbers)):
-            side, way = ("lowest", "lower") if value == min(numbers) else ("highest", "higher")
-            found.append(
-                f"arm {arm_name!r}: the best {key}, {value:g}, is the {side} tried; a {way} one may be better: widen the grid"
-            )
+        if edge := at_edge(float(chosen[key].replace("_", "")), numbers):
+            found.append(f"arm {arm_name!r}: the best {key}, {edge}")
     return tuple(found)
 
 

@@ -21,16 +21,9 @@ from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.errors import Problem, RecipeError, UsageError
 from efftrain_cli.foundation.section import SECTION, Text
 from efftrain_cli.recipe.check import Check, report
-from efftrain_cli.recipe.file import (
-    find_recipe,
-    flatten,
-    is_path,
-    read_recipe_file,
-    read_toml_file,
-    shown_path,
-    toml_value,
-)
+from efftrain_cli.recipe.file import find_recipe, is_path, read_recipe_file, read_toml_file, shown_path
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.toml import flatten, toml_value
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import NOT_COMPUTED
 from efftrain_cli.study.phases import confirmation, over_rates, tuning

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from scipy import special
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.comparison import PRIMARY, at_common_evaluations, other_schedule
+from efftrain_cli.compare.comparison import at_common_evaluations
+from efftrain_cli.compare.differences import PRIMARY, other_schedule
 from efftrain_cli.compare.fairness import Label, why_seconds_differ
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate

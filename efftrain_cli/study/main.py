@@ -6,9 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from dataclasses import replace
-from io import StringIO
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from efftrain_cli.compare import sensitivity
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.fairness import Label
 from efftrain_cli.compare.sensitivity import Curve
-from efftrain_cli.compare.show import show_comparison
-from efftrain_cli.foundation.console import human_count, human_seconds, silent
+from efftrain_cli.foundation.console import human_count, human_seconds, say, silent, table_lines
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.run.directory import run_path, runs_root
@@ -39,13 +36,8 @@ from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.sweep.curves import sensitivity_curves
 from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, last_loss, tokens_so_far
-from efftrain_cli.sweep.screen import curve_lines, table_lines
+from efftrain_cli.sweep.screen import curve_lines
 from efftrain_cli.sweep.trials import read_trial, recipe_of, state_of
-
-
-def say(text: str) -> None:
-    """Progress goes where the data does not, so that `--format json` can be piped."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
@@ -54,28 +46,13 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     if not as_json:
         print("\n".join(screen.plan_lines(file, phases, jobs, free_bytes(runs_root()))))
         return
-    left = left_of(phases)
     values = {
         "schema_version": 1,
         "study": file.name,
         "sha256": file.sha256,
         "looks": list(file.looks),
-        "phases": [
-            {
-                "phase": phase.name,
-                "arm": phase.arm,
-                "runs": phase.runs,
-                "done": phase.done,
-                "tokens_left": phase.tokens_left,
-                "seconds_left": phase.seconds,
-                "disk_bytes": phase.disk,
-            }
-            for phase in phases
-        ],
-        "runs_left": left.runs,
-        "tokens_left": left.tokens,
-        "seconds_left": left.seconds,
-        "disk_bytes": left.disk,
+        "phases": [asdict(phase) for phase in phases],
+        **left_of(phases)._asdict(),
         "runs": [
             {"phase": phase, "arm": arm, "name": trial.name, "seed": trial.seed, "settings": list(trial.settings)}
             for phase, (arm, trial) in all_trials(file)
@@ -105,8 +82,8 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         print(json.dumps(verdict_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
         return
     print("\n".join(table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows)))
-    time_left = "" if left.seconds is None else f", about {human_seconds(left.seconds)} one after the other"
-    print(f"\n{left.runs} runs left, {human_count(left.tokens)} tokens{time_left}\n")
+    time_left = "" if left.seconds_left is None else f", about {human_seconds(left.seconds_left)} one after the other"
+    print(f"\n{left.runs_left} runs left, {human_count(left.tokens_left)} tokens{time_left}\n")
     if registration is not None:
         print("\n".join(screen.verdict_lines(file, judgement, registration, tuned)))
 
@@ -233,25 +210,6 @@ def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     found = "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]) or "none yet"
     text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found}"
     return replace(comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True)
-
-
-def show_json(comparison: Comparison, verdict: dict[str, Any], output: Path | None, plot: bool, figures: Path | None) -> None:
-    """As `show_comparison` for programs, with the study's verdict before what is exploratory.
-
-    Raises:
-        UsageError: the output cannot be written.
-    """
-    with redirect_stdout(StringIO()) as shown:
-        show_comparison(comparison, "json", None, plot=plot, figures=figures)
-    values = {"study": verdict, "exploratory": EXPLORATORY} | json.loads(shown.getvalue())
-    text = json.dumps(values, indent=1, allow_nan=False) + "\n"
-    if output is None:
-        sys.stdout.write(text)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {output}: {error.strerror or error}") from None
 
 
 def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str], dict[str, Any]]:

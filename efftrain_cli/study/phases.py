@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from efftrain_cli.recipe.file import toml_value
+from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.sweep.trials import Trial, run_name, setting_word
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.staged_growth import Shape, StageModel, parse_operator
-from efftrain_cli.recipe.file import toml_value
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
+from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.study.file import Arm, StudyFile
 
 STEPS = 12

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds
+from efftrain_cli.foundation.console import Row, human_bytes, human_count, human_seconds, table_lines
 from efftrain_cli.study.budget import Phase, left_of
 from efftrain_cli.study.conduct import Tuned
 from efftrain_cli.study.file import LOSSES, Primary, StudyFile
 from efftrain_cli.study.judge import Judgement, Verdict, sides_of
 from efftrain_cli.study.registration import Registration
-from efftrain_cli.sweep.screen import Row, table_lines
 from efftrain_cli.sweep.trials import RULE
 
 MEASURES = {
@@ -39,20 +39,20 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
     lines += [f"looks      {looks_line(file)}", ""]
     rows: list[Row] = []
     for phase in phases:
-        time = "unknown" if phase.seconds is None else human_seconds(phase.seconds)
+        time = "unknown" if phase.seconds_left is None else human_seconds(phase.seconds_left)
         tokens = human_count(phase.tokens_left)
-        rows.append((phase.name, phase.arm, str(phase.runs), str(phase.done), tokens, time, human_bytes(phase.disk)))
+        rows.append((phase.phase, phase.arm, str(phase.runs), str(phase.done), tokens, time, human_bytes(phase.disk_bytes)))
     lines += table_lines(("phase", "arm", "runs", "done", "tokens left", "time left", "disk"), rows)
     left = left_of(phases)
-    total = f"{left.runs} runs to train, {human_count(left.tokens)} tokens"
-    if left.seconds is None:
+    total = f"{left.runs_left} runs to train, {human_count(left.tokens_left)} tokens"
+    if left.seconds_left is None:
         total += "; time unknown: no run of these models is finished here yet"
     else:
-        total += f", about {human_seconds(left.seconds)} of training one run after the other, by earlier runs of these models"
+        total += f", about {human_seconds(left.seconds_left)} of training one run after the other, by earlier runs of these models"
         if jobs > 1:
             total += f"; --jobs {jobs} divides the processor among as many runs"
-    lines += ["", total, f"disk: {human_bytes(left.disk)} needed at most, {human_bytes(free)} free"]
-    if left.disk > free:
+    lines += ["", total, f"disk: {human_bytes(left.disk_bytes)} needed at most, {human_bytes(free)} free"]
+    if left.disk_bytes > free:
         lines.append("warning: that does not fit; lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk")
     if study.looks > 1:
         lines.append("It ends at the first look at which every primary is decided, and is cheaper then.")
@@ -251,7 +251,7 @@ def as_json(
         "sha256": file.sha256,
         "registered": registration.registered if registration else None,
         "exploratory": why_exploratory(judgement, registration),
-        "labels": [{"severity": label.severity, "text": label.text} for label in judgement.labels],
+        "labels": [asdict(label) for label in judgement.labels],
         "baseline": file.study.baseline,
         "alpha": file.study.alpha,
         "looks": list(judgement.looks),
@@ -273,10 +273,7 @@ def as_json(
         },
         "verdicts": [
             {
-                "measure": verdict.primary.measure,
-                "direction": verdict.primary.direction,
-                "margin": verdict.primary.margin,
-                "target": verdict.primary.target,
+                **asdict(verdict.primary),
                 "arm": verdict.arm,
                 "seeds": list(verdict.seeds),
                 "estimate": _null(verdict.estimate.mean),

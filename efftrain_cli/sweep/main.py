@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from efftrain_cli.foundation.console import say
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.sweep import screen
 from efftrain_cli.sweep.curves import gains_of, ladders, sensitivity_curves, without
-from efftrain_cli.sweep.needs import START_SECONDS, disk_bytes, speed_of
+from efftrain_cli.sweep.needs import disk_bytes, seconds_left
 from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, tokens_so_far
 from efftrain_cli.sweep.trials import Trial, choose, read_trial, recipe_of, state_of
 
 
-def say(text: str) -> None:
-    """Progress goes where the data does not, so that `--format json` can be piped."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
     """Prints the runs, and what is left to do of each."""
     entries = []
-    speeds: dict[tuple[str, tuple[str, ...]], float | None] = {}
+    speeds: dict[tuple[object, int], float | None] = {}
     for trial in trials:
         recipe, state = recipe_of(trial), state_of(trial)
-        key = (trial.recipe, trial.settings)
-        if key not in speeds:
-            speeds[key] = speed_of(recipe)
-        speed = speeds[key]
         left = 0 if state in ("finished", "diverged") else max(0, recipe.train.tokens - tokens_so_far(trial.name))
-        seconds = None if speed is None else left / speed + START_SECONDS * (left > 0)
+        seconds = seconds_left(recipe, left, speeds)
         entries.append((trial, state, left, seconds, disk_bytes(recipe)))
     if not as_json:
         print("\n".join(screen.plan_lines(entries, jobs)))

@@ -88,6 +88,15 @@ def free_memory() -> int | None:
     return min(found, default=None)
 
 
+def seconds_left(recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]) -> float | None:
+    """Wall time of `tokens` more of a recipe, by `speed_of`; None where that is not known. `speeds` keeps what was looked up."""
+    key = (recipe.model, recipe.train.batch_size)
+    if key not in speeds:
+        speeds[key] = speed_of(recipe)
+    speed = speeds[key]
+    return None if speed is None else tokens / speed + START_SECONDS * (tokens > 0)
+
+
 def speed_of(recipe: Recipe) -> float | None:
     """Tokens per second of wall time of the finished runs of the same model and batch in the folder of runs, their median; None
     where there is none. Evaluation, checkpoints and preparing are part of the time."""

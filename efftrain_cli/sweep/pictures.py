@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.compare.plots import COLOURS, STYLES, save_figure
 from efftrain_cli.compare.sensitivity import Curve, band
+from efftrain_cli.compare.terminal_plots import SHARED, character_plot
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, which colour-blind readers tell apart."""
-STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -20,7 +20,6 @@ def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    folder.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(5.4, 3.7))
     axes = figure.add_subplot()
     for i, curve in enumerate(curves):
@@ -54,21 +53,14 @@ def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
     axes.spines[["top", "right"]].set_visible(False)
     # Below the axes, where no curve is.
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), frameon=False, fontsize=8.5)
-    paths = []
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning-rate"}):
-        for ending, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 200})):
-            path = folder / f"learning-rate.{ending}"
-            figure.savefig(path, bbox_inches="tight", **options)
-            paths.append(path)
-    return paths
+        return save_figure(figure, folder, "learning-rate", bbox_inches="tight")
 
 
 def terminal_plot(curves: Sequence[Curve], width: int) -> str:
     """Mean loss against learning rate in characters: A, B, C are the recipes, * where two share a place."""
-    import math
-
     points = [
-        (math.log(rate), mean, chr(ord("A") + i))
+        (chr(ord("A") + i), math.log(rate), mean)
         for i, curve in enumerate(curves)
         for rate, mean in zip(curve.rates, curve.means, strict=True)
         if mean is not None
@@ -76,31 +68,7 @@ def terminal_plot(curves: Sequence[Curve], width: int) -> str:
     rates = sorted({rate for curve in curves for rate in curve.rates})
     if not points or len(rates) < 2:
         return ""
-    rows, columns = 12, max(20, min(width, 80) - 10)
-    low, high = min(y for _, y, _ in points), max(y for _, y, _ in points)
-    left, right = math.log(rates[0]), math.log(rates[-1])
-    cells = [[" "] * columns for _ in range(rows)]
-
-    def place(x: float) -> int:
-        return round((x - left) / (right - left) * (columns - 1))
-
-    for x, y, letter in points:
-        row = rows - 1 - (round((y - low) / (high - low) * (rows - 1)) if high > low else 0)
-        cell = cells[row][place(x)]
-        cells[row][place(x)] = letter if cell in (" ", letter) else "*"
-    lines = ["mean final validation loss (nats/token) against learning rate; * shared by several"]
-    for i, drawn in enumerate(cells):
-        loss = high - (high - low) * i / (rows - 1)
-        lines.append((f"{loss:8.3f} |" if i % 3 == 0 or i == rows - 1 else "         |") + "".join(drawn).rstrip())
-    lines.append("         +" + "-" * columns)
-    ticks = [" "] * (columns + 10)
-    end = -1
-    for rate in rates:
-        text = f"{rate:g}"
-        start = min(max(0, place(math.log(rate)) - len(text) // 2), len(ticks) - len(text))
-        if start > end:
-            ticks[start : start + len(text)] = text
-            end = start + len(text)
-    lines.append("          " + "".join(ticks).rstrip())
-    lines += [f"  {chr(ord('A') + i)}  {curve.label}" for i, curve in enumerate(curves)]
-    return "\n".join(lines)
+    losses, ticks = [loss for *_, loss in points], [(math.log(rate), f"{rate:g}") for rate in rates]
+    lines = character_plot(points, (ticks[0][0], ticks[-1][0]), (min(losses), max(losses)), ticks, min(width, 80))
+    title = f"mean final validation loss (nats/token) against learning rate; {SHARED} shared by several"
+    return "\n".join([title, *lines, *(f"  {chr(ord('A') + i)}  {curve.label}" for i, curve in enumerate(curves))])

@@ -6,24 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
-from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds
+from efftrain_cli.foundation.console import Row, human_bytes, human_count, human_seconds, table_lines
 from efftrain_cli.sweep.trials import RULE, Choice, Trial
-
-Row = tuple[str, ...]
-
-
-def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
-    """A plain table: columns two spaces apart, numbers to the right."""
-    columns = list(zip(header, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns]
-    return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in (header, *rows)
-    ]
 
 
 def plan_lines(trials: Sequence[tuple[Trial, str, int, float | None, int]], jobs: int) -> list[str]:

@@ -196,8 +196,8 @@ def state_of(trial: Trial) -> str:
     """
     from efftrain_cli.compare.groups import differing_keys
     from efftrain_cli.compare.reading import status_of
-    from efftrain_cli.recipe.file import flatten
     from efftrain_cli.recipe.recipe import flat_values, load_recipe
+    from efftrain_cli.recipe.toml import flatten
     from efftrain_cli.run.rows import read_rows, read_run
 
     path = run_path(trial.name)

@@ -118,9 +118,11 @@ def newest_checkpoint(run: Run) -> Path | None:
     return found
 
 
-def newest_sound(paths: Sequence[Path]) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
-    """The newest of checkpoints (oldest first) that is whole and finite, and those newer ones that were passed over, each with
-    its reason and a warning.
+def newest_sound(
+    paths: Sequence[Path], needed: frozenset[str] | None = None
+) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
+    """The newest of checkpoints (oldest first) that is whole and finite, as far as its files are needed, and those newer ones that
+    were passed over, each with its reason and a warning.
 
     Raises:
         NewerFormatError: the newest that is whole was written by a newer efftrain.
@@ -128,8 +130,7 @@ def newest_sound(paths: Sequence[Path]) -> tuple[Path | None, list[tuple[Path, C
     passed_over: list[tuple[Path, CheckpointError]] = []
     for path in reversed(paths):
         try:
-            verify_checkpoint(path)
-            _check_finite(path)
+            _check_finite(path, verify_checkpoint(path, needed))
             return path, passed_over
         except NewerFormatError:
             raise
@@ -139,7 +140,7 @@ def newest_sound(paths: Sequence[Path]) -> tuple[Path | None, list[tuple[Path, C
     return None, passed_over
 
 
-def _check_finite(path: Path) -> None:
+def _check_finite(path: Path, files: frozenset[str]) -> None:
     """Refuses a checkpoint with weights or moments that are not finite: an older version saved those too.
 
     Raises:
@@ -148,7 +149,7 @@ def _check_finite(path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in sorted({"model.safetensors", "optimizer.safetensors"} & files):
         try:
             wrong = nonfinite_tensors(load_file(path / name))
         except SafetensorError as error:

@@ -29,20 +29,6 @@ from efftrain_cli.training.tensor_file import sha256_of_pieces, tensor_pieces, w
 if TYPE_CHECKING:
     from efftrain_cli.training.sharding import Shards
 
-__all__ = [
-    "MANIFEST",
-    "TrainState",
-    "load_tensors",
-    "model_tensors",
-    "nonfinite_tensors",
-    "progress_from_json",
-    "progress_to_json",
-    "read_checkpoint",
-    "verify_checkpoint",
-    "whole_tensors",
-    "write_checkpoint",
-]
-
 
 @dataclass(slots=True)
 class Parts:

@@ -15,9 +15,10 @@ from efftrain_cli.model.standardization import folded
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
+from efftrain_cli.run.manifest import MANIFEST, verify_checkpoint
 from efftrain_cli.training.checkpoints import newest_sound
 from efftrain_cli.training.gradient import build_model
-from efftrain_cli.training.state import MANIFEST, progress_from_json, verify_checkpoint
+from efftrain_cli.training.state import progress_from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +97,9 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     )
 
 
-def find_checkpoint(run: Path, wanted: str | None) -> Path:
-    """The run's newest checkpoint that is whole, or the one `wanted` names: a step, or a name such as step-00000100.
+def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None = None) -> Path:
+    """The run's newest checkpoint that is whole, or the one `wanted` names: a step, or a name such as step-00000100. With `needed`,
+    only these of its files must be whole.
 
     Raises:
         UsageError: no checkpoint is called that; the message lists those there are.
@@ -112,11 +114,11 @@ def find_checkpoint(run: Path, wanted: str | None) -> Path:
     if wanted is not None:
         for path in there:
             if wanted in (path.name, str(checkpoint_step(path))):
-                verify_checkpoint(path)
+                verify_checkpoint(path, needed)
                 return path
         steps = ", ".join(str(checkpoint_step(path)) for path in there)
         raise UsageError(f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {steps}")
-    found, passed_over = newest_sound(there)
+    found, passed_over = newest_sound(there, needed)
     if found is None:
         reasons = "\n  ".join(str(error) for _, error in passed_over)
         raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  {reasons}")

@@ -12,32 +12,22 @@ from typing import Any
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.suites import TASKS
 
+_CHOICES = {"query": "text", "choices": "texts", "gold": "choice"}
+_CONTEXTS = {"context_options": "texts", "continuation": "text", "gold": "choice"}
+_PREMISE = {"premise": "text", "hypothesis": "text", "label": "number below 3"}
+
 FORMS: dict[str, dict[str, str]] = {
     "lambada_openai": {"text": "text"},
     "wikitext": {"page": "text"},
-    "hellaswag": {"query": "text", "choices": "texts", "gold": "choice"},
-    "arc_challenge": {"query": "text", "choices": "texts", "gold": "choice"},
-    "arc_easy": {"query": "text", "choices": "texts", "gold": "choice"},
-    "boolq": {"query": "text", "choices": "texts", "gold": "choice"},
-    "copa": {"query": "text", "choices": "texts", "gold": "choice"},
-    "openbookqa": {"query": "text", "choices": "texts", "gold": "choice"},
+    **dict.fromkeys(("hellaswag", "arc_challenge", "arc_easy", "boolq", "copa", "openbookqa"), _CHOICES),
     "piqa": {"goal": "text", "sol1": "text", "sol2": "text", "label": "number below 2"},
-    "winogrande": {"context_options": "texts", "continuation": "text", "gold": "choice"},
-    "wsc273": {"context_options": "texts", "continuation": "text", "gold": "choice"},
+    **dict.fromkeys(("winogrande", "wsc273"), _CONTEXTS),
     "triviaqa": {"question": "text", "aliases": "texts"},
     "webqs": {"question": "text", "answers": "texts"},
-    "anli_r1": {"premise": "text", "hypothesis": "text", "label": "number below 3"},
-    "anli_r2": {"premise": "text", "hypothesis": "text", "label": "number below 3"},
-    "anli_r3": {"premise": "text", "hypothesis": "text", "label": "number below 3"},
+    **dict.fromkeys(("anli_r1", "anli_r2", "anli_r3"), _PREMISE),
     "race": {"article": "text", "problems": "text"},
     "rte": {"sentence1": "text", "sentence2": "text", "label": "number below 2"},
-    "wsc": {
-        "text": "text",
-        "span1_text": "text",
-        "span2_text": "text",
-        "span2_index": "number",
-        "label": "number below 2",
-    },
+    "wsc": {"text": "text", "span1_text": "text", "span2_text": "text", "span2_index": "number", "label": "number below 2"},
     "multirc": {"paragraph": "text", "question": "text", "answer": "text", "label": "number below 2"},
     "record": {"passage": "text", "query": "text", "entities": "texts", "answers": "texts"},
 }

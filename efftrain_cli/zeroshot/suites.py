@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import UsageError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,111 +37,75 @@ class Task:
         return self.definition is None
 
 
-def _choice(name: str, metric: str, chance: float, definition: str, hub: str, about: str, file: str = "") -> Task:
-    metrics = ("acc", "acc_norm") if name in {"hellaswag", "piqa", "arc_easy", "arc_challenge", "openbookqa"} else ("acc",)
+_LENGTH_NORMED = frozenset({"hellaswag", "piqa", "arc_easy", "arc_challenge", "openbookqa"})
+_PASSAGES = {"hub": "EleutherAI/lambada_openai", "file": "lambada_openai.jsonl"}
+_PAGES = {"hub": "EleutherAI/wikitext_document_level", "file": "wikitext2_test_pages.jsonl"}
+
+
+def _task(name: str, metrics: str, about: str, definition: str | None = None, hub: str | None = None, file: str | None = None) -> Task:
+    """A task whose first metric counts."""
+    names = tuple(metrics.split())
+    return Task(name=name, metric=names[0], metrics=names, about=about, definition=definition, hub=hub, file=file)
+
+
+def _choice(name: str, chance: float, definition: str, hub: str, about: str) -> Task:
+    """A task of answers to choose from, counted as acc_norm where their lengths differ."""
+    metric = "acc_norm" if name in _LENGTH_NORMED else "acc"
+    metrics = ("acc", "acc_norm") if name in _LENGTH_NORMED else ("acc",)
     return Task(
-        name=name,
-        metric=metric,
-        metrics=metrics,
-        about=about,
-        chance=chance,
-        definition=definition,
-        hub=hub,
-        file=file or f"{name}.jsonl",
+        name=name, metric=metric, metrics=metrics, about=about, chance=chance, definition=definition, hub=hub, file=f"{name}.jsonl"
     )
 
 
 ALL_TASKS: tuple[Task, ...] = (
-    Task(
-        name="lambada_openai",
-        metric="acc",
-        metrics=("acc", "perplexity"),
-        about="last word of a passage: all its tokens by greedy decoding; perplexity per word",
-        definition="lambada/lambada_openai.yaml",
-        hub="EleutherAI/lambada_openai",
-        file="lambada_openai.jsonl",
+    _task(
+        "lambada_openai", "acc perplexity", "last word of a passage: all its tokens by greedy decoding; perplexity per word",
+        "lambada/lambada_openai.yaml", **_PASSAGES,
     ),
-    Task(
-        name="lambada_last_token",
-        metric="acc",
-        metrics=("acc", "perplexity"),
-        about="last token of the same passages, as Megatron-LM scores by default; easier than the last word",
-        hub="EleutherAI/lambada_openai",
-        file="lambada_openai.jsonl",
+    _task(
+        "lambada_last_token", "acc perplexity",
+        "last token of the same passages, as Megatron-LM scores by default; easier than the last word", **_PASSAGES,
     ),
-    Task(
-        name="wikitext",
-        metric="word_perplexity",
-        metrics=("word_perplexity", "byte_perplexity", "bits_per_byte"),
-        about="WikiText-2 test by page, disjoint windows, per word and byte of the original page",
-        definition="wikitext/wikitext.yaml",
-        hub="EleutherAI/wikitext_document_level",
-        file="wikitext2_test_pages.jsonl",
+    _task(
+        "wikitext", "word_perplexity byte_perplexity bits_per_byte",
+        "WikiText-2 test by page, disjoint windows, per word and byte of the original page", "wikitext/wikitext.yaml", **_PAGES,
     ),
-    Task(
-        name="wikitext_strided",
-        metric="token_perplexity",
-        metrics=("token_perplexity", "word_perplexity", "bits_per_byte"),
-        about="WikiText-2 test as one stream of tokens, overlapping windows, as Megatron-LM's --overlapping-eval",
-        hub="EleutherAI/wikitext_document_level",
-        file="wikitext2_test_pages.jsonl",
+    _task(
+        "wikitext_strided", "token_perplexity word_perplexity bits_per_byte",
+        "WikiText-2 test as one stream of tokens, overlapping windows, as Megatron-LM's --overlapping-eval", **_PAGES,
     ),
-    _choice("hellaswag", "acc_norm", 0.25, "hellaswag/hellaswag.yaml", "Rowan/hellaswag", "which ending follows"),
-    Task(
-        name="triviaqa",
-        metric="exact_match",
-        metrics=("exact_match",),
-        about="answer to a question, written greedily",
-        definition="triviaqa/default.yaml",
-        hub="mandarjoshi/trivia_qa",
-        file="triviaqa_3000.jsonl",
+    _choice("hellaswag", 0.25, "hellaswag/hellaswag.yaml", "Rowan/hellaswag", "which ending follows"),
+    _task(
+        "triviaqa", "exact_match", "answer to a question, written greedily", "triviaqa/default.yaml",
+        hub="mandarjoshi/trivia_qa", file="triviaqa_3000.jsonl",
     ),
-    Task(
-        name="webqs",
-        metric="exact_match",
-        metrics=("exact_match",),
-        about="any accepted answer is what greedy decoding writes",
-        definition="webqs/webqs.yaml",
-        hub="stanfordnlp/web_questions",
-        file="webqs.jsonl",
+    _task(
+        "webqs", "exact_match", "any accepted answer is what greedy decoding writes", "webqs/webqs.yaml",
+        hub="stanfordnlp/web_questions", file="webqs.jsonl",
     ),
-    _choice("winogrande", "acc", 0.5, "winogrande/default.yaml", "allenai/winogrande", "whom a pronoun means"),
-    _choice("piqa", "acc_norm", 0.5, "piqa/piqa.yaml", "baber/piqa", "which way to do an everyday thing works"),
-    _choice("arc_challenge", "acc_norm", 0.25, "arc/arc_challenge.yaml", "allenai/ai2_arc", "school science, hard"),
-    _choice("arc_easy", "acc_norm", 0.25, "arc/arc_easy.yaml", "allenai/ai2_arc", "school science, easy"),
-    _choice("anli_r1", "acc", 1 / 3, "anli/anli_r1.yaml", "facebook/anli", "does the premise say so, round 1"),
-    _choice("anli_r2", "acc", 1 / 3, "anli/anli_r2.yaml", "facebook/anli", "does the premise say so, round 2"),
-    _choice("anli_r3", "acc", 1 / 3, "anli/anli_r3.yaml", "facebook/anli", "does the premise say so, round 3"),
-    _choice("openbookqa", "acc_norm", 0.25, "openbookqa/openbookqa.yaml", "allenai/openbookqa", "elementary science"),
-    _choice("race", "acc", 0.25, "race/race.yaml", "EleutherAI/race", "questions about a text, high school"),
-    _choice("boolq", "acc", 0.5, "super_glue/boolq/default.yaml", "aps/super_glue", "yes or no about a passage"),
-    _choice("copa", "acc", 0.5, "super_glue/copa/default.yaml", "aps/super_glue", "cause or effect of an event"),
-    _choice("rte", "acc", 0.5, "glue/rte/default.yaml", "nyu-mll/glue", "does one sentence follow from another"),
-    _choice("wsc", "acc", 0.5, "super_glue/wsc/default.yaml", "aps/super_glue", "SuperGLUE's Winograd schemas, yes or no"),
-    _choice("wsc273", "acc", 0.5, "wsc273/default.yaml", "lighteval/winograd_wsc", "Winograd schemas, by continuation"),
-    _choice("multirc", "acc", 0.5, "super_glue/multirc/default.yaml", "aps/super_glue", "is this answer correct"),
-    Task(
-        name="record",
-        metric="f1",
-        metrics=("f1", "em"),
-        about="which entity fills the gap in a news text",
-        definition="super_glue/record/default.yaml",
-        hub="aps/super_glue",
-        file="record.jsonl",
+    _choice("winogrande", 0.5, "winogrande/default.yaml", "allenai/winogrande", "whom a pronoun means"),
+    _choice("piqa", 0.5, "piqa/piqa.yaml", "baber/piqa", "which way to do an everyday thing works"),
+    _choice("arc_challenge", 0.25, "arc/arc_challenge.yaml", "allenai/ai2_arc", "school science, hard"),
+    _choice("arc_easy", 0.25, "arc/arc_easy.yaml", "allenai/ai2_arc", "school science, easy"),
+    *(_choice(f"anli_r{n}", 1 / 3, f"anli/anli_r{n}.yaml", "facebook/anli", f"does the premise say so, round {n}") for n in (1, 2, 3)),
+    _choice("openbookqa", 0.25, "openbookqa/openbookqa.yaml", "allenai/openbookqa", "elementary science"),
+    _choice("race", 0.25, "race/race.yaml", "EleutherAI/race", "questions about a text, high school"),
+    _choice("boolq", 0.5, "super_glue/boolq/default.yaml", "aps/super_glue", "yes or no about a passage"),
+    _choice("copa", 0.5, "super_glue/copa/default.yaml", "aps/super_glue", "cause or effect of an event"),
+    _choice("rte", 0.5, "glue/rte/default.yaml", "nyu-mll/glue", "does one sentence follow from another"),
+    _choice("wsc", 0.5, "super_glue/wsc/default.yaml", "aps/super_glue", "SuperGLUE's Winograd schemas, yes or no"),
+    _choice("wsc273", 0.5, "wsc273/default.yaml", "lighteval/winograd_wsc", "Winograd schemas, by continuation"),
+    _choice("multirc", 0.5, "super_glue/multirc/default.yaml", "aps/super_glue", "is this answer correct"),
+    _task(
+        "record", "f1 em", "which entity fills the gap in a news text", "super_glue/record/default.yaml",
+        hub="aps/super_glue", file="record.jsonl",
     ),
-    Task(
-        name="offline_cloze",
-        metric="acc",
-        metrics=("acc", "perplexity"),
-        about="last word of passages of the run's own validation documents; perplexity per word",
+    _task("offline_cloze", "acc perplexity", "last word of passages of the run's own validation documents; perplexity per word"),
+    _task(
+        "offline_bytes", "bits_per_byte byte_perplexity token_perplexity",
+        "the run's own validation documents, one by one, disjoint windows",
     ),
-    Task(
-        name="offline_bytes",
-        metric="bits_per_byte",
-        metrics=("bits_per_byte", "byte_perplexity", "token_perplexity"),
-        about="the run's own validation documents, one by one, disjoint windows",
-    ),
-)
+)  # fmt: skip
 
 TASKS: dict[str, Task] = {task.name: task for task in ALL_TASKS}
 
@@ -177,8 +140,8 @@ def task_names(wanted: Iterable[str]) -> list[str]:
         elif name in TASKS:
             found[name] = None
         else:
-            near = get_close_matches(name, [*SUITES, *TASKS], n=3, cutoff=0.4)
-            unknown.append(f"{name!r}" + (f" (did you mean {' or '.join(near)}?)" if near else ""))
+            hint = nearest(name, [*SUITES, *TASKS], cutoff=0.4)
+            unknown.append(f"{name!r}" + (f" ({hint})" if hint else ""))
     if unknown:
         raise UsageError(
             f"unknown task {', '.join(unknown)}. Suites: {', '.join(SUITES)}. Tasks: {', '.join(TASKS)}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from efftrain_cli.compare import inference
+from efftrain_cli.compare import inference, planning
 from efftrain_cli.compare.inference import (
     decide,
     difference_of_means,
@@ -83,17 +83,17 @@ def test_holm_keeps_the_family_wise_error() -> None:
 @pytest.mark.parametrize(("effect", "n"), [(1.0, 10), (0.5, 34), (0.8, 15), (2.0, 5)])
 def test_seeds_needed_matches_published_tables_of_the_paired_t_test(effect: float, n: int) -> None:
     """Two-sided 5 %, power 80 %: 34 pairs for d = 0.5, 15 for 0.8, 10 for 1 (Cohen, 1988; G*Power)."""
-    assert inference.seeds_needed(effect, 1.0) == n
+    assert planning.seeds_needed(effect, 1.0) == n
 
 
 def test_seeds_needed_unpaired_matches_cohen() -> None:
     """64 per group for d = 0.5, 26 for d = 0.8 (Cohen, 1992, table 2)."""
-    assert inference.seeds_needed(0.5, 1.0, paired=False) == 64
-    assert inference.seeds_needed(0.8, 1.0, paired=False) == 26
+    assert planning.seeds_needed(0.5, 1.0, paired=False) == 64
+    assert planning.seeds_needed(0.8, 1.0, paired=False) == 26
 
 
 def test_seeds_needed_reaches_its_power_in_simulation() -> None:
-    n = inference.seeds_needed(0.02, 0.015)
+    n = planning.seeds_needed(0.02, 0.015)
     assert n is not None
     random = np.random.default_rng(1)
     found = sum(paired_t(s).p < inference.ALPHA for s in random.normal(0.02, 0.015, (4000, n)))
@@ -103,17 +103,17 @@ def test_seeds_needed_reaches_its_power_in_simulation() -> None:
 
 
 def test_seeds_needed_has_no_answer_without_spread_or_difference() -> None:
-    assert inference.seeds_needed(0.1, 0.0) is None
-    assert inference.seeds_needed(0.0, 1.0) is None
-    assert inference.seeds_needed(1e-6, 1.0) is None
-    assert inference.seeds_needed(100.0, 1.0) == 2
+    assert planning.seeds_needed(0.1, 0.0) is None
+    assert planning.seeds_needed(0.0, 1.0) is None
+    assert planning.seeds_needed(1e-6, 1.0) is None
+    assert planning.seeds_needed(100.0, 1.0) == 2
 
 
 def test_sd_interval_covers() -> None:
     random = np.random.default_rng(2)
     covered = 0
     for sample in random.normal(0, 2.0, (4000, 4)):
-        low, high = inference.sd_interval(float(sample.std(ddof=1)), 4)
+        low, high = planning.sd_interval(float(sample.std(ddof=1)), 4)
         covered += low <= 2.0 <= high
     assert 0.935 <= covered / 4000 <= 0.965
 
@@ -248,7 +248,7 @@ def test_what_a_study_could_have_seen(n: int, effect: float) -> None:
     sample = (sample - sample.mean()) / sample.std(ddof=1) * 0.025
     seen = inference.detectable(paired_t(sample))
     assert seen == pytest.approx(effect, abs=0.0011)
-    assert inference.seeds_needed(seen * 1.0001, 0.025) == n
+    assert planning.seeds_needed(seen * 1.0001, 0.025) == n
 
 
 def test_rank_sum_without_ties_is_the_exact_mann_whitney_test() -> None:

@@ -18,7 +18,7 @@ from efftrain_cli.data.limits import Limits, apportion, limits_of
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.reading import read_documents
 from efftrain_cli.data.shards import Part, TokenShards
-from efftrain_cli.data.text import find_sources, find_text
+from efftrain_cli.data.text import find_text
 from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.errors import DataError, DiskError, RecipeError
@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def texts(path: Path, field: str = "text", policy: str = "error") -> list[str]:
     return [
         document.text
-        for source in find_sources(str(path), "train")
+        for source in find_text(Data(train=str(path))).train
         for document in read_documents(source, field, BadDocuments(policy))
     ]
 
@@ -98,7 +98,7 @@ def test_a_line_without_end_costs_bounded_memory(tmp_path: Path, monkeypatch: py
     with pytest.raises(DataError, match=r"bomb\.jsonl\.gz:2:19: a line of 10,000,001 bytes; at most 1,000 are read"):
         texts(path)
     bad = BadDocuments("skip")
-    (source,) = find_sources(str(path), "train")
+    (source,) = find_text(Data(train=str(path))).train
     assert [d.text for d in read_documents(source, "text", bad)] == ["before", "after"]
     assert (bad.seen, bad.skipped) == (3, 1)
 

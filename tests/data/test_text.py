@@ -13,12 +13,13 @@ import pytest
 
 from efftrain_cli.data.documents import BadDocuments, HubDataset
 from efftrain_cli.data.reading import cut_at_line, read_documents
-from efftrain_cli.data.text import find_sources, stdlib_files
+from efftrain_cli.data.text import find_text, stdlib_files
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.recipe.sections import Data
 
 
 def texts(path: Path, *, field: str = "text", policy: str = "error") -> list[str]:
-    return [document.text for source in find_sources(str(path), "train") for document in read_documents(source, field, BadDocuments(policy))]
+    return [document.text for source in find_text(Data(train=str(path))).train for document in read_documents(source, field, BadDocuments(policy))]
 
 
 def complaint(path: Path, content: bytes | None = None, *, field: str = "text") -> str:
@@ -37,7 +38,7 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         path.write_text("x")
 
     def found(*spec: str) -> list[str]:
-        return [str(source.path.relative_to(tmp_path)) for source in find_sources(spec, "train")]
+        return [str(source.path.relative_to(tmp_path)) for source in find_text(Data(train=spec)).train]
 
     assert found("b") == ["b/1.txt", "b/2.txt", "b/deep/3.jsonl"]
     assert found("b/*.txt", "a.txt", "b/1.txt") == ["b/1.txt", "b/2.txt", "a.txt"]  # each file once
@@ -48,8 +49,8 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_hub_names() -> None:
-    assert find_sources("owner/name", "train") == (HubDataset("owner/name", None, None, "train"),)
-    assert find_sources("owner/name/config@abc", "valid") == (HubDataset("owner/name", "config", "abc", "valid"),)
+    assert find_text(Data(train="owner/name")).train == (HubDataset("owner/name", None, None, "train"),)
+    assert find_text(Data(valid="owner/name/config@abc")).valid == (HubDataset("owner/name", "config", "abc", "valid"),)
 
 
 def test_everything_that_is_not_there_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +58,7 @@ def test_everything_that_is_not_there_is_said_at_once(tmp_path: Path, monkeypatc
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_text("x")
     with pytest.raises(DataError) as refused:
-        find_sources(("missing.txt", "empty", "*.jsonl", "book.pdf", "/no/such/folder"), "valid")
+        find_text(Data(valid=("missing.txt", "empty", "*.jsonl", "book.pdf", "/no/such/folder")))
     lines = str(refused.value).splitlines()
     assert len(lines) == 5
     assert all(line.startswith("data.valid = ") for line in lines)
@@ -150,7 +151,7 @@ def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(GOOD * 999 + b"{\n")
     bad = BadDocuments("skip")
-    (source,) = find_sources(str(path), "train")
+    (source,) = find_text(Data(train=str(path))).train
     assert len(list(read_documents(source, "text", bad))) == 999
     bad.check()
     assert (bad.seen, bad.skipped) == (1000, 1)

@@ -14,9 +14,10 @@ import pytest
 
 from efftrain_cli.data.documents import BadDocuments
 from efftrain_cli.data.reading import read_documents
-from efftrain_cli.data.text import find_sources
+from efftrain_cli.data.text import find_text
 from efftrain_cli.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.recipe.sections import Data
 
 SAMPLE = [Path(json.__file__).read_text(encoding="utf-8"), Path(random.__file__).read_text(encoding="utf-8")]
 
@@ -189,7 +190,7 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyP
     begin = time.monotonic()
     with pytest.raises(DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"):
         load_tokenizer("gpt2")
-    (source,) = find_sources("owner/name", "train")
+    (source,) = find_text(Data(train="owner/name")).train
     with pytest.raises(DataError, match=r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the cache of `datasets` has no copy"):
         list(read_documents(source, "text", BadDocuments("error")))
     assert time.monotonic() - begin < 4

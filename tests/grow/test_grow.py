@@ -82,10 +82,10 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
     grown = grow_run("small", ["width"], "wide", MORE, CPU)
     assert digest(source) == before
     assert grown.run == home / "runs" / "wide"
-    assert abs(grown.loss_after - grown.loss_before) <= 1e-5
+    assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
     assert grown.largest_logit_difference <= 1e-4
     assert grown.logits_after == pytest.approx(grown.logits_before, abs=1e-4)
-    assert 2 * grown.parameters_before < grown.parameters_after < 4 * grown.parameters_before
+    assert 2 * grown.record.parameters_before < grown.record.parameters_after < 4 * grown.record.parameters_before
     (checkpoint,) = checkpoints_of(grown.run)
     progress, model, optimizer, _ = read_checkpoint(checkpoint)
     old_progress, old_model, old_optimizer, _ = read_checkpoint(grown.checkpoint)
@@ -100,7 +100,7 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
     # the rows before the growth are the source's, so that a curve begins at step 0
     assert [row["step"] for row in read_lines(grown.run / "metrics.jsonl")] == list(range(16))
     (event,) = [e for e in read_lines(grown.run / "events.jsonl") if e["event"] == "growth"]
-    assert event["grown_from"] == "small" and event["val_loss_after"] == grown.loss_after
+    assert event["grown_from"] == "small" and event["val_loss_after"] == grown.record.val_loss_after
     origin = json.loads((grown.run / "origin.json").read_text())
     assert origin["grown_from"]["run"] == "small"
 
@@ -143,7 +143,7 @@ def test_a_grown_run_can_be_grown_again(home: Path) -> None:
     recipe = load_recipe(str(grown.run / "recipe.toml"))
     assert [recipe.model_at(stage).n_layer for stage in range(3)] == [1, 2, 6]
     assert recipe.model.n_layer == 6
-    assert abs(grown.loss_after - grown.loss_before) <= 1e-5
+    assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
     with pytest.raises(UsageError, match="one \\[staged_growth\\]"):
         grow_run("once", ["depth"], "other", replace(MORE, depth="identity"), CPU)
 
@@ -175,7 +175,7 @@ def test_without_optimizer_state_the_weights_alone_are_offered(home: Path) -> No
         grow_run("bare", ["depth"], "bare-deep", MORE, CPU)
     assert not (home / "runs" / "bare-deep").exists()
     grown = grow_run("bare", ["depth"], "bare-deep", replace(MORE, weights_only=True), CPU)
-    assert abs(grown.loss_after - grown.loss_before) <= 1e-5
+    assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
     _, _, optimizer, _ = read_checkpoint(checkpoints_of(grown.run)[0])
     assert not any(tensor.any() for tensor in optimizer.values())
     assert grown.recipe.staged_growth is not None and grown.recipe.staged_growth.moments == "reset"

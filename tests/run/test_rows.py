@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.recipe.file import flatten
+from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.rows import read_counting, read_metrics, read_rows, read_run
 from efftrain_cli.runs import verify_rows

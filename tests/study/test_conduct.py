@@ -209,8 +209,8 @@ def test_the_plan_counts_what_is_left(file: StudyFile) -> None:
     register(file, allow=False)
     conduct(file, crew(file, launcher(file)))
     left = left_of(phases_of(file))
-    assert left.runs == 4 and left.tokens == 4 * 2560
-    assert left.seconds == pytest.approx(4 * (6 + 5))  # 6 s by the stubs' rows, 5 s to start
+    assert left.runs_left == 4 and left.tokens_left == 4 * 2560
+    assert left.seconds_left == pytest.approx(4 * (6 + 5))  # 6 s by the stubs' rows, 5 s to start
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -284,4 +284,4 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -
     assert found.look == 1 and len(found.verdicts[0].seeds) == 3
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
     assert {row["phase"] for row in rows} == {"learning rates"}
-    assert left_of(phases_of(file)).runs == 0
+    assert left_of(phases_of(file)).runs_left == 0

@@ -1,0 +1,262 @@
+"""How groups differ from the baseline, measure by measure: the test that fits, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from efftrain_cli.compare import inference
+from efftrain_cli.compare.fairness import why_seconds_differ
+from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.inference import ALPHA, Decision, Estimate, ExactTest, decide
+from efftrain_cli.compare.measures import (
+    FAILED,
+    NOT_REACHED,
+    SAME_SCHEDULE,
+    EqualPoint,
+    Measure,
+    match_ratio,
+    match_ratios,
+    other_budgets,
+    schedule_position,
+    why_not_matched,
+)
+from efftrain_cli.compare.reading import RunNumbers
+
+PRIMARY = "final_loss"
+"""The measure that decides; the others are shown beside it and corrected as one family."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measure of one group."""
+
+    values: tuple[float | str, ...]
+    """By seed, in the order of the group's seeds: a number, or the reason why there is none."""
+    mean: float | None
+    """Over the seeds; None where any seed has no number: what is missing is never averaged away."""
+    sd: float | None
+    """Standard deviation over the seeds, n - 1 in the denominator; None for one seed."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The values that are numbers."""
+        return tuple(value for value in self.values if isinstance(value, float))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a group differs from the baseline in one measure."""
+
+    measure: Measure
+    label: str
+    """The group's."""
+    estimate: Estimate
+    """Of method - baseline, or of baseline / method where the measure is a cost; NaN where runs have no number."""
+    exact: ExactTest | None
+    """The exact test that stands in for t where runs failed or did not reach the target, or that the measure asks for."""
+    decision: Decision
+    seeds: tuple[int, ...]
+    """Seeds that both recipes have."""
+    reason: str
+    """Why the question is not judged: one seed, pending runs, other schedules, other machines; empty where it is. "none":
+    there was no failure or jump to ask about."""
+
+    @property
+    def p_holm(self) -> float | None:
+        """The adjusted p-value; None where nothing was judged."""
+        return None if self.reason else self.decision.p
+
+    @property
+    def verdict(self) -> str:
+        """"better", "worse", "equivalent", "undecided", or the reason why there is none."""
+        return self.reason or self.decision.outcome
+
+
+def compare_groups(
+    groups: Sequence[Group],
+    base: Group,
+    rows: Sequence[Measure],
+    cells: dict[tuple[str, str], Cell],
+    points: dict[str, EqualPoint],
+    target: float | None,
+    margin: float | None,
+    withheld: str,
+) -> list[Difference]:
+    """Every tested measure of every group against the baseline; the primary measure and all others are a family each."""
+    others = [group for group in groups if group is not base]
+    found: list[tuple[Measure, Group, Estimate, ExactTest | None, str]] = []
+    for measure in rows:
+        if not measure.tested or (measure.tested == "difference" and _says_nothing_new(measure, points, groups)):
+            continue
+        for group in others:
+            estimate, exact, reason = _one(measure, base, group, cells, points, target)
+            if withheld and reason != "none":
+                reason = withheld
+            found.append((measure, group, estimate, exact, reason))
+    decisions: dict[int, Decision] = {}
+    for family in (True, False):
+        members = [i for i, row in enumerate(found) if (row[0].key == PRIMARY) == family and not row[4]]
+        results = [found[i][3] or found[i][2] for i in members]
+        decisions |= dict(zip(members, decide(results, margin=margin if family else None), strict=True))
+    return [
+        Difference(measure, group.label, estimate, exact, decisions.get(i, Decision("undecided", None)), _shared(base, group), reason)
+        for i, (measure, group, estimate, exact, reason) in enumerate(found)
+    ]
+
+
+def _says_nothing_new(measure: Measure, points: dict[str, EqualPoint], groups: Sequence[Group]) -> bool:
+    """A loss at equal cost where every finished run ends: that is the final loss."""
+    if not measure.key.startswith("loss_at_"):
+        return False
+    ends = [
+        float(run.evaluated[measure.axis][-1]) for group in groups for run in group.runs if run.status == "finished"
+    ]
+    value = points[measure.axis].value
+    return all(end <= 1.001 * value for end in ends)
+
+
+def _shared(base: Group, group: Group) -> tuple[int, ...]:
+    return tuple(sorted(set(base.seeds) & set(group.seeds)))
+
+
+def _one(
+    measure: Measure,
+    base: Group,
+    group: Group,
+    cells: dict[tuple[str, str], Cell],
+    points: dict[str, EqualPoint],
+    target: float | None,
+) -> tuple[Estimate, ExactTest | None, str]:
+    """The estimate, the exact test that decides in its place, and why nothing may be judged ("" where it may)."""
+    nothing = Estimate(math.nan)
+    pending = [run for run in (*base.runs, *group.runs) if run.pending]
+    if pending:
+        return nothing, None, f"pending: {len(pending)} of {len(base.runs) + len(group.runs)} runs not finished"
+    if measure.tested == "rank" and not any(n for g in (base, group) for n in cells[measure.key, g.label].numbers):
+        return nothing, None, "none"
+    if measure.tested == "failures":
+        a, b = ({run.seed: run.has_diverged for run in g.runs} for g in (base, group))
+        if not any((*a.values(), *b.values())):
+            return nothing, None, "none"
+        test = inference.failure_test(a, b)
+        return nothing, test, _too_few(test, base, group)
+    reason = ""
+    if measure.axis == "seconds":
+        reason = why_seconds_differ([*base.runs, *group.runs])
+    if not reason and (measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")):
+        reason = other_schedule(measure, base, group, points)
+    if not reason and measure.key.endswith("_to_target"):
+        reason = other_budgets([*base.runs, *group.runs])
+    if not reason and measure.tested == "match":
+        reason = why_not_matched([*base.runs, *group.runs], measure.axis)
+    reason = reason and f"not judged: {reason}"
+    if measure.tested == "match":
+        estimate, exact = _matched(measure.axis, base, group)
+    else:
+        estimate, exact = _from_cells(measure, base, group, cells, target)
+    if exact is not None:
+        return estimate, exact, reason or _too_few(exact, base, group)
+    return estimate, None, reason or (estimate.reason if estimate.p is None else "")
+
+
+def _too_few(test: ExactTest, base: Group, group: Group) -> str:
+    if min(len(base.runs), len(group.runs)) == 1:
+        return inference.ONE_SEED
+    if test.smallest_p >= ALPHA:
+        return f"undecided: so few runs cannot give p below {test.smallest_p:.2g}"
+    return ""
+
+
+def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]) -> str:
+    """Why the two stand at different places of their learning rates' decay; "" where they do not."""
+
+    def position(side: Group) -> float | None:
+        """Of its finished runs, on average; None where nothing decays, NaN where it is unknown."""
+        found = []
+        for run in side.runs:
+            if run.status == "finished" and len(run.evaluated["step"]):
+                axis = measure.axis if measure.key.startswith("loss_at_") else "tokens"
+                at = points[axis].value if measure.key.startswith("loss_at_") else float(run.evaluated[axis][-1])
+                found.append(schedule_position(run, axis, at))
+        there = [value for value in found if value is not None]
+        return sum(there) / len(there) if there else None
+
+    if not all(any(run.status == "finished" and len(run.evaluated["step"]) for run in side.runs) for side in (base, group)):
+        return ""
+    a, b = position(base), position(group)
+    unknown = [side.label for side, at in ((base, a), (group, b)) if at is not None and math.isnan(at)]
+    if unknown:
+        return f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at the run's end"
+    if a is None and b is None:
+        return ""
+    if a is not None and b is not None:
+        return "" if abs(a - b) <= SAME_SCHEDULE else f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
+    known, decaying, constant = (a, base, group) if b is None else (b, group, base)
+    # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
+    if known is not None and known < 1 - SAME_SCHEDULE:
+        return f"{decaying.label} is at {100 * known:.0f} % of its decay, {constant.label} does not decay"
+    return ""
+
+
+def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest | None]:
+    """How much less the better one needs for the worse one's final loss: per shared seed, or over all pairs of runs."""
+    if any(run.failed or not len(run.evaluated["val_loss"]) for run in (*base.runs, *group.runs)):
+        # At equal cost, which of two runs is ahead on this scale is which has the lower final loss.
+        return Estimate(math.nan), _ranks(base, group, lambda run: run.evaluated["val_loss"][-1:])
+    if base.seeds == group.seeds:
+        pairs = zip(base.runs, group.runs, strict=True)
+        estimate = inference.paired_t([match_ratio(a, b, axis) for a, b in pairs])
+    else:
+        estimate = inference.all_pairs(match_ratios(base.runs, group.runs, axis))
+    if math.isnan(estimate.mean):
+        return Estimate(math.nan, reason="matched before the first step: no claim"), None
+    return inference.exponentiated(estimate), None
+
+
+def _ranks(base: Group, group: Group, read: Callable[[RunNumbers], np.ndarray]) -> ExactTest:
+    def side(runs: Sequence[RunNumbers]) -> list[float]:
+        return [math.inf if run.failed or not len(read(run)) else float(read(run)[0]) for run in runs]
+
+    return inference.rank_sum(side(base.runs), side(group.runs))
+
+
+def _from_cells(
+    measure: Measure,
+    base: Group,
+    group: Group,
+    cells: dict[tuple[str, str], Cell],
+    target: float | None,
+) -> tuple[Estimate, ExactTest | None]:
+    """By t where every run has a number; by ranks where a run failed, or did not reach the target, or the measure asks."""
+    before, after = cells[measure.key, base.label], cells[measure.key, group.label]
+    by_run = [*zip(base.runs, before.values, strict=True), *zip(group.runs, after.values, strict=True)]
+    bounds = [run.failed or value in (NOT_REACHED, FAILED) for run, value in by_run]
+    missing = [str(value) for (_, value), bound in zip(by_run, bounds, strict=True) if isinstance(value, str) and not bound]
+    if missing:
+        return Estimate(math.nan, reason=f"{', '.join(dict.fromkeys(missing))}: no claim"), None
+    if measure.tested == "rank" or any(bounds):
+        sides = []
+        for runs, cell in ((base.runs, before), (group.runs, after)):
+            values, beyond = [], []
+            for run, value in zip(runs, cell.values, strict=True):
+                short = value == NOT_REACHED and not run.failed
+                beyond.append(short)
+                spent = float(run.evaluated[measure.axis][-1]) if short else 0.0
+                values.append(math.inf if run.failed else spent if short else float(value))
+            sides.append((values, beyond))
+        (a, a_beyond), (b, b_beyond) = sides
+        estimate = Estimate(math.nan)
+        if any(a_beyond) != any(b_beyond) and all(0 < value < math.inf for value in (*a, *b)):
+            mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))
+            estimate = Estimate(mean, log=True, bound=1 if any(a_beyond) else -1)
+        return estimate, inference.rank_sum(a, b, a_beyond, b_beyond)
+    numbers, others = (dict(zip(g.seeds, c.numbers, strict=True)) for g, c in ((base, before), (group, after)))
+    if measure.tested == "ratio":
+        if min(*numbers.values(), *others.values()) <= 0:
+            return Estimate(math.nan, reason="reached before the first step: no claim"), None
+        return inference.ratio_of_means(numbers, others), None
+    return inference.difference_of_means(numbers, others), None

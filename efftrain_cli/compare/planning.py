@@ -1,0 +1,55 @@
+"""How many seeds a study needs, from the spread seen so far."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import special
+
+from efftrain_cli.compare.inference import ALPHA, POWER
+
+MOST_SEEDS = 10_000
+"""`seeds_needed` looks no further."""
+
+
+def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
+    """Chance that a two-sided t test finds a true difference of `effect` standard deviations with `n` seeds per recipe."""
+    df, noncentrality = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
+    if noncentrality > 30:
+        return 1.0
+    critical = float(special.stdtrit(df, 1 - alpha / 2))
+    upper = special.nctdtr(df, noncentrality, critical)
+    lower = special.nctdtr(df, noncentrality, -critical)
+    return float(1 - upper + (0.0 if math.isnan(lower) else lower))
+
+
+def seeds_needed(difference: float, sd: float, paired: bool = True, alpha: float = ALPHA) -> int | None:
+    """Fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
+
+    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False. None: more than
+    MOST_SEEDS, or no spread to plan with.
+    """
+    if sd <= 0 or difference == 0 or not math.isfinite(difference):
+        return None
+    effect = abs(difference) / sd
+    low, high = 2, 2
+    while power_of(high, effect, paired, alpha) < POWER:
+        low, high = high, high * 2
+        if low > MOST_SEEDS:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        if power_of(middle, effect, paired, alpha) >= POWER:
+            high = middle
+        else:
+            low = middle + 1
+    return high if high <= MOST_SEEDS else None
+
+
+def sd_interval(sd: float, n: int) -> tuple[float, float]:
+    """95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
+    df = n - 1
+    return (
+        sd * math.sqrt(df / float(special.chdtri(df, ALPHA / 2))),
+        sd * math.sqrt(df / float(special.chdtri(df, 1 - ALPHA / 2))),
+    )
