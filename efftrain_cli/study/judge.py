@@ -206,16 +206,30 @@ def _sensitivity_verdict(
     why = withheld
     if not why and (reason := other_schedule(Measure(PRIMARY, "", "", ""), before, after, {})):
         why = f"not judged: {reason}"
+    best = [[_best_of(side, seed) for seed in seeds] for side in (baseline, method)]
+    for group, losses in zip((before, after), best, strict=True):
+        if not why and None in losses:  # every loss would be that before training: as if nothing depended on the rate
+            why = f"not judged: with seed {seeds[losses.index(None)]} no run of {group.label} finished, at any learning rate"
     if why:
         return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
     scores = [_sensitivity_of(method, seed) - _sensitivity_of(baseline, seed) for seed in seeds]
-    return _by_t(file, primary, arm, scores, taken)
+    verdict = _by_t(file, primary, arm, scores, taken)
+    # A recipe that learns little at every rate is not sensitive either: its best loss stands beside.
+    means = [sum(loss for loss in losses if loss is not None) / len(losses) for losses in best]
+    failed = sum(run.status != "finished" for run in after.runs)
+    note = f"its best loss is {means[1]:.3f} on average, {file.study.baseline}'s {means[0]:.3f}"
+    note += f"; {failed} of its {len(after.runs)} runs diverged" if failed else ""
+    return replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
 
 
 def _sensitivity_of(side: Mapping[float, Mapping[int, RunNumbers]], seed: int) -> float:
     runs = [side[rate][seed] for rate in sorted(side)]
     losses = [run.final_loss for run in runs]
     return sensitivity(sorted(side), losses, float(runs[0].evaluated["val_loss"][0]))
+
+
+def _best_of(side: Mapping[float, Mapping[int, RunNumbers]], seed: int) -> float | None:
+    return min((loss for by_seed in side.values() if (loss := by_seed[seed].final_loss) is not None), default=None)
 
 
 def _by_t(file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], taken: int) -> Verdict:

@@ -344,6 +344,7 @@ def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> Non
     # (0.3 + 0.0 + 0.9) / 3 = 0.4 against 0.3 / 3 = 0.1
     assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.3, abs=1e-9)
     assert "better than base in learning-rate sensitivity" in sentence(sensitivity_study(), verdict)
+    assert "its best loss is 3.606 on average, base's 3.506" in verdict.note
 
 
 def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
@@ -352,6 +353,13 @@ def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
     (verdict,) = judge(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)).verdicts
     expected = np.mean([(7.0 - loss) / 3 for loss in BASE]) - np.mean([(new - old) / 3 for old, new in zip(BASE, base[2], strict=True)])
     assert verdict.outcome == "worse" and verdict.estimate.mean == pytest.approx(expected, abs=5e-3)
+
+
+def test_an_arm_that_trained_at_no_rate_is_not_the_least_sensitive() -> None:
+    base = [[loss + rise for loss in BASE] for rise in (0.3, 0.0, 0.9)]
+    lost = [[None, *BASE[1:]]] * 3
+    (verdict,) = judge(sensitivity_study("different"), {}, rated=over_rates(base=base, method=lost)).verdicts
+    assert verdict.outcome == "undecided" and "with seed 0 no run of method finished" in verdict.note
 
 
 def test_a_missing_rate_keeps_the_look_waiting() -> None:
