@@ -34,7 +34,7 @@ def main() -> None:
     fast = tokenizer.fast
     if fast is None:
         raise SystemExit(f"{options.tokenizer} is not encoded by tiktoken")
-    pieces = [piece for text in texts for piece in tokenizer._pieces(text)]
+    pieces = [piece for text in texts for piece in tokenizer._chunks(text)]
 
     def prepared() -> None:
         with tempfile.TemporaryDirectory() as folder:

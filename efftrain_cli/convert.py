@@ -134,7 +134,7 @@ def _local_copy(directory: Path) -> Path:
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index} is no index of weights: {error!r}") from None
+            raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
         for name in sorted(map(str, names)):
             hub_file(named[1], name, named[2])
     return path.parent

@@ -174,7 +174,7 @@ def resume(
 
 
 def _lacks_evaluation(run: Run, progress: Progress) -> bool:
-    """Whether the last step of a run is still to be evaluated. Its checkpoint, written by a stop, says so for ever; a resumed run has
+    """Whether the last step of a run is still to be evaluated. Its checkpoint, written by a stop, keeps saying so; a resumed run has
     written the loss into the step's row."""
     return progress.evaluation_due and (run.last_row(progress.step) or {}).get("val_loss") is None
 

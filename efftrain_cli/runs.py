@@ -25,7 +25,7 @@ class RunSummary:
 
     name: str
     status: str
-    """One of run_reader.STATUSES, or "unreadable"."""
+    """One of run.rows.STATUSES, or "unreadable"."""
     recipe: str
     seed: int | None
     tokens: float

@@ -43,7 +43,7 @@ def sample(
     from efftrain_cli.run.names import find_run
 
     if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise UsageError("--prompt holds bytes that are no UTF-8 text: give it as UTF-8")
+        raise UsageError("--prompt holds bytes that are not UTF-8 text: give it as UTF-8")
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9")
     run = find_run(run)  # before PyTorch is imported, which takes seconds

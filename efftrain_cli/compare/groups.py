@@ -102,9 +102,9 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
         # Two names for one recipe are two arms: of another version of the code, say, or another device.
         key = json.dumps([run.recipe_name, kept], sort_keys=True, default=str)
         by_recipe.setdefault(key, []).append(run)
-    told = _settings([members[0] for members in by_recipe.values()])
+    differing = _settings([members[0] for members in by_recipe.values()])
     groups = []
-    for settings, members in zip(told, by_recipe.values(), strict=True):
+    for settings, members in zip(differing, by_recipe.values(), strict=True):
         by_seed: dict[int, list[RunNumbers]] = {}
         for run in members:
             by_seed.setdefault(run.seed, []).append(run)

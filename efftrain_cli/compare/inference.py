@@ -74,7 +74,7 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     if n == 1:
         return Estimate(mean, n=1, reason=ONE_SEED)
     sd = float(values.std(ddof=1))
-    # Differences of numbers that agree to rounding have a spread of rounding: that is no evidence of anything.
+    # Differences of numbers that agree to rounding have a spread of rounding: that is not evidence of anything.
     if sd <= 1e-12 * max(1.0, float(np.abs(values).max())):
         return Estimate(mean, n=n, sd=0.0, reason=NO_SPREAD)
     return _estimate(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", alpha)

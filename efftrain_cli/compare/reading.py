@@ -214,7 +214,7 @@ def _speeds(run: RunDirectory) -> tuple[float, ...]:
 
 
 def status_of(run: RunDirectory, rows: Rows) -> str:
-    """One of run_reader.STATUSES."""
+    """One of run.rows.STATUSES."""
     if run.locked:
         return "running"
     tokens = rows.columns["tokens"]

@@ -60,8 +60,8 @@ def key_table(comparison: Comparison) -> Table:
     """What the letters stand for: the settings that differ are shown where they are few."""
     rows = []
     for i, group in enumerate(comparison.groups):
-        told = [f"{key}={values[i]}" for key, values in comparison.recipe_differences if values[i] != "-"]
-        settings = " ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
+        named = [f"{key}={values[i]}" for key, values in comparison.recipe_differences if values[i] != "-"]
+        settings = " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
         rows.append((comparison.letter(group), group.recipe_name, _seeds(len(group.runs)), settings or "-"))
     return Table("", ("", "recipe", "seeds", "settings that differ"), tuple(rows))
 

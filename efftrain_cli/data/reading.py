@@ -293,7 +293,7 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
             if row == 0:
                 bad.found(str(path), "the file holds no rows")
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: after row {row}: damaged, cut short or no Parquet file: {error}") from error
+        raise DataError(f"{path}: after row {row}: damaged, cut short or not a Parquet file: {error}") from error
 
 
 def _not_utf8(content: bytes, byte: int) -> str:

@@ -30,8 +30,8 @@ END_OF_TEXT = "<|endoftext|>"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 """Names of the end-of-text token, in the order in which they are looked for."""
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-_PIECE = 1 << 16
-"""Characters of a piece of a long document that is encoded alone."""
+_CHUNK = 1 << 16
+"""Characters of a chunk of a long document that is encoded alone."""
 
 
 @dataclass(frozen=True)
@@ -86,39 +86,39 @@ class Tokenizer:
         """Token ids of each text, as uint32 arrays; nothing is added at either end."""
         import numpy as np
 
-        pieces: list[str] = []
+        chunks: list[str] = []
         counts = []
         for text in texts:
-            cut = self._pieces(text)
-            pieces += cut
+            cut = self._chunks(text)
+            chunks += cut
             counts.append(len(cut))
-        encoded = self._encode_pieces(pieces)
+        encoded = self._encode_chunks(chunks)
         result, at = [], 0
         for count in counts:
             result.append(encoded[at] if count == 1 else np.concatenate(encoded[at : at + count]))
             at += count
         return result
 
-    def _encode_pieces(self, pieces: list[str]) -> list[np.ndarray]:
+    def _encode_chunks(self, chunks: list[str]) -> list[np.ndarray]:
         import numpy as np
 
-        if sum(map(len, pieces)) < _PIECE or self.fast is None:  # a prompt, a task's few items: not worth the check
+        if sum(map(len, chunks)) < _CHUNK or self.fast is None:  # a prompt, a task's few items: not worth the check
             return [
                 np.array(encoding.ids, dtype=np.uint32)
-                for encoding in self.backend.encode_batch_fast(pieces, add_special_tokens=False)
+                for encoding in self.backend.encode_batch_fast(chunks, add_special_tokens=False)
             ]
         encode = self.fast.encode_to_numpy  # without Python's lock, so threads run side by side
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(lambda piece: encode(piece, disallowed_special=()), pieces))
+            return list(pool.map(lambda chunk: encode(chunk, disallowed_special=()), chunks))
 
-    def _pieces(self, text: str) -> list[str]:
-        if not self.cuttable or len(text) <= 2 * _PIECE:
+    def _chunks(self, text: str) -> list[str]:
+        if not self.cuttable or len(text) <= 2 * _CHUNK:
             return [text]
-        pieces, start = [], 0
-        while (cut := _safe_cut(text, start + _PIECE)) is not None:
-            pieces.append(text[start:cut])
+        chunks, start = [], 0
+        while (cut := _safe_cut(text, start + _CHUNK)) is not None:
+            chunks.append(text[start:cut])
             start = cut
-        return [*pieces, text[start:]]
+        return [*chunks, text[start:]]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids, special tokens included."""

@@ -135,7 +135,7 @@ class SimiGrad(Method):
         return found
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
-        if self.mode == "reference":  # it cuts off below the lower bound, and passes over an upper one that is no multiple
+        if self.mode == "reference":  # it cuts off below the lower bound, and passes over an upper one that is not a multiple
             quantum = self.quantum
             return max(quantum, self.min_batch_size // quantum * quantum), -(-self.max_batch_size // quantum) * quantum
         return self.lowest, self.highest

@@ -186,7 +186,7 @@ def read_toml_file(path: Path) -> Draft:
     """Reads a TOML file that inherits nothing, such as a study. Mistakes of writing are collected in the draft.
 
     Raises:
-        RecipeError: there is no such file, or it is no text.
+        RecipeError: there is no such file, or it is not text.
     """
     draft = Draft(path.stem, path)
     layer = _read_layer(path, draft)

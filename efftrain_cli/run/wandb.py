@@ -122,7 +122,7 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     for file, record in as_written([metrics, events], poll_seconds):
         if file == events:
             old_events -= 1
-            if old_events < 0:  # those of an earlier start have been told
+            if old_events < 0:  # those of an earlier start have been sent
                 _alert(session, record)
             continue
         if not isinstance(record.get("step"), int):

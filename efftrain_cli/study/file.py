@@ -71,7 +71,7 @@ class Primary:
     direction: Literal["better", "different", "noninferior", "equivalent"]
     """What the arm must be shown to be, against the baseline."""
     margin: float | None = Field(default=None, gt=0)
-    """For noninferior and equivalent: how much worse, or how far apart, is still no matter; nats per token, or for a cost a share
+    """For noninferior and equivalent: how much worse, or how far apart, still does not matter; nats per token, or for a cost a share
     (0.05 is 5 %)."""
     target: float | None = Field(default=None, gt=0)
     """For a cost: the loss to reach, nats per token; without it, of each pair of runs, the worse run's final loss."""
@@ -254,7 +254,7 @@ def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
         check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
     for i, primary in enumerate(valid.get("primary", ())):
         if primary.direction in ("noninferior", "equivalent") and primary.margin is None:
-            check.add(f"primary.{i}.margin", f"is required for {primary.direction}: how much is still no matter?")
+            check.add(f"primary.{i}.margin", f"is required for {primary.direction}: how large a difference still does not matter?")
         if primary.direction in ("better", "different") and primary.margin is not None:
             check.add(f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin)
         if primary.target is not None and primary.measure not in COSTS:

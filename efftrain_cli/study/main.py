@@ -202,11 +202,11 @@ def _show(
     print(f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}")
 
 
-EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is no part of the verdict"
+EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is not part of the verdict"
 
 
 def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
-    """A comparison of a study's runs that says in every format that it is no part of the verdict, and what that is."""
+    """A comparison of a study's runs that says in every format that it is not part of the verdict, and what that is."""
     found = "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]) or "none yet"
     text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found}"
     return replace(comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True)

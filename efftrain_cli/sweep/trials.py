@@ -116,8 +116,8 @@ def grid(
             for values in itertools.product(*(values for _, values in settings)):
                 overrides = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
                 # What changes nothing of the result is not part of the name either.
-                told = [(key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)]
-                words = [name, *(setting_word(key, value) for key, value in told), f"seed{seed}"]
+                shown = [(key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)]
+                words = [name, *(setting_word(key, value) for key, value in shown), f"seed{seed}"]
                 trials.append(Trial(recipe, overrides, seed, run_name([prefix, *words] if prefix else words, overrides)))
     return trials
 
@@ -128,7 +128,7 @@ def setting_word(key: str, value: str) -> str:
 
 
 def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
-    """The name of a run, from words whose last is its seed; too long a name is cut and told apart by a hash of the overrides.
+    """The name of a run, from words whose last is its seed; too long a name is cut and distinguished by a hash of the overrides.
 
     Raises:
         UsageError: it is not a valid run name.

@@ -26,7 +26,7 @@ from efftrain_cli.training.trainer import StepRecord, read_records
 SAMPLE_TOKENS = 48
 """Tokens of a text that is shown while training."""
 MOST_SAVING = 0.05
-"""Share of the time that saving may block training before the user is told."""
+"""Share of the time that saving may block training before a warning."""
 
 
 class Logbook:

@@ -24,7 +24,7 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.run.manifest import MANIFEST, SCHEMA_VERSION, verify_checkpoint, write_manifest
-from efftrain_cli.training.tensor_file import sha256_of_pieces, tensor_pieces, write_pieces
+from efftrain_cli.training.tensor_file import sha256_of_buffers, tensor_buffers, write_buffers
 
 if TYPE_CHECKING:
     from efftrain_cli.training.sharding import Shards
@@ -166,11 +166,11 @@ def write_checkpoint(
         with ThreadPoolExecutor(max_workers=4) as pool:
             hashes: dict[str, Future[str]] = {}
             flushed = []
-            contents = {name: tensor_pieces(tensors) for name, tensors in files.items()}
+            contents = {name: tensor_buffers(tensors) for name, tensors in files.items()}
             contents |= {name: [memoryview(text.encode())] for name, text in texts.items()}
-            for name, pieces in contents.items():
-                hashes[name] = pool.submit(sha256_of_pieces, pieces)
-                write_pieces(temporary / name, pieces)
+            for name, buffers in contents.items():
+                hashes[name] = pool.submit(sha256_of_buffers, buffers)
+                write_buffers(temporary / name, buffers)
                 flushed.append(pool.submit(fsync, temporary / name))
             for future in flushed:
                 future.result()

@@ -1,4 +1,4 @@
-"""The bytes of a safetensors file, in pieces, so that they can be hashed while they are written.
+"""The bytes of a safetensors file, in buffers, so that they can be hashed while they are written.
 
 The library writes a file in one call and could only be followed by reading the file again, which made the hashes two thirds of
 a checkpoint's cost on a fast disk. Reading stays the library's.
@@ -24,43 +24,43 @@ _DTYPES = {
 }
 
 
-def tensor_pieces(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """The file that holds `tensors`, as consecutive pieces: 8 bytes of length, the JSON header, and each tensor's bytes, the
+def tensor_buffers(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """The file that holds `tensors`, as consecutive buffers: 8 bytes of length, the JSON header, and each tensor's bytes, the
     widest dtype first so that all are aligned (https://huggingface.co/docs/safetensors, "Format").
 
-    Tensors on the CPU are not copied: their pieces are their memory.
+    Tensors on the CPU are not copied: their buffers are their memory.
 
     Raises:
         KeyError: a dtype that no training state has.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, pieces, start = {}, [], 0
+    header, buffers, start = {}, [], 0
     for name in order:
         tensor = tensors[name]
-        piece = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        end = start + piece.nbytes
+        buffer = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        end = start + buffer.nbytes
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        pieces.append(piece)
+        buffers.append(buffer)
         start = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [memoryview(len(text).to_bytes(8, "little") + text), *pieces]
+    return [memoryview(len(text).to_bytes(8, "little") + text), *buffers]
 
 
-def write_pieces(path: Path, pieces: Sequence[memoryview]) -> None:
+def write_buffers(path: Path, buffers: Sequence[memoryview]) -> None:
     """Writes a new file.
 
     Raises:
         OSError: the disk is full or not writable.
     """
     with path.open("xb") as file:
-        for piece in pieces:
-            file.write(piece)
+        for buffer in buffers:
+            file.write(buffer)
 
 
-def sha256_of_pieces(pieces: Sequence[memoryview]) -> str:
-    """Hex sha256 of the file that `write_pieces` makes; releases the interpreter lock."""
+def sha256_of_buffers(buffers: Sequence[memoryview]) -> str:
+    """Hex sha256 of the file that `write_buffers` makes; releases the interpreter lock."""
     digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
+    for buffer in buffers:
+        digest.update(buffer)
     return digest.hexdigest()

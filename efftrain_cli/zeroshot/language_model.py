@@ -101,9 +101,9 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         """Log-probability of whole texts: disjoint windows, only the last one sees more context than itself."""
         length = self.evaluator.context_length
         texts = self._encode([request.args[0] for request in requests])
-        pieces = [windows(text, length, stride=length, prefix=self.prefix_token_id) for text in texts]
-        scores = iter(self._score([window for document in pieces for window in document], may_overlap=True))
-        return [sum(score.logprob for score in islice(scores, len(document))) for document in pieces]
+        cut = [windows(text, length, stride=length, prefix=self.prefix_token_id) for text in texts]
+        scores = iter(self._score([window for document in cut for window in document], may_overlap=True))
+        return [sum(score.logprob for score in islice(scores, len(document))) for document in cut]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy text up to a stop string, end-of-text or the token limit. Sampling is refused: no task here asks for it."""

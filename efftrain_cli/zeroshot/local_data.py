@@ -83,7 +83,7 @@ def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: no JSON: {error.msg} at column {error.colno}") from None
+        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(item, dict):
         raise DataError(f"{where}: a {type(item).__name__}, not an object; a line looks like {example(form)}")
     texts = next((field for field, kind in form.items() if kind == "texts"), None)

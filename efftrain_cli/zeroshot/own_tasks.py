@@ -156,11 +156,11 @@ def offline_bytes(
     rolling likelihood. Bits per byte compare across tokenizers."""
     kept = list(documents[:limit])
     encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(kept)]
-    pieces = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
-    requests = [window for document in pieces for window in document]
+    cut = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
+    requests = [window for document in cut for window in document]
     scores = iter(evaluator.score(requests, "offline_bytes"))
     items: list[dict[str, Any]] = []
-    for i, (document, ids, parts) in enumerate(zip(kept, encoded, pieces, strict=True)):
+    for i, (document, ids, parts) in enumerate(zip(kept, encoded, cut, strict=True)):
         items.append({
             "doc_id": i,
             "doc_hash": _hash(document),

@@ -58,7 +58,7 @@ def test_t_tests_agree_with_scipy() -> None:
 
 
 def test_equal_differences_make_no_claim() -> None:
-    """Copies of one run under several names have no spread; that is no evidence."""
+    """Copies of one run under several names have no spread; that is not evidence."""
     assert paired_t([0.1, 0.1, 0.1]).p is None
     assert paired_t([0.0, 0.0]).reason == "no spread between seeds: no claim"
     assert welch_t([1.0, 1.0], [2.0, 2.0]).p is None

@@ -125,7 +125,7 @@ def _kill_at(point: int) -> None:
 
         return call
 
-    state.write_pieces = deadly(state.write_pieces)
+    state.write_buffers = deadly(state.write_buffers)
     pathlib.Path.write_text = deadly(pathlib.Path.write_text)
     pathlib.Path.rename = deadly(pathlib.Path.rename)
     pathlib.Path.mkdir = deadly(pathlib.Path.mkdir)

@@ -22,16 +22,16 @@ from tests.launch import REPOSITORY, Laboratory, Process
 REFUSE_SAVES = """
 import errno, os
 import efftrain_cli.training.state as state
-write_pieces, refused = state.write_pieces, 0
+write_buffers, refused = state.write_buffers, 0
 
-def refusing(path, pieces):
+def refusing(path, buffers):
     global refused
     if "step-00000010" in str(path) and refused < TIMES:
         refused += 1
         raise OSError(errno.KIND, os.strerror(errno.KIND), str(path))
-    return write_pieces(path, pieces)
+    return write_buffers(path, buffers)
 
-state.write_pieces = refusing
+state.write_buffers = refusing
 """
 
 
@@ -359,11 +359,11 @@ def test_a_learning_rate_beyond_all_numbers(lab: Laboratory) -> None:
 
 
 def test_a_prompt_that_is_no_text(lab: Laboratory) -> None:
-    """F76: bytes that are no UTF-8 reach Python as lone surrogates."""
+    """F76: bytes that are not UTF-8 reach Python as lone surrogates."""
     assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "1").code == 0
     process = lab.call("sample", "r", "--prompt", "a\udcffb")
     assert process.code == 2
-    assert "--prompt holds bytes that are no UTF-8 text" in process.err.read_text()
+    assert "--prompt holds bytes that are not UTF-8 text" in process.err.read_text()
 
 
 @pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])

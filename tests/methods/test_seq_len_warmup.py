@@ -95,10 +95,10 @@ def test_two_stage() -> None:
 
 
 def test_without_the_reference_s_defects() -> None:
-    # A start below the multiple gave empty sequences, one that is no multiple gave lengths below it.
+    # A start below the multiple gave empty sequences, one that is not a multiple gave lengths below it.
     assert SeqLenWarmup(start=4, steps=100_000).seq_len_at(1, 1024) == 8
     assert SeqLenWarmup(start=12, steps=100).seq_len_at(1, 1024) == 16
-    # A full length that is no multiple was reached one step late.
+    # A full length that is not a multiple was reached one step late.
     odd = SeqLenWarmup(start=8, steps=100)
     assert [odd.seq_len_at(step, 1023) for step in (99, 100, 101)] == [1008, 1023, 1023]
     # Lengths that came down stayed up.

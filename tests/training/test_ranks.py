@@ -46,7 +46,7 @@ def test_a_process_alone_looks_for_no_others(monkeypatch: pytest.MonkeyPatch) ->
     assert ranks_wanted() is None
     set_all(monkeypatch, WORLD_SIZE="1", RANK="0")
     assert ranks_wanted() is None
-    # A shell inside an allocation has the job's variables, and is no step of srun.
+    # A shell inside an allocation has the job's variables, and is not a step of srun.
     set_all(monkeypatch, SLURM_JOB_ID="7", SLURM_PROCID="0", SLURM_JOB_NODELIST="a,b")
     assert ranks_wanted() is None
 

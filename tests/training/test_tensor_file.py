@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from efftrain_cli.training.tensor_file import sha256_of_pieces, tensor_pieces, write_pieces
+from efftrain_cli.training.tensor_file import sha256_of_buffers, tensor_buffers, write_buffers
 
 TENSORS = {
     "b.weight": torch.randn(5, 3),
@@ -28,10 +28,10 @@ TENSORS = {
 def test_the_file_is_the_librarys(tmp_path: Path, names: list[str]) -> None:
     tensors = {name: TENSORS[name] for name in names}
     path = tmp_path / "x.safetensors"
-    pieces = tensor_pieces(tensors)
-    write_pieces(path, pieces)
+    buffers = tensor_buffers(tensors)
+    write_buffers(path, buffers)
     written = path.read_bytes()
-    assert sha256_of_pieces(pieces) == hashlib.sha256(written).hexdigest()
+    assert sha256_of_buffers(buffers) == hashlib.sha256(written).hexdigest()
     assert written == safetensors.torch.save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
     read = safetensors.torch.load_file(path)
     assert read.keys() == tensors.keys()
@@ -43,5 +43,5 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_text("mine")
     with pytest.raises(FileExistsError):
-        write_pieces(path, tensor_pieces(TENSORS))
+        write_buffers(path, tensor_buffers(TENSORS))
     assert path.read_text() == "mine"
