@@ -59,7 +59,7 @@ class Comparison:
     zero_shot: tuple[ZeroShotRow, ...]
     costs: Costs
     exploratory: bool = False
-    """The runs are a study's, and what is compared here is no part of its verdict."""
+    """The runs are a study's, and what is compared here is not part of its verdict."""
 
     @property
     def runs(self) -> list[RunNumbers]:

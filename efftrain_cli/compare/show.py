@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from efftrain_cli.compare import formats
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.tables import equal_point_lines, plan_table, tables_of
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.files import disk_error, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +42,7 @@ def show_comparison(
 
     Raises:
         UsageError: the output cannot be written.
+        DiskError: the disk is full.
     """
     if figures is not None:
         from efftrain_cli.compare.plots import write_figures
@@ -135,7 +138,20 @@ def output_console() -> Console:
 
 
 def _write(path: Path, text: str) -> None:
+    """A file in the place of a link to it too, whole; what is not a file (a pipe, /dev/stdout) as it takes it.
+
+    Raises:
+        DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier file is as it was then.
+        UsageError: this place cannot be written.
+    """
+    path = path.resolve()
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.is_file() or not path.exists():
+            write_whole(path, text)
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(path)
+            raise disk_error(error) or error from None
         raise UsageError(f"--output {path}: {error.strerror or error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import DiskError, UsageError
 from tests.fake_runs import write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
@@ -157,6 +158,31 @@ def test_a_reader_that_leaves_is_no_failure(two: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("B small-slw is better than A small")
+
+
+@pytest.mark.parametrize("kind", ["table", "json", "html"])
+def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two: Path, tmp_path: Path, kind: str) -> None:
+    """As under `ulimit -f`: the file of before is as it was, nothing half-written lies beside it; a link stays one."""
+    (tmp_path / "earlier").write_text("earlier")
+    (tmp_path / "link").symlink_to("earlier")
+    before, limits = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(DiskError, match="earlier: File too large"):
+            run("small", "small-slw", "--format", kind, "-o", "link")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "earlier").read_text() == "earlier" and sorted(tmp_path.iterdir()) == before
+    run("small", "small-slw", "--format", kind, "-o", "link")
+    assert len((tmp_path / "earlier").read_text()) > 1000 and (tmp_path / "link").is_symlink()
+
+
+def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(
+    efftrain: Callable[..., subprocess.CompletedProcess[str]], two: Path
+) -> None:
+    full = efftrain("compare", "small", "small-slw", "--format", "csv", "-o", "/dev/full")
+    assert full.returncode == 6 and "/dev/full: the disk is full" in full.stderr and "Traceback" not in full.stderr
+    run("small", "small-slw", "--format", "csv", "-o", "/dev/null")
 
 
 def test_newer_format_is_refused(two: Path) -> None:

@@ -65,7 +65,7 @@ def test_noise_that_lets_a_loss_rise_is_pooled() -> None:
 def test_only_seeds_with_both_count() -> None:
     base, method = ladder(1.0), ladder(1.5, seed=1)
     del base[0]
-    base[1] = {BUDGETS[0]: base[1][BUDGETS[0]]}  # one rung is no ladder
+    base[1] = {BUDGETS[0]: base[1][BUDGETS[0]]}  # one rung makes no ladder
     assert {gain.estimate.n for gain in gains(base, method)} == {2}
 
 

@@ -25,6 +25,7 @@ from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.rows import read_counting, read_rows
 from efftrain_cli.run.stability import measure_run
+from efftrain_cli.runs import summarize
 from efftrain_cli.training.state import read_checkpoint
 
 CPU = torch.device("cpu")
@@ -132,6 +133,8 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
     assert [row["step"] for row in read_counting(grown.run)] == list(range(31))
     numbers = read_numbers(grown.run)
     assert (numbers.step, numbers.tokens, numbers.status) == (30, 1920, "finished")
+    listed = {name: summarize(name) for name in ("resumed", "wide-resumed")}  # each with its own budget, not its source's
+    assert [(listed[name].tokens, listed[name].budget) for name in listed] == [(960, 960), (1920, 1920)]
     read = read_rows(grown.run, ("step", "loss"))
     assert (read.segments, read.superseded, read.damaged) == (2, 0, ())
     assert measure_run(grown.run).steps == 29

@@ -29,7 +29,7 @@ def test_every_form_s_example_is_of_that_form(tmp_path: Path) -> None:
         (b'{"query": "q", "choices": [], "gold": 0}', "choices = [] is not a list of one text or more"),
         (b'{"query": 3, "choices": ["a"], "gold": 0}', "query = 3 is not a text"),
         (b'{"query": "q", "choices": ["a"]}', "no field 'gold' (it has query, choices)"),
-        (b'{"query": "q", "choi', "no JSON"),
+        (b'{"query": "q", "choi', "not JSON"),
         (b'["q"]', "a list, not an object"),
         (b'{"query": "\xff"}', "byte 11 is not UTF-8"),
     ],
