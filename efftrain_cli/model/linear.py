@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -113,6 +114,15 @@ def clear_seen(model: nn.Module) -> None:
     """Empties what every narrow layer below `model` has seen."""
     for layer in _narrow_layers(model):
         layer.seen.copy_(nothing_seen(layer.seen.device))
+
+
+@contextmanager
+def unnoticed(model: nn.Module) -> Iterator[None]:
+    """What the narrow layers below `model` see inside is not noted: a measurement's passes are none of the step's."""
+    before = [(layer, layer.seen.clone()) for layer in _narrow_layers(model)]
+    yield
+    for layer, seen in before:
+        layer.seen.copy_(seen)
 
 
 def seen_by_layers(model: nn.Module) -> Tensor:

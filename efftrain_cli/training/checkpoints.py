@@ -168,7 +168,8 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
     if progress.stage:
         set_stage(state, recipe, progress.stage)
     load_tensors(state, model, optimizer)
-    state.method_tensors = method
+    device = next(state.model.parameters()).device
+    state.method_tensors = {name: tensor.to(device) for name, tensor in method.items()}
     state.progress = progress
 
 

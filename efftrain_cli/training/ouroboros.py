@@ -29,6 +29,7 @@ from torch import Tensor
 
 from efftrain_cli.methods.ouroboros import Ouroboros, Shape
 from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.linear import unnoticed
 from efftrain_cli.plan.step import MicroBatch, StepPlan
 
 PREFIX = "ouroboros."
@@ -183,6 +184,12 @@ def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensors.pop(name) for name in [name for name in tensors if name.startswith(prefix)]}
 
 
+def _forget(tensors: dict[str, Tensor], before: int) -> None:
+    """Drops what belongs to steps earlier than `before`: a longer warmup than the run began with leaves some that is never due."""
+    for name in [name for name in tensors if name != f"{PREFIX}layout" and int(name.split(".")[2]) < before]:
+        del tensors[name]
+
+
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
     total = tensors[0]
     for tensor in tensors[1:]:
@@ -329,6 +336,7 @@ class LateGradients:
         cosines = {}
         if section.cosine_every:
             cosines = self._cosines(late, after, micro_batches, plan.step, backward)
+        _forget(after, before=plan.step - modules.count + 1)
         gradients = joined(modules, late, list(self._parameters), section.embedding_gradient == "mean")
         grad_norm, gradients = clipped(gradients, norms_of(gradients), self._groups, self._grad_clip)
         for name, parameter in self._parameters.items():
@@ -359,7 +367,7 @@ class LateGradients:
             kept = {name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")}
             if gradients is None or not self._section.measures_cosine_at(step) or not kept:
                 continue
-            with lookup_apart(self._model, self._modules.leaves[0]["wte.weight"]):
+            with lookup_apart(self._model, self._modules.leaves[0]["wte.weight"]), unnoticed(self._model):
                 # Their number is not that of the step: 0 is as good as any, where nothing is drawn by it.
                 backward([MicroBatch(0, part, after[name.replace("tokens", "targets")]) for name, part in kept.items()])
             fresh = {}

@@ -169,7 +169,8 @@ def train(
         if state.shards is not None:
             measures = state.shards.measures(measures)
         measures = {"grad_norm": grad_norm, **measures, "nonfinite": state.nonfinite}
-        result = result._replace(scalars={**result.scalars, **measures})
+        # A record waits to be read: it must not keep gradients alive.
+        result = result._replace(scalars={**result.scalars, **measures}, method_tensors=None)
         state.progress = progress
         training.stop()
         record = StepRecord(

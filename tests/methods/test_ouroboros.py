@@ -316,3 +316,28 @@ def test_bytes_in_flight_are_those_of_the_tensors() -> None:
         have = sum(t.numel() * t.element_size() for name, t in state.method_tensors.items() if "layout" not in name)
         assert recipe.ouroboros is not None
         assert recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size) == have
+
+
+def test_measuring_cosines_changes_no_other_column() -> None:
+    narrow = ['chunked_accumulation={operands = "fp8_e5m2"}', "chunked_accumulation.forward={bits = 9, exponent_bits = 3}"]
+    rows = []
+    for every in (0, 1):
+        recipe, found = recipe_of(3, *narrow, cosine_every=every), []
+        state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
+        for record in train(state, recipe, data, torch.stack([data.window(10**6)]), 6):  # type: ignore[arg-type]
+            if record.result is not None:
+                assert record.result.method_tensors is None  # a record that waits to be read keeps no gradient alive
+                found.append({name: float(value) for name, value in record.result.scalars.items() if "cosine" not in name})
+        rows.append(found)
+    assert any(row["chunked_saturated_forward"] for row in rows[0])
+    assert [{k: v for k, v in row.items() if v == v} for row in rows[0]] == [{k: v for k, v in row.items() if v == v} for row in rows[1]]
+
+
+def test_what_a_longer_warmup_leaves_is_dropped() -> None:
+    short, long = recipe_of(3), recipe_of(3, warmup_steps=6)
+    state, data = fresh(short), RandomTokens(short.model.seq_len)
+    val = torch.stack([data.window(10**6)])
+    list(train(state, short, data, val, 4))  # type: ignore[arg-type]
+    list(train(state, long, data, val, 10))  # type: ignore[arg-type]
+    steps = {int(name.split(".")[2]) for name in state.method_tensors if name != "ouroboros.layout"}
+    assert steps and min(steps) >= 8
