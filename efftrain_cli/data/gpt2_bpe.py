@@ -56,11 +56,14 @@ def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tikto
             return None
         previous = rank
     ranks = {bytes([byte]): vocabulary[character] for character, byte in alphabet.items()}
+    to_bytes = {ord(character): byte for character, byte in alphabet.items()}
+    tokenize = backend.model.tokenize
     for token in merged_from:
-        alone = backend.model.tokenize(token)
+        alone = tokenize(token)
         if len(alone) != 1 or alone[0].id != vocabulary[token]:
             return None
-        ranks[bytes(alphabet[character] for character in token)] = vocabulary[token]
+        # Latin-1 writes each of the first 256 characters as the byte of its number.
+        ranks[token.translate(to_bytes).encode("latin-1")] = vocabulary[token]
     import tiktoken
 
     return tiktoken.Encoding("efftrain", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})

@@ -129,15 +129,14 @@ class Tokenizer:
         self.backend.save(str(path))
 
 
+_SINGLE_NEWLINE = re.compile(r"(?<=\S)\n(?=\S)")
+
+
 def _safe_cut(text: str, start: int) -> int | None:
     """The first place from `start` on that follows a single newline between two visible characters: GPT-2's pattern always
     ends a word there, so cutting changes no token."""
-    at = text.find("\n", start - 1)
-    while 0 < at < len(text) - 1:
-        if not text[at - 1].isspace() and not text[at + 1].isspace():
-            return at + 1
-        at = text.find("\n", at + 1)
-    return None
+    found = _SINGLE_NEWLINE.search(text, start - 1)
+    return None if found is None else found.end()
 
 
 def bpe_size(spec: str) -> int | None:
