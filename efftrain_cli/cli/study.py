@@ -14,13 +14,13 @@ from efftrain_cli.cli.options import Device, Jobs, NoProgress, TableOrJson, Take
 @app.command(
     rich_help_panel="Compare",
     examples=(
-        "efftrain study docs/studies/length-warmup.toml --plan",
-        "efftrain study docs/studies/length-warmup.toml --rehearse",
-        "efftrain study docs/studies/length-warmup.toml --jobs 2",
+        "efftrain study study.toml --plan",
+        "efftrain study study.toml --rehearse",
+        "efftrain study study.toml --jobs 2",
     ),
 )
 def study(
-    file: Annotated[Path, typer.Argument(help="The study file, TOML; docs/studies.md explains it.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="The study file, TOML: a question, seeds, primaries with their margins, and arms.", metavar="FILE")],
     plan: Annotated[bool, typer.Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Run every phase at toy size, in a minute or so; no claim comes of it.")

@@ -46,7 +46,7 @@ batch_size = {batch_size}
 every = {every}
 # Steps between two validations. To see text while it trains: sample = "Once upon a time"
 
-# A method is on where its section is there; docs/methods says what each costs and brings. For example:
+# A method is on where its section is there; `efftrain recipes list` shows recipes of each. For example:
 # [seq_len_warmup]
 # start = 32                      # train on short sequences first
 # steps = 100                     # until the full length is reached

@@ -98,7 +98,7 @@ def looks_line(file: StudyFile) -> str:
         words.append(f"{'two' if sides == 2 else 'one'}-sided levels {nominal}")
     return (
         f"{len(looks)}, at nominal {' and '.join(words)}, which err together in {alpha:.0%} of studies without a "
-        f"difference (group-sequential t, docs/studies.md){holm}"
+        f"difference (group-sequential t){holm}"
     )
 
 

@@ -105,7 +105,7 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
         raise DataError(
             f"{len(missing)} evaluation set{'s are' if len(missing) > 1 else ' is'} missing: {where}, "
             f"and the Hugging Face Hub cannot be asked: {reason}.\n" + "\n".join(lines) + "\n"
-            "Connect, or give --data-dir (docs/zeroshot.md has the files' form; a line of "
+            "Connect, or give --data-dir, a folder of files with a JSON object a line (one of "
             f"{missing[0].file} looks like {example(FORMS[missing[0].name])}), or use `--tasks offline`, which needs no data"
         )
     _switch_hub_off()

@@ -55,6 +55,42 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (ROOT / "efftrain_cli" / "py.typed").is_file()
 
 
+def test_nothing_that_a_user_reads_refers_to_files_outside_the_wheel() -> None:
+    """Messages, help and recipes; docstrings and comments are for readers of the repository, which has these files."""
+    import ast
+
+    outside = re.compile(r"\b(docs|benchmarks|tests)/")
+    found = []
+    for path in sorted((ROOT / "efftrain_cli").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        found += [
+            f"{path.relative_to(ROOT)}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings and outside.search(node.value)
+        ]
+    for path in sorted((ROOT / "recipes").glob("*.toml")):
+        found += [str(path.relative_to(ROOT)) for line in path.read_text().splitlines() if outside.search(line)]
+    assert not found, found
+
+
+def test_the_files_that_other_programs_read_are_whole() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "version", "type"} <= citation.keys()
+    assert citation["authors"] and all("name" in author or "family-names" in author for author in citation["authors"])
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    by_id = {hook["id"]: (repo, hook) for repo in hooks["repos"] for hook in repo["hooks"]}
+    pinned = re.search(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert pinned is not None and by_id["ruff-check"][0]["rev"] == f"v{pinned[1]}"  # the linter of CI
+    for word in by_id["rooms"][1]["entry"].split():
+        assert not word.endswith(".py") or (ROOT / word).is_file()
+    for workflow in (ROOT / ".github" / "workflows").iterdir():
+        jobs = yaml.safe_load(workflow.read_text())["jobs"]
+        assert all(job["runs-on"] and all("uses" in step or "run" in step for step in job["steps"]) for job in jobs.values())
+    for name in re.findall(r"`((?:docs|tests|efftrain_cli)/[\w./-]+|[\w-]+\.md|\.ci/\w+)`", (ROOT / "CONTRIBUTING.md").read_text()):
+        assert (ROOT / name).exists(), name
+
+
 def test_what_is_imported_is_declared() -> None:
     """Every distribution that the package imports anywhere is named in pyproject.toml."""
     import ast
