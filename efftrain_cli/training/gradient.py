@@ -34,6 +34,7 @@ from efftrain_cli.training.ouroboros import LateGradients, cut_gpt
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.ring import Ring
 from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.watch import FIRST
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
@@ -191,7 +192,7 @@ def build_forward_backward(
             clear_seen(model)
         losses: dict[str, Tensor] = {}
         agreed = False
-        phase = "compile" if ranks.phase == "compile" else "forward and backward"
+        phase = ranks.phase if ranks.phase in (FIRST, "compile") else "forward and backward"
 
         def accumulate_here(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
             """Adds the gradient of these micro-batches to `.grad`; returns the sums of their losses."""

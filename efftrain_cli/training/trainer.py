@@ -40,6 +40,7 @@ from efftrain_cli.training.positions import loss_by_position
 from efftrain_cli.training.ranks import ALONE, CONNECTION, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
+from efftrain_cli.training.watch import FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +147,9 @@ def train(
         plan = plan_step(recipe, state.progress, sharing.world_size)
         ranks.exchanged()  # of an evaluation, which is not this step's
         new_shapes = micro_batch_shapes(plan) - shapes
+        phase = "compile" if may_compile and new_shapes else "data" if shapes else FIRST
+        ranks.enter(phase, plan.step)
         shapes |= new_shapes
-        ranks.enter("compile" if may_compile and new_shapes else "data", plan.step)
         # A new shape may have to be compiled, while the device is still busy with earlier steps.
         training, compiled = Stopwatch(device, idle=may_compile and bool(new_shapes)), compile_seconds()
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.

@@ -7,6 +7,7 @@ whose work makes no progress for a minute, outside of phases that may take long,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import HUNG, HUNG_FIRST, PARENT
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 LIMIT = "EFFTRAIN_HANG_SECONDS"
 """Environment variable: seconds without progress after which a rank counts as hung."""
-UNLIMITED = frozenset({"prepare", "compile", "evaluate", "save", "end"})
+FIRST = "first step"
+"""Phase in which a session learns how long its work takes here."""
+UNLIMITED = frozenset({"prepare", FIRST, "compile", "evaluate", "save", "end"})
 """Phases that may take as long as they do."""
 WAITING = frozenset({"exchange", "sum"})
 """Phases in which a rank waits for others."""
@@ -47,8 +51,18 @@ class Place:
 
 
 def limit_seconds() -> float:
-    """Seconds without progress after which a rank counts as hung."""
-    return float(os.environ.get(LIMIT) or 60)
+    """Seconds without progress after which a rank counts as hung.
+
+    Raises:
+        UsageError: the environment says no number above 0.
+    """
+    try:
+        seconds = float(os.environ.get(LIMIT) or 60)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UsageError(f"{LIMIT} = {os.environ[LIMIT]}: give seconds, as 60")
+    return seconds
 
 
 class Watch:
@@ -79,11 +93,13 @@ class Watch:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
+            with contextlib.suppress(RuntimeError):  # rank 0 may have ended before
+                self._tell()  # else this rank would seem to be silent
 
     def enter(self, phase: str, step: int | None = None) -> None:
         """The main thread begins something: progress has been made."""
         now = time.monotonic()
-        if self._phase not in UNLIMITED | WAITING:
+        if self._phase == FIRST or self._phase not in UNLIMITED | WAITING:
             self._longest = max(self._longest, now - self._since)
         self._step, self._phase, self._since = self._step if step is None else step, phase, now
 

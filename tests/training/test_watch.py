@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from efftrain_cli.training.watch import Place, judge
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.training.watch import FIRST, LIMIT, Place, Watch, judge
 
 WORKING, WAITING = "forward and backward", "exchange"
 
@@ -42,3 +45,34 @@ def test_a_rank_whose_watcher_is_silent_was_halted() -> None:
 def test_slow_work_is_given_as_long_as_its_kind_has_needed() -> None:
     places = {0: Place(1, 7, WORKING, 100, 300), 1: Place(1, 7, WAITING, 100, 60)}
     assert judge(places, {0: 0, 1: 0}, 60) is None
+
+
+def test_a_rank_that_has_ended_says_so() -> None:
+    """Rank 0 may save for minutes after the others have stopped in an exchange: they are not silent."""
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    watch = Watch(1, 2, lambda: store)
+    watch.start()
+    watch.enter("exchange", 7)
+    watch.stop()
+    assert json.loads(store.get("place/1"))[1:3] == [7, "end"]
+
+
+def test_the_first_step_teaches_how_long_work_takes() -> None:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    watch = Watch(0, 2, lambda: store)
+    watch.enter(FIRST, 1)
+    watch._since -= 100
+    watch.enter("update")
+    watch._tell()
+    assert json.loads(store.get("place/0"))[4] == pytest.approx(1000, rel=0.01)
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1"])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(LIMIT, value)
+    with pytest.raises(UsageError, match=LIMIT):
+        Watch(0, 2, lambda: pytest.fail("not reached"))
