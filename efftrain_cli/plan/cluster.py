@@ -155,10 +155,13 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
     """What each strategy that the recipe's methods allow needs for the whole of it.
 
     Raises:
-        UsageError: the devices cannot be dealt to the nodes, or a step has fewer sequences than there are devices.
+        UsageError: the devices cannot be dealt to the nodes, a step has fewer sequences than there are devices, or the recipe has a
+            ring.
     """
     if cluster.devices % cluster.nodes:
         raise UsageError(f"--devices {cluster.devices} is not a multiple of --nodes {cluster.nodes}\ngive the devices of all nodes together")
+    if recipe.ouroboros is not None and recipe.ouroboros.modules > 1:
+        raise UsageError("a ring of Ouroboros's modules passes activations, for which this model has no term\nset ouroboros = false to plan the rest")
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     parameters = model_parameters(recipe, rows)
     kinds: Counter[tuple[int, int, bool]] = Counter()

@@ -24,7 +24,7 @@ from efftrain_cli.foundation.errors import EfftrainError, HungError, LostProcess
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.training.launch import end_with_parent
 from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
-from efftrain_cli.training.watch import Watch
+from efftrain_cli.training.watch import UNLIMITED, WAITING, Watch
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -300,8 +300,13 @@ class Ranks:
         """
         import torch.distributed as dist
 
+        phase = self.phase
+        if phase and phase not in UNLIMITED | WAITING:
+            self.enter("sum")  # whoever waits here does not hang
         with self.carrying():
             work(dist)
+        if phase:
+            self.enter(phase)
 
     @contextmanager
     def carrying(self, words: tuple[str, ...] = ("",)) -> Iterator[None]:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.watch import FIRST, LIMIT, Place, Watch, judge
 
 WORKING, WAITING = "forward and backward", "exchange"
@@ -57,6 +58,20 @@ def test_a_rank_that_has_ended_says_so() -> None:
     watch.enter("exchange", 7)
     watch.stop()
     assert json.loads(store.get("place/1"))[1:3] == [7, "end"]
+
+
+def test_who_waits_for_another_in_its_work_does_not_hang() -> None:
+    """A ring's devices receive from each other in the middle of a step."""
+    from torch.distributed import HashStore
+
+    watch = Watch(0, 2, HashStore)
+    ranks, phases = Ranks(rank=0, world_size=2, watch=watch), []
+    watch.enter("forward and backward", 7)
+    ranks._carry(lambda dist: phases.append(watch.phase))
+    assert phases == ["sum"] and watch.phase == "forward and backward"
+    watch.enter("save")
+    ranks._carry(lambda dist: phases.append(watch.phase))
+    assert phases[1] == watch.phase == "save"
 
 
 def test_the_first_step_teaches_how_long_work_takes() -> None:
