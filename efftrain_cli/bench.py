@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -19,9 +19,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
+from efftrain_cli.bench_pipelines import rivals
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.flops import peak_flops
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import plan_step
@@ -81,6 +84,14 @@ class BenchResult:
     """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records). On several
     devices: work, sum (of gradients), exchange (the agreement before it), wait (for the slowest)."""
     devices: int = 1
+    peak_memory_by_device: tuple[int, ...] = ()
+    """As peak_memory_bytes, of every rank."""
+    flops_per_token_recomputed: float | None = None
+    """With Ouroboros: those of running late modules forward a second time included."""
+    ring_speed_limit: float | None = None
+    """With Ouroboros: at most so many times as fast as one device, by arithmetic."""
+    rivals: dict[str, float] = field(default_factory=dict)
+    """Of a ring: seconds per step of other ways to train the same model on the same processes."""
 
     @property
     def overhead(self) -> float:
@@ -154,13 +165,22 @@ def bench(
             if device.type == "cuda"
             else peak_resident_bytes()
         )
+        memories = torch.zeros(ranks.world_size, dtype=torch.float64)
+        memories[ranks.rank] = memory
+        if not ranks.alone:
+            ranks.sum_of(memories)
         if ranks.alone:
             phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
         else:
             phases = _shared_phases(times, rows, ranks)
         if profile is not None:
             _profile(stepping, profile, device)
-    plan = plan_step(recipe, state.progress, ranks.world_size)
+        section = recipe.ouroboros if recipe.ouroboros is not None and recipe.ouroboros.modules > 1 else None
+        beside: dict[str, float] = {}
+        if section is not None and 1 < ranks.world_size == section.devices:
+            beside = rivals(recipe, vocab_size, windows, ranks, steps)
+    rings = ranks.world_size // (1 if section is None else section.devices)
+    plan = plan_step(recipe, state.progress, max(1, rings))
     tokens = plan.batch_size * plan.seq_len
     median = statistics.median(times)
     dtype = compute_dtype(recipe.train.dtype, device)
@@ -192,7 +212,18 @@ def bench(
         compiled_graphs=compiled_graphs() - graphs,
         phases=phases,
         devices=ranks.world_size,
+        peak_memory_by_device=tuple(map(int, memories.tolist())),
+        flops_per_token_recomputed=_recomputed(section, model, per_token, ranks),
+        ring_speed_limit=None if section is None else section.ring_speed(model.config),
+        rivals=beside,
     )
+
+
+def _recomputed(section: Ouroboros | None, model: GPT, per_token: float, ranks: Ranks) -> float | None:
+    if section is None:
+        return None
+    again = not ranks.alone or section.variant == "replay"  # a delay line of gradients on one device runs nothing again
+    return per_token * (1 + section.recomputed_share(model.config)) if again else per_token
 
 
 def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks: Ranks) -> dict[str, float]:
@@ -223,7 +254,7 @@ def phase_seconds(
     Forward and backward are split by running the same micro-batches' loss alone first: a gradient's forward pass and
     the loss alone do the same work but for what autograd keeps.
     """
-    forward_backward = build_forward_backward(recipe, state.model, device)
+    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors)
     objective = build_objective(recipe, state.model, device)
     measured: dict[str, list[float]] = {phase: [] for phase in (*PHASES, "other")}
 

@@ -76,7 +76,7 @@ def bench(
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
     print(
         f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary {result.vocab_size}, "
-        f"{result.batch_size} x {result.seq_len} tokens in {counted(result.accumulation_steps, 'micro-batch')}\n"
+        f"{result.batch_size} x {result.seq_len} tokens in {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}\n"
         f"device     {f'{result.devices} x ' if result.devices > 1 else ''}{result.device}, {result.dtype}, {'compiled' if result.compiled else 'eager'}, "
         f"torch {result.torch}, {counted(result.threads, 'thread')}\n"
         f"speed      {human_count(result.tokens_per_second)} tokens/s, {1000 * result.seconds_per_step:.1f} ms a step "
@@ -84,10 +84,18 @@ def bench(
         f"{1000 * result.seconds_per_step_high:.1f})\n"
         f"FLOPs      {human_flops(result.flops_per_token)}s per token by 6 N + 12 L d T, logits included: "
         f"{human_flops(result.flops_per_second)}/s, MFU {mfu}\n"
-        f"memory     {human_bytes(result.peak_memory_bytes)} at the peak\n"
+        f"memory     {', '.join(map(human_bytes, result.peak_memory_by_device))} at the peak\n"
         f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}\n"
     )
     for phase, seconds in result.phases.items():
         print(f"{phase:10s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
+    if result.ring_speed_limit is not None and result.flops_per_token_recomputed is not None:
+        again = result.flops_per_token_recomputed / result.flops_per_token - 1
+        print(
+            f"\nOuroboros  {again:.1%} more FLOPs a token, of modules that are run forward twice\n"
+            f"limit      a ring is at most {result.ring_speed_limit:.2f} times as fast as one device, by arithmetic: even rates, free messages"
+        )
+    for name, seconds in result.rivals.items():
+        print(f"beside it  {1000 * seconds:9.2f} ms a step, {name}: on the same processes, without late gradients")
     rest = "the devices' own work" if result.devices > 1 else "forward, backward or optimizer"
     print(f"\n{result.overhead:.1%} of the step is not {rest}.")

@@ -149,6 +149,24 @@ class Ouroboros(Method):
         sizes[0] += (shape.padded_vocab_size + shape.seq_len) * shape.n_embd
         return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
 
+    def ring_speed(self, shape: Shape) -> float:
+        """How many times as fast as one device a ring of this implementation is at most: even FLOP rates, free messages, the backward pass
+        twice the forward one, late modules run forward twice, each device's late backward after its forward."""
+        head = head_in_blocks(shape)
+        forward = [*map(float, self.blocks(shape))]
+        forward[-1] += head
+        whole = sum(forward)
+        wave = sum(forward[:-1])  # when the last module begins, unless its device is still busy
+        ends = [max(wave, 4 * forward[0]) + 3 * forward[-1]]
+        ends += [sum(forward[: k + 1]) + 3 * forward[k] for k in range(1, self.modules - 1)]
+        return 3 * whole / max(ends)
+
+    def recomputed_share(self, shape: Shape) -> float:
+        """FLOPs of running the late modules forward a second time, as a share of a step's."""
+        head = head_in_blocks(shape)
+        late = sum(self.blocks(shape)[:-1])
+        return late / (3 * (shape.n_layer + head))
+
     def delays_at(self, step: int) -> bool:
         """Whether 1-based `step` uses late gradients."""
         return self.modules > 1 and step > self.warmup_steps

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
+from tests.launch import BASELINE, made_text
 from tests.laws.ring_run import CASES
 
 pytestmark = pytest.mark.slow
@@ -62,3 +67,44 @@ def test_rings_share_a_batch(found: dict[int, dict[str, Any]], rings: int, name:
     both = found[rings][f"K = 2, {rings} x, {name}"]
     for have, want in zip(both["ring"]["rows"], both["one"]["rows"], strict=True):
         assert have == pytest.approx(want, rel=2e-4)
+
+
+RECIPE = BASELINE.replace("tokens = 2560", "tokens = 1_000_000").replace("every = 5\nwindows", "every = 4\nwindows").replace(
+    "valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true"
+)
+
+
+def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(tmp_path: Path) -> None:
+    """As a user does it: two processes, one of which is killed; continued by two, then by one."""
+    (tmp_path / "text.txt").write_text(made_text())
+    (tmp_path / "r.toml").write_text(RECIPE.replace("TEXT", str(tmp_path / "text.txt")) + "\n[ouroboros]\nmodules = 3\n")
+    folders = {"EFFTRAIN_RUNS": str(tmp_path / "runs"), "EFFTRAIN_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, **folders, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--no-probe", *arguments]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def done(*arguments: str) -> None:
+        process = start(*arguments)
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+
+    process = start("--recipe", "r.toml", "--name", "ring", "--devices", "2")
+    rows, end = tmp_path / "runs" / "ring" / "metrics.jsonl", time.monotonic() + 240
+    while not rows.exists() or rows.read_text().count("\n") < 8:  # step 0 and seven more
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[1]
+        time.sleep(0.02)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGKILL, errors
+    saved = int(sorted((tmp_path / "runs" / "ring" / "checkpoints").iterdir())[-1].name.removeprefix("step-"))
+    assert saved % 5 == 0 and saved > 0
+    done("--resume", "ring", "--devices", "2", "--steps", str(saved + 3))
+    done("--resume", "ring", "--steps", str(saved + 6))
+    done("--recipe", "r.toml", "--name", "one", "--steps", str(saved + 6))
+    for file in ("model", "optimizer", "method"):
+        path = Path("checkpoints") / f"step-{saved + 6:08d}" / f"{file}.safetensors"
+        have, want = (load_file(tmp_path / "runs" / name / path) for name in ("ring", "one"))
+        assert have.keys() == want.keys() and all(torch.equal(have[name], want[name]) for name in want), file

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
 from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.plan.plan import after_step, plan_step
+from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import MicroBatch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.following import check_ranks
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ouroboros import Modules, clipped, delay, dropped, joined, norms_of, replay
+from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, fresh, tensors_of
 
@@ -294,6 +297,31 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
     assert "gradients in flight have the shape of the smaller model" in problems(
         'stages=[{model = {n_layer = 2}, switch = {rule = "steps", value = 3}}, {operators = ["depth"]}]', "ouroboros.modules=3"
     )
+
+
+def test_rings_that_cannot_be_are_refused() -> None:
+    recipe = recipe_of(4)
+
+    def refusal(recipe: Recipe, devices: int) -> str:
+        with pytest.raises(UsageError) as error:
+            check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(world_size=devices))
+        return str(error.value)
+
+    assert "makes rings of 3 devices, and 4 were started" in refusal(recipe, 4)
+    assert "a step of 4 sequences cannot be shared by 5 rings" in refusal(recipe, 15)
+    assert "cosine_every needs the whole model" in refusal(recipe_of(4, cosine_every=5), 3)
+    check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(world_size=6))
+
+
+def test_a_ring_is_as_fast_as_the_authors_order_allows() -> None:
+    """Even thirds, the first device's halved: 3 / (1 + 2.5 / S) = 1.636 with S = 3; and half of it on two devices."""
+
+    class Even:
+        n_layer, n_embd, seq_len, padded_vocab_size = 6, 64, 64, 0
+
+    assert Ouroboros(modules=4, split=(1, 2, 2, 1)).ring_speed(Even()) == pytest.approx(18 / 11)
+    assert Ouroboros(modules=3, split=(1, 4, 1)).ring_speed(Even()) == pytest.approx(18 / 17)
+    assert Ouroboros(modules=3, split=(2, 3, 1)).recomputed_share(Even()) == pytest.approx(5 / 18)
 
 
 def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> None:

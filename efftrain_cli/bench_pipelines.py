@@ -1,0 +1,136 @@
+"""What `efftrain bench` shows beside a ring of Ouroboros: other ways to train the same model on the same processes.
+
+GPipe and 1F1B are PyTorch's (torch.distributed.pipelining), over as many stages as the ring has devices, split as evenly, the embedding
+with the first and the head with the last; each has a copy of the tied matrix, whose gradient the two add up. Neither has late gradients.
+Norms are not clipped there, which costs little. Data parallel is the recipe without the section.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.methods.ouroboros import Shape, head_in_blocks
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.plan.plan import full_plan
+from efftrain_cli.plan.step import Progress
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import read_records, train
+
+MICRO_BATCHES = 8
+
+
+class Stage(nn.Module):
+    """Consecutive blocks of a GPT, with the embeddings before the first."""
+
+    def __init__(self, model: GPT, blocks: Sequence[bool]) -> None:
+        super().__init__()
+        self.model, self.blocks = model, list(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.run_blocks(x if x.is_floating_point() else self.model.embed(x), self.blocks)
+
+
+def chain_split(stages: int, shape: Shape) -> tuple[int, ...]:
+    """Blocks of each of a chain's stages, the last of which has the head: the busiest has least to do."""
+    head = head_in_blocks(shape)
+    choices = []
+    for last in range(shape.n_layer + 1):
+        each, more = divmod(shape.n_layer - last, stages - 1)
+        split = (*(each + (number < more) for number in range(stages - 1)), last)
+        choices.append((max(*split[:-1], last + head), split))
+    return min(choices)[1]
+
+
+def rivals(recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int) -> dict[str, float]:
+    """Median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and whatever the device multiplies fp32 in.
+
+    1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be cut.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    found = {}
+    if recipe.train.batch_size >= ranks.world_size:
+        found["data parallel"] = _data_parallel(replace(recipe, ouroboros=None), vocab_size, windows, ranks, steps, device)
+    micro_batches = next(n for n in range(min(MICRO_BATCHES, recipe.train.batch_size), 0, -1) if recipe.train.batch_size % n == 0)
+    if micro_batches >= ranks.world_size:
+        for name in ("GPipe", "1F1B"):
+            found[f"{name}, {micro_batches} micro-batches"] = _pipeline(
+                name, recipe, vocab_size, windows, ranks, steps, device, micro_batches
+            )
+    return found
+
+
+def _data_parallel(
+    recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int, device: torch.device
+) -> float:
+    model = build_model(recipe, vocab_size, device)
+    state = TrainState(
+        model=model,
+        optimizer=build_optimizer(recipe, model),
+        progress=Progress(step=1, schedule_step=1),
+        nonfinite=torch.zeros((), device=device),
+    )
+    ends = []
+    for record in islice(train(state, recipe, windows, windows.validation(1), ranks=ranks), steps + 2):
+        read_records(state, recipe, [record])
+        ends.append(time.perf_counter())
+    return statistics.median(after - before for before, after in pairwise(ends[1:]))
+
+
+def _pipeline(
+    name: str,
+    recipe: Recipe,
+    vocab_size: int,
+    windows: Windows,
+    ranks: Ranks,
+    steps: int,
+    device: torch.device,
+    micro_batches: int,
+) -> float:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    model = build_model(recipe, vocab_size, device)
+    optimizer = build_optimizer(recipe, model)
+    split = chain_split(ranks.world_size, model.config)
+    begin = sum(split[: ranks.rank])
+    blocks = [begin <= block < begin + split[ranks.rank] for block in range(len(model.h))]
+    plan = full_plan(recipe, recipe.train.batch_size, recipe.model.seq_len, recipe.model.n_layer)
+    batch = windows.batch(plan).to(device)
+
+    def loss(x: Tensor, targets: Tensor) -> Tensor:
+        return model.head_loss_sum(x, targets) / plan.tokens
+
+    stage = PipelineStage(Stage(model, blocks), ranks.rank, ranks.world_size, device)
+    kind = ScheduleGPipe if name == "GPipe" else Schedule1F1B
+    schedule = kind(stage, micro_batches, loss_fn=loss, scale_grads=False)
+    first, last = ranks.rank == 0, ranks.rank == ranks.world_size - 1
+    alone = [[rank] for rank in range(1, ranks.world_size - 1)]
+    tied = ranks.group([[0, ranks.world_size - 1], *alone])
+    nonfinite, times = torch.zeros((), device=device), []
+    for _ in range(steps + 2):
+        start = time.perf_counter()
+        if first:
+            schedule.step(batch.tokens)
+        elif last:
+            schedule.step(target=batch.targets, losses=[])
+        else:
+            schedule.step()
+        if (first or last) and model.wte.weight.grad is not None:
+            ranks.add_up_in(tied, [model.wte.weight.grad])
+        optimizer.step(0.0, found_inf=nonfinite)
+        model.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        ranks.sum_of(torch.zeros(1))  # a step is over when all are
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
