@@ -64,10 +64,14 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
     return labels
 
 
+def _condition(key: str, usual: object, run: RunNumbers) -> object:
+    return run.origin.get(key, usual)
+
+
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
     """Why the training seconds of these runs must not be judged; "" where they may be."""
     for title, (key, usual) in _CONDITIONS.items():
-        if len(_values(runs, lambda run, key=key, usual=usual: run.origin.get(key, usual))) > 1:
+        if len(_values(runs, partial(_condition, key, usual))) > 1:
             return f"different {title}"
     # The origin is that of the first start alone; the marks say where a later one differed.
     moved = [f"{run.name} {mark}" for run in runs for mark in run.marks if mark.startswith(("ran on ", "ran with "))]
@@ -105,7 +109,7 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     for title, (key, usual) in _CONDITIONS.items():
         # Threads decide nothing where another device computes.
         relevant = [run for run in runs if key != "threads" or run.origin.get("device_kind") == "cpu"]
-        values = _values(relevant, lambda run, key=key, usual=usual: run.origin.get(key, usual))
+        values = _values(relevant, partial(_condition, key, usual))
         if len(values) > 1:
             seconds = "; seconds and throughput are not comparable" if title in ("device", "number of threads") else ""
             found.append(f"different {title}: {_split(values)}{seconds}")

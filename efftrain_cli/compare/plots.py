@@ -384,14 +384,15 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     return paths
 
 
-def save_figure(figure: Figure, folder: Path, name: str, **options: str) -> list[Path]:
-    """Writes a figure as SVG and PNG (200 dpi) into a folder; returns the paths. `options` are `Figure.savefig`'s.
+def save_figure(figure: Figure, folder: Path, name: str, tight: bool = False) -> list[Path]:
+    """Writes a figure as SVG and PNG (200 dpi) into a folder, cut to what is drawn with `tight`; returns the paths.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
-    figure.savefig(paths[0], metadata={"Date": None}, **options)
-    figure.savefig(paths[1], dpi=200, **options)
+    edges = "tight" if tight else None
+    figure.savefig(paths[0], metadata={"Date": None}, bbox_inches=edges)
+    figure.savefig(paths[1], dpi=200, bbox_inches=edges)
     return paths

@@ -54,7 +54,7 @@ def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
     # Below the axes, where no curve is.
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.17), frameon=False, fontsize=8.5)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning-rate"}):
-        return save_figure(figure, folder, "learning-rate", bbox_inches="tight")
+        return save_figure(figure, folder, "learning-rate", tight=True)
 
 
 def terminal_plot(curves: Sequence[Curve], width: int) -> str:
