@@ -10,17 +10,14 @@ import torch
 
 from efftrain_cli.plan.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.state import (
-    TrainState,
     load_tensors,
-    model_tensors,
     progress_from_json,
     progress_to_json,
 )
 from efftrain_cli.training.trainer import read_records, train
+from tests.tiny import VOCAB_SIZE, fresh, tensors_of
 
-VOCAB_SIZE = 64
 TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds", "cpu_seconds", "comm_seconds", "wait_seconds"}
 
 
@@ -43,15 +40,6 @@ class RandomTokens:
         positions = range(plan.window_start, plan.window_start + plan.batch_size)
         ids = torch.stack([self.window(position) for position in positions])[:, : plan.seq_len + 1]
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-
-
-def fresh(recipe: Recipe) -> TrainState:
-    model = build_model(recipe, VOCAB_SIZE, torch.device("cpu"))
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
-
-
-def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()}
 
 
 def timeless(progress: Progress) -> Progress:

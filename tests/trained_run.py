@@ -12,8 +12,8 @@ from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoint_path
-from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.state import TrainState, write_checkpoint
+from tests.tiny import fresh
 
 TEXT = "\n".join(
     f"{who} {did} the {thing} {where} and then walked home again, because the evening was already rather cold."
@@ -66,11 +66,10 @@ def random_gpt(config: GPTConfig, spread: float, seed: int) -> GPT:
 
 def random_state(recipe: Recipe, vocab_size: int, step: int) -> TrainState:
     """Random weights, another set for every step."""
-    model = build_model(recipe, vocab_size, torch.device("cpu"))
+    state = fresh(recipe, vocab_size)
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in state.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    return TrainState(
-        model=model, optimizer=build_optimizer(recipe, model), progress=Progress(step=step, tokens=1000 * step)
-    )
+    state.progress = Progress(step=step, tokens=1000 * step)
+    return state

@@ -28,9 +28,9 @@ from efftrain_cli.training.checkpoints import (
     newest_checkpoint,
     save,
 )
-from efftrain_cli.training.gradient import build_model, build_optimizer
-from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
+from efftrain_cli.training.state import read_checkpoint, write_checkpoint
 from tests.launch import Laboratory
+from tests.tiny import fresh
 
 RECIPE = Recipe(
     model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=32),
@@ -40,17 +40,12 @@ RECIPE = Recipe(
 )
 
 
-def state_of(recipe: Recipe = RECIPE, vocab_size: int = 300) -> TrainState:
-    model = build_model(recipe, vocab_size, torch.device("cpu"))
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run with checkpoints of steps 5 and 10."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     with Run.create("r", "", {}) as run:
-        state = state_of()
+        state = fresh(RECIPE, 300)
         for step in (5, 10):
             state.progress = state.progress._replace(step=step)
             save(run, state, RECIPE)
@@ -70,7 +65,7 @@ def test_a_kill_at_every_point_of_a_save(tmp_path: Path, monkeypatch: pytest.Mon
     points, survivors = 0, set()
     while True:
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
-        state = state_of()
+        state = fresh(RECIPE, 300)
         with Run.create("r", "", {}) as run:
             for step in (5, 10):
                 state.progress = state.progress._replace(step=step)
@@ -236,7 +231,7 @@ def test_the_last_verified_checkpoint_is_never_removed(run: Run) -> None:
     recipe = replace(RECIPE, checkpoint=Checkpoint(every=5, keep=1))
     truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
     assert step_of(newest_checkpoint(run)) == 5
-    state = state_of()
+    state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=7)
     save(run, state, recipe)
     assert [step_of(path) for path in checkpoints_of(run.path)] == [7, 10]
@@ -249,7 +244,7 @@ def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run: Run) ->
     """keep = 2 with the newest damaged: two sound ones stay beside it."""
     truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
     assert step_of(newest_checkpoint(run)) == 5
-    state = state_of()
+    state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=7)
     save(run, state, RECIPE)
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 7, 10]
@@ -297,7 +292,7 @@ def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: py
     """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an older one
     loses its name before its files."""
     disk = FakeDisk(monkeypatch)
-    state = state_of()
+    state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=15)
     save(run, state, RECIPE)
     folder = run.path / "checkpoints"
@@ -314,7 +309,7 @@ def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: py
 def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk(monkeypatch)
     run.log([{"step": 15, "segment": 0}])
-    state = state_of()
+    state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=15)
     save(run, state, RECIPE)
     assert str(run.path / "metrics.jsonl") in disk.when("rename", "step-00000015.tmp")
@@ -359,7 +354,7 @@ def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:
     damaged = checkpoints_of(run.path)[-1]
     truncate(damaged / "model.safetensors")
     newest_checkpoint(run)
-    state = state_of()
+    state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=10)
     save(run, state, RECIPE)
     verify_checkpoint(damaged)
@@ -375,7 +370,7 @@ def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("efftrain_cli.training.state.fsync", full)
-    state = state_of()
+    state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=15)
     with pytest.raises(DiskError, match=r"[0-9,]+ bytes needed, [0-9,]+ bytes free") as raised:
         save(run, state, RECIPE)
@@ -389,7 +384,7 @@ def test_the_estimate_of_a_checkpoints_size(shape: tuple[int, ...], tmp_path: Pa
     """F16: within 2 %."""
     n_layer, n_head, n_embd, seq_len, vocab_size = shape
     recipe = replace(RECIPE, model=Model(n_layer=n_layer, n_head=n_head, n_embd=n_embd, seq_len=seq_len))
-    state = state_of(recipe, vocab_size)
+    state = fresh(recipe, vocab_size)
     from efftrain_cli.recipe.recipe import dump_recipe
 
     write_checkpoint(tmp_path / "step-00000001", state, dump_recipe(recipe))
@@ -399,7 +394,7 @@ def test_the_estimate_of_a_checkpoints_size(shape: tuple[int, ...], tmp_path: Pa
 
 def test_too_little_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F16: (keep + 1) checkpoints and 10 %; one byte less is refused."""
-    state = state_of()
+    state = fresh(RECIPE, 300)
     needed = 3 * checkpoint_bytes(state, RECIPE) * 11 // 10
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))

@@ -15,12 +15,12 @@ import torch
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.ranks import Ranks, joined
 from efftrain_cli.training.sharding import END, shard_state
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import TrainState, load_tensors, model_tensors, whole_tensors
 from efftrain_cli.training.trainer import StepRecord
+from tests.tiny import fresh
 
 CPU = torch.device("cpu")
 STEPS, STOP = 8, 4  # evaluated after both, whether or not a run stops there
@@ -77,11 +77,6 @@ def recipe_of(folder: Path, text: str, extra: str, train: str = "micro_batch_tok
     path = folder / "case.toml"
     path.write_text(f"{base}\n{extra}\n")
     return load_recipe(str(path))
-
-
-def fresh(recipe: Recipe, vocab_size: int) -> TrainState:
-    model = build_model(recipe, vocab_size, CPU)
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
 
 
 def whole(state: TrainState, ranks: Ranks) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -17,7 +17,8 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.ranks import ALONE, Ranks, joined
 from efftrain_cli.training.state import TrainState, model_tensors
 from efftrain_cli.training.trainer import train
-from tests.resume_law import RandomTokens, fresh
+from tests.resume_law import RandomTokens
+from tests.tiny import fresh
 
 STEPS, STOP = 12, 6
 TINY = [

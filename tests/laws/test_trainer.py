@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.gradient import build_forward_backward, build_model
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
@@ -28,6 +27,7 @@ from efftrain_cli.training.state import (
     write_checkpoint,
 )
 from efftrain_cli.training.trainer import evaluate, read_records, train
+from tests.tiny import fresh, tensors_of, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -49,15 +49,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
     ids = np.zeros(40_000, dtype=np.uint32)
     for i in range(1, len(ids)):
         ids[i] = (ids[i - 1] * 7 + 3) % (VOCAB - 1) if follow[i] else noise[i]
-    writer = ShardWriter(folder, "train", vocab_size=VOCAB, eot_id=VOCAB - 1, tokenizer_sha256="0" * 64)
-    writer.add(ids, "made")
-    writer.close()
-    return Windows(TokenShards([open_shard(path) for path in writer.paths]), RECIPE.model.seq_len, RECIPE.seed)
-
-
-def fresh(recipe: Recipe = RECIPE) -> TrainState:
-    model = build_model(recipe, VOCAB, CPU)
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+    return windows_of(folder, ids, RECIPE.model.seq_len, RECIPE.seed, VOCAB)
 
 
 def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int | None = None) -> list[dict]:
@@ -68,18 +60,13 @@ def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int
     return rows
 
 
-def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
-    both = {**model_tensors(state), **state.optimizer.tensors()}
-    return {name: tensor.clone() for name, tensor in both.items()}
-
-
 def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows) -> None:
     """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds do."""
     longer = replace(RECIPE, train=replace(RECIPE.train, tokens=32 * 8 * 60), eval=Eval(every=60, windows=8))
 
     def final(dtype: str, seed: int) -> float:
         recipe = replace(longer, seed=seed, train=replace(longer.train, dtype=dtype))
-        return run(fresh(recipe), windows, recipe)[-1]["val_loss"]
+        return run(fresh(recipe, VOCAB), windows, recipe)[-1]["val_loss"]
 
     fp32, bf16 = ([final(dtype, seed) for seed in (1, 2, 3)] for dtype in ("fp32", "bf16"))
     assert fp32 != bf16  # it was another type
@@ -88,7 +75,7 @@ def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows)
 
 
 def test_loss_falls_and_rows_say_what_happened(windows: Windows) -> None:
-    state = fresh()
+    state = fresh(RECIPE, VOCAB)
     rows = run(state, windows)
     assert [row["step"] for row in rows] == list(range(41))
     assert rows[0]["val_loss"] == pytest.approx(math.log(VOCAB), abs=0.1)
@@ -121,13 +108,13 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) 
 
 
 def test_stopping_and_continuing_moves_no_bit(windows: Windows, tmp_path: Path) -> None:
-    whole = fresh()
+    whole = fresh(RECIPE, VOCAB)
     rows = run(whole, windows)
-    part = fresh()
+    part = fresh(RECIPE, VOCAB)
     first = run(part, windows, until=17)
     write_checkpoint(tmp_path / "step-00000017", part, "")
     progress, model, optimizer, _ = read_checkpoint(tmp_path / "step-00000017")
-    other = fresh(replace(RECIPE, seed=99))  # nothing may survive of what a state was before loading
+    other = fresh(replace(RECIPE, seed=99), VOCAB)  # nothing may survive of what a state was before loading
     load_tensors(other, model, optimizer)
     other.progress = progress
     second = run(other, windows)
@@ -142,7 +129,7 @@ def test_stopping_and_continuing_moves_no_bit(windows: Windows, tmp_path: Path) 
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(windows: Windows) -> None:
-    state = fresh()
+    state = fresh(RECIPE, VOCAB)
     run(state, windows, until=3)
     before = tensors_of(state)
     with torch.no_grad():
@@ -165,7 +152,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(windows: Windows) -> None:
 
 
 def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows: Windows) -> None:
-    plain, disturbed = fresh(), fresh()
+    plain, disturbed = fresh(RECIPE, VOCAB), fresh(RECIPE, VOCAB)
     run(plain, windows, until=6)
     val = windows.validation(8)
     for _ in train(disturbed, RECIPE, windows, val, until=6):
@@ -177,14 +164,14 @@ def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows: Wi
 
 
 def test_validation_loss_does_not_depend_on_its_micro_batches(windows: Windows) -> None:
-    state = fresh()
+    state = fresh(RECIPE, VOCAB)
     val = windows.validation(8)
     losses = [evaluate(state.model, val, size, "fp32").item() for size in (1, 64, 100_000)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
 def test_padding_never_reaches_loss_or_gradient(windows: Windows) -> None:
-    state = fresh()
+    state = fresh(RECIPE, VOCAB)
     assert state.model.config.padded_vocab_size == 64 > VOCAB
     run(state, windows, until=5)
     assert not state.model.wte.weight[VOCAB:].any()
@@ -193,7 +180,7 @@ def test_padding_never_reaches_loss_or_gradient(windows: Windows) -> None:
 
 def test_weight_decay_spares_vectors_and_positions() -> None:
     """With gradients of 0 a step is the decay alone: by lr * weight_decay of what is decayed."""
-    state = fresh()
+    state = fresh(RECIPE, VOCAB)
     before = {name: tensor.clone() for name, tensor in model_tensors(state).items()}
     for parameter in state.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -227,10 +214,10 @@ def test_initialization_is_gpt2s() -> None:
 def test_deterministic_kernels_are_what_the_recipe_says(windows: Windows) -> None:
     recipe = replace(RECIPE, train=replace(RECIPE.train, deterministic=True))
     try:
-        first = run(fresh(recipe), windows, recipe, until=3)
+        first = run(fresh(recipe, VOCAB), windows, recipe, until=3)
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-        second = run(fresh(), windows, until=3)
+        second = run(fresh(RECIPE, VOCAB), windows, until=3)
         assert not torch.are_deterministic_algorithms_enabled()
     finally:
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
@@ -260,7 +247,7 @@ def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(wi
     held_out = windows.validation(8)
     rows = [
         [row for part in train(state, each, windows, held_out, until=12) for row in read_records(state, each, [part])]
-        for each, state in ((RECIPE, fresh()), (recipe, fresh()))
+        for each, state in ((RECIPE, fresh(RECIPE, VOCAB)), (recipe, fresh(RECIPE, VOCAB)))
     ]
     names = [f"val_loss_from_{start}" for start in (0, 2, 4, 8, 16)]
     widths = (2, 2, 4, 8, 16)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
@@ -20,7 +19,8 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.gradient import build_forward_backward, build_model
 from efftrain_cli.training.trainer import read_records, train
-from tests.resume_law import VOCAB_SIZE, RandomTokens, fresh, tensors_of
+from tests.resume_law import RandomTokens
+from tests.tiny import VOCAB_SIZE, fresh, tensors_of, windows_of
 
 CPU = torch.device("cpu")
 FULL, BATCH = 32, 6
@@ -45,10 +45,7 @@ WARMUPS = {
 def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
     """Tokens 0, 1, 2, ... so that every token tells where it stood."""
     folder = tmp_path_factory.mktemp("shards")
-    writer = ShardWriter(folder, "train", vocab_size=20_001, eot_id=20_000, tokenizer_sha256="0" * 64)
-    writer.add(np.arange(20_000, dtype=np.uint32), "made")
-    writer.close()
-    return Windows(TokenShards([open_shard(path) for path in writer.paths]), FULL, seed=3)
+    return windows_of(folder, np.arange(20_000), FULL, 3, vocab_size=20_001)
 
 
 def rows_of(recipe: Recipe, data: object) -> tuple[list[dict], dict[str, torch.Tensor]]:

@@ -55,7 +55,8 @@ from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training.gradient import build_model
 from efftrain_cli.training.trainer import read_records, train
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, fresh
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
+from tests.tiny import fresh
 
 # --- the tables' own arithmetic --------------------------------------------------------------------------------------
 

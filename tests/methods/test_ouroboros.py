@@ -21,7 +21,8 @@ from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ouroboros import Modules, clipped, delay, dropped, joined, norms_of, replay
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.trainer import train
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, fresh, tensors_of
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
+from tests.tiny import fresh, tensors_of
 
 CPU = torch.device("cpu")
 TINY = [

@@ -42,7 +42,8 @@ from efftrain_cli.training.state import write_checkpoint
 from efftrain_cli.training.trainer import StepRecord, evaluate, read_records, train
 from tests.fake_runs import rows_of as rows_of_run
 from tests.fake_runs import write_run
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, fresh, tensors_of
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
+from tests.tiny import fresh, tensors_of
 
 CPU = torch.device("cpu")
 LENGTH, BATCH = 16, 6

@@ -21,7 +21,8 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.gradient import build_model
 from efftrain_cli.training.stages import growth_state, load_grown, set_stage
-from tests.resume_law import assert_resumes_exactly_at_every_step, fresh
+from tests.resume_law import assert_resumes_exactly_at_every_step
+from tests.tiny import fresh
 
 GPT2 = GPTConfig(n_layer=3, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
 BARE = replace(GPT2, norm="none", init="unit")

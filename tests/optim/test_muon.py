@@ -20,7 +20,8 @@ from efftrain_cli.training.gradient import build_forward_backward, build_model, 
 from efftrain_cli.training.stages import growth_state, load_grown
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import read_records, train, update
-from tests.resume_law import VOCAB_SIZE, RandomTokens, assert_resumes_exactly_at_every_step, fresh
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
+from tests.tiny import VOCAB_SIZE, fresh, tensors_of
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(
@@ -78,7 +79,7 @@ def test_steps_are_those_of_torch_muon_and_adamw() -> None:
 
 def test_every_parameter_has_one_kind_of_state() -> None:
     model = build_model(RECIPE, VOCAB_SIZE, CPU)
-    names = set(build_optimizer(RECIPE, model).tensors())
+    names = set(build_optimizer(RECIPE, model).tensors_of())
     expected = set()
     for name, p in model.named_parameters():
         in_block = name.startswith("h.") and p.dim() == 2
@@ -93,23 +94,19 @@ def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name: str) -> No
     recipe = dataclasses.replace(RECIPE, optim=dataclasses.replace(RECIPE.optim, name=name, muon_lr=muon_lr))
     state = trained(recipe, 3)
     assert isinstance(state.optimizer, Muon if muon_lr else AdamW)
-    before = {name: tensor.clone() for name, tensor in tensors(state).items()}
+    before = {name: tensor.clone() for name, tensor in tensors_of(state).items()}
     for gradient in (float("nan"), 1.0):  # the second is finite, but comes after
         for p in state.model.parameters():
             p.grad = torch.full_like(p, gradient)
         update(state, 1e-2, 1.0, torch.zeros(()))
     assert state.nonfinite == 1
-    for name, tensor in tensors(state).items():
+    for name, tensor in tensors_of(state).items():
         assert torch.equal(tensor, before[name]), name
     state.nonfinite = torch.zeros(())
     for p in state.model.parameters():
         p.grad = torch.ones_like(p)
     update(state, 1e-2, 1.0, torch.zeros(()))
-    assert not any(torch.equal(tensor, before[name]) for name, tensor in tensors(state).items())
-
-
-def tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in state.model.named_parameters()} | state.optimizer.tensors()
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in tensors_of(state).items())
 
 
 def test_resumes_exactly_at_every_step() -> None:
@@ -143,7 +140,7 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
     with torch.no_grad():
         before, after = (s.model.loss_sum(ids[:, :-1], ids[:, 1:]) / 16 for s in (state, larger))
     assert after.item() == pytest.approx(before.item(), abs=1e-5)
-    old, new = state.optimizer.tensors(), larger.optimizer.tensors()
+    old, new = state.optimizer.tensors_of(), larger.optimizer.tensors_of()
     weight = "momentum_buffer.h.1.mlp.c_fc.weight"
     if kind == "width":  # what the momentum would be had the wide model always trained: every block's gradient is half
         assert torch.equal(new[weight], old[weight].repeat(2, 2) / 2)

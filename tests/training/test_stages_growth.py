@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
 from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.gradient import build_model
 from efftrain_cli.training.stages import (
     GrowthRecord,
     describe_stages,
@@ -29,13 +28,13 @@ from efftrain_cli.training.stages import (
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
-    model_tensors,
     progress_from_json,
     progress_to_json,
     read_checkpoint,
     write_checkpoint,
 )
 from efftrain_cli.training.trainer import read_records
+from tests.tiny import fresh, tensors_of, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -58,15 +57,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
     folder = tmp_path_factory.mktemp("shards")
     ids = np.random.Generator(np.random.Philox(7)).integers(0, VOCAB - 1, 8_000).astype(np.uint32)
     ids[1::2] = (ids[::2] * 7 + 3) % (VOCAB - 1)  # something to learn
-    writer = ShardWriter(folder, "train", vocab_size=VOCAB, eot_id=VOCAB - 1, tokenizer_sha256="0" * 64)
-    writer.add(ids, "made")
-    writer.close()
-    return Windows(TokenShards([open_shard(path) for path in writer.paths]), RECIPE.model.seq_len, RECIPE.seed)
-
-
-def fresh(recipe: Recipe) -> TrainState:
-    model = build_model(recipe, VOCAB, CPU)
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+    return windows_of(folder, ids, RECIPE.model.seq_len, RECIPE.seed, VOCAB)
 
 
 def run(
@@ -84,17 +75,13 @@ def run(
     return rows, growths, warnings
 
 
-def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in {**model_tensors(state), **state.optimizer.tensors()}.items()}
-
-
 def numbers_of(state: TrainState) -> dict[str, object]:
     """The progress without the clock."""
     return state.progress._replace(train_seconds=0.0)._asdict()
 
 
 def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None:
-    state = fresh(RECIPE)
+    state = fresh(RECIPE, VOCAB)
     rows, growths, warnings = run(state, windows, RECIPE)
     assert [row["stage"] for row in rows] == [0] * 9 + [1] * 8 + [2] * 8
     assert [row["step"] for row in rows] == list(range(25))
@@ -117,7 +104,7 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None
 def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> None:
     section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(bits=4, exponent_bits=6), grad_weight=Accumulator(bits=4))
     recipe = replace(RECIPE, chunked_accumulation=section)
-    state = fresh(recipe)
+    state = fresh(recipe, VOCAB)
     rows, growths, _ = run(state, windows, recipe)
     linear = [layer for layer in state.model.h.modules() if isinstance(layer, nn.Linear)]
     assert len(linear) == 2 * 4 and all(isinstance(layer, NarrowLinear) for layer in linear)
@@ -134,14 +121,14 @@ def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> No
 def test_resuming_at_every_step_moves_no_bit(windows: Windows, tmp_path: Path, moments: str) -> None:
     """Before, at and after each growth: a checkpoint of every step is trained on to the same final bits."""
     recipe = replace(RECIPE, staged_growth=StagedGrowth(moments=moments))
-    whole = fresh(recipe)
+    whole = fresh(recipe, VOCAB)
     rows = []
     for record in train_stages(whole, recipe, windows, windows.validation(recipe.eval.windows)):
         if not isinstance(record, GrowthRecord):
             rows += read_records(whole, recipe, [record])
             write_checkpoint(tmp_path / f"step-{record.progress.step:08d}", whole, "")
     for step in range(24) if moments == "ema" else (7, 8, 9, 16, 17):
-        second = fresh(recipe)
+        second = fresh(recipe, VOCAB)
         progress, model, optimizer, _ = read_checkpoint(tmp_path / f"step-{step:08d}")
         assert progress.stage == (step > 8) + (step > 16)
         set_stage(second, recipe, progress.stage)
@@ -163,9 +150,9 @@ def test_a_slope_switch_resumes_with_its_curve(windows: Windows) -> None:
         Stage(operators=("depth", "width"), rewarmup_steps=2),
     )
     recipe = replace(RECIPE, stages=stages, eval=Eval(every=1, windows=2))
-    whole = fresh(recipe)
+    whole = fresh(recipe, VOCAB)
     rows, growths, _ = run(whole, windows, recipe)
-    part = fresh(recipe)
+    part = fresh(recipe, VOCAB)
     run(part, windows, recipe, until=7)
     assert part.progress.stage == 0 and len(part.progress.stage_curve) == 4
     part.progress = progress_from_json(progress_to_json(part.progress))
@@ -187,10 +174,10 @@ def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) ->
     wide = Model(n_layer=1, n_head=2, n_embd=32, seq_len=16)
     growth = StagedGrowth(symmetry="none", dynamics="small")
     grown = replace(ungrown, model=wide, staged_growth=growth, stages=stages)
-    expected, _, _ = run(fresh(ungrown), windows, ungrown)
-    losses, _, _ = run(fresh(grown), windows, grown)
+    expected, _, _ = run(fresh(ungrown, VOCAB), windows, ungrown)
+    losses, _, _ = run(fresh(grown, VOCAB), windows, grown)
     target = replace(grown, staged_growth=StagedGrowth(symmetry="none", dynamics="target"))
-    others, _, _ = run(fresh(target), windows, target)
+    others, _, _ = run(fresh(target, VOCAB), windows, target)
 
     def distance(rows: list[dict]) -> float:
         return max(abs(a["loss"] - b["loss"]) for a, b in zip(rows[1:], expected[1:], strict=True))
@@ -206,7 +193,7 @@ def test_equal_copies_are_noticed_once(windows: Windows, symmetry: str, warned: 
         Stage(operators=("width",), rewarmup_steps=2),
     )
     recipe = replace(RECIPE, stages=stages, staged_growth=StagedGrowth(symmetry=symmetry))
-    _, growths, warnings = run(fresh(recipe), windows, recipe)
+    _, growths, warnings = run(fresh(recipe, VOCAB), windows, recipe)
     assert len(warnings) == warned
     assert growths[0].preserves_loss == (symmetry != "noise")
     if warned:
@@ -214,7 +201,7 @@ def test_equal_copies_are_noticed_once(windows: Windows, symmetry: str, warned: 
 
 
 def test_a_run_that_ends_with_its_stage_does_not_grow(windows: Windows) -> None:
-    state = fresh(RECIPE)
+    state = fresh(RECIPE, VOCAB)
     _, growths, _ = run(state, windows, RECIPE, until=8)
     assert growths == [] and state.progress.stage == 0
     _, growths, _ = run(state, windows, RECIPE, until=9)

@@ -1,0 +1,37 @@
+"""A state, its tensors and windows over made tokens: what every test needs that trains a model of a few thousand weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.windows import Windows
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.state import TrainState, model_tensors
+
+VOCAB_SIZE = 64
+CPU = torch.device("cpu")
+
+
+def fresh(recipe: Recipe, vocab_size: int = VOCAB_SIZE) -> TrainState:
+    """A run's state before its first step."""
+    model = build_model(recipe, vocab_size, CPU)
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+def tensors_of(state: TrainState) -> dict[str, Tensor]:
+    """Copies of weights, moments and a method's tensors."""
+    return {name: tensor.clone() for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()}
+
+
+def windows_of(folder: Path, ids: np.ndarray, seq_len: int, seed: int, vocab_size: int = VOCAB_SIZE) -> Windows:
+    """Windows over one document of these tokens; the last id of the vocabulary ends it."""
+    writer = ShardWriter(folder, "train", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64)
+    writer.add(ids.astype(np.uint32), "made")
+    writer.close()
+    return Windows(TokenShards([open_shard(path) for path in writer.paths]), seq_len, seed)
