@@ -79,7 +79,7 @@ def test_steps_are_those_of_torch_muon_and_adamw() -> None:
 
 def test_every_parameter_has_one_kind_of_state() -> None:
     model = build_model(RECIPE, VOCAB_SIZE, CPU)
-    names = set(build_optimizer(RECIPE, model).tensors_of())
+    names = set(build_optimizer(RECIPE, model).tensors())
     expected = set()
     for name, p in model.named_parameters():
         in_block = name.startswith("h.") and p.dim() == 2
@@ -140,7 +140,7 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
     with torch.no_grad():
         before, after = (s.model.loss_sum(ids[:, :-1], ids[:, 1:]) / 16 for s in (state, larger))
     assert after.item() == pytest.approx(before.item(), abs=1e-5)
-    old, new = state.optimizer.tensors_of(), larger.optimizer.tensors_of()
+    old, new = state.optimizer.tensors(), larger.optimizer.tensors()
     weight = "momentum_buffer.h.1.mlp.c_fc.weight"
     if kind == "width":  # what the momentum would be had the wide model always trained: every block's gradient is half
         assert torch.equal(new[weight], old[weight].repeat(2, 2) / 2)
