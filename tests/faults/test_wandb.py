@@ -162,4 +162,5 @@ def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
     for pid in wandb_cores(lab.run("r")):
         os.kill(pid, signal.SIGKILL)
     said = said_by_undisturbed(process, lab)
-    assert said.count("warning: ") == 1 and "wandb-core exited" in said
+    # Which of wandb's threads notices first decides its words.
+    assert said.count("warning: ") == 1 and ("wandb-core exited" in said or "Connection lost" in said)

@@ -66,7 +66,8 @@ def test_rings_share_a_batch(found: dict[int, dict[str, Any]], rings: int, name:
     """K = 2: each ring is one rank. Sums over rings are taken in another order than one device's."""
     both = found[rings][f"K = 2, {rings} x, {name}"]
     for have, want in zip(both["ring"]["rows"], both["one"]["rows"], strict=True):
-        assert have == pytest.approx(want, rel=2e-4)
+        assert [value is None for value in have] == [value is None for value in want]
+        assert [value for value in have if value is not None] == pytest.approx([value for value in want if value is not None], rel=2e-4)
 
 
 RECIPE = BASELINE.replace("tokens = 2560", "tokens = 1_000_000").replace("every = 5\nwindows", "every = 4\nwindows").replace(
