@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-TRAINING = ("pretrain", "tune-warmup", "sweep", "study", "verify-resume")
-"""Commands that a scheduler stops and requeues."""
-
 
 def main() -> None:
     _open_streams()
-    from efftrain_cli.foundation.signals import end_undisturbed, stop_before_training
+    from efftrain_cli.foundation.signals import STOPPABLE, end_undisturbed, stop_before_training
 
-    trains = bool(sys.argv[1:2]) and sys.argv[1] in TRAINING
+    trains = bool(sys.argv[1:2]) and sys.argv[1] in STOPPABLE
     try:
         if trains:
             stop_before_training()

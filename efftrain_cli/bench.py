@@ -82,7 +82,8 @@ class BenchResult:
     compiled_graphs: int
     phases: dict[str, float]
     """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records). On several
-    devices: work, sum (of gradients), exchange (the agreement before it), wait (for the slowest)."""
+    devices: work, sum (of gradients), exchange (the agreement before it), wait (for the slowest); of shards, whose traffic is part of
+    the passes: work and traffic, exchange, wait."""
     devices: int = 1
     peak_memory_by_device: tuple[int, ...] = ()
     """As peak_memory_bytes, of every rank."""
@@ -95,9 +96,9 @@ class BenchResult:
 
     @property
     def overhead(self) -> float:
-        """Share of a step that is not forward, backward or optimizer."""
+        """Share of a step that is not forward, backward or optimizer; on several devices, that is not the first of the phases."""
         if self.devices > 1:
-            return 1 - self.phases["work"] / sum(self.phases.values())
+            return 1 - next(iter(self.phases.values())) / sum(self.phases.values())
         work = self.phases["forward"] + self.phases["backward"] + self.phases["optimizer"]
         return 1 - work / sum(self.phases.values())
 
@@ -235,11 +236,12 @@ def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks
         ranks.go_on(0)
         exchanges.append(time.perf_counter() - start)
     exchange = statistics.median(exchanges)
+    work = statistics.median(
+        seconds - (row["comm_seconds"] or 0.0) - row["wait_seconds"] for seconds, row in zip(times, rows, strict=True)
+    )
+    sums = [row["comm_seconds"] for row in rows]
     return {
-        "work": statistics.median(
-            seconds - row["comm_seconds"] - row["wait_seconds"] for seconds, row in zip(times, rows, strict=True)
-        ),
-        "sum": statistics.median(row["comm_seconds"] for row in rows),
+        **({"work and traffic": work} if None in sums else {"work": work, "sum": statistics.median(sums)}),
         "exchange": exchange,
         "wait": statistics.median(max(0.0, row["wait_seconds"] - exchange) for row in rows),
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli import __version__
-from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
+from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcessError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.zeroshot.harness import (
@@ -37,6 +37,7 @@ from efftrain_cli.zeroshot.results import SCHEMA_VERSION, save_result
 from efftrain_cli.zeroshot.suites import TASKS, Task, task_names
 
 if TYPE_CHECKING:
+    from efftrain_cli.training.ranks import Ranks
     from efftrain_cli.training.trained_model import TrainedModel
     from efftrain_cli.zeroshot.language_model import LanguageModel
     from efftrain_cli.zeroshot.score import Evaluator
@@ -70,9 +71,9 @@ class Question:
     device: str = "auto"
 
 
-def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
+def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dict[str, Any]]:
     """Evaluates task by task, writes each score into the run directory as soon as it is there, and yields its entry of
-    zeroshot.json.
+    zeroshot.json. Of several ranks all call it; rank 0 alone writes.
 
     Raises:
         UsageError: an unknown task, run or checkpoint; the harness is not installed; a context longer than the model's.
@@ -97,12 +98,15 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
         require_data(from_harness, question.data_dir, and_others=bool(foreign))
         _quieten()
 
+    from efftrain_cli.training.ranks import ALONE
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.trained_model import load_exported, load_trained_model
 
-    device = choose_device(question.device)
+    ranks = ranks or ALONE
+    device = choose_device(question.device, ranks)
     trained = load_trained_model(question.run, question.checkpoint, device) if exported is None else load_exported(exported, device)
-    evaluator = build_evaluator(trained, question)
+    ranks.check_alike(_facts(trained))
+    evaluator = build_evaluator(trained, question, ranks)
     stride = question.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
         raise UsageError(f"--stride {stride} is longer than the context of {evaluator.context_length} tokens")
@@ -116,11 +120,12 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
         language_model = LanguageModel(evaluator, trained.tokenizer)
 
     failed: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch:
+    sharing = evaluator.sharing
+    with tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch, Path(os.devnull).open("w") as nowhere:
         for name in (*names, *foreign):
             started = time.monotonic()
             try:
-                with redirect_stdout(sys.stderr):  # the harness prints; our output is the table
+                with redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere), sharing.task(name):  # the harness prints
                     scored: list[tuple[Task, TaskScore]] = []
                     if language_model is not None and name in foreign:
                         scored = evaluate_foreign(name, language_model, question.limit, Path(scratch))
@@ -129,6 +134,8 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
                         scored = [(task, _from_harness(task, evaluator, language_model, question, stride, Path(scratch)))]
                     else:
                         scored = [(TASKS[name], _offline(TASKS[name], evaluator, trained, documents, question.limit))]
+            except LostProcessError:
+                raise
             except Exception as error:  # of one task, whose items or definition may be anyone's; the others are scored
                 what = str(error) if isinstance(error, EfftrainError) else f"{type(error).__name__}: {error}"
                 failed.append(f"{name}: {' '.join(what.split())[:500]}")
@@ -136,13 +143,27 @@ def evaluate_run(question: Question) -> Iterator[dict[str, Any]]:
             seconds = (time.monotonic() - started) / len(scored)
             for task, score in scored:
                 entry = entry_of(task, score, trained, evaluator, question, seconds)
-                save_result(trained.run, entry, _finite_items(score.items))
+                if ranks.rank == 0:
+                    save_result(trained.run, entry, _finite_items(score.items))
                 yield entry
     if failed:
         raise DataError(f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed))
 
 
-def build_evaluator(trained: TrainedModel, question: Question) -> Evaluator:
+def _facts(trained: TrainedModel) -> dict[str, str]:
+    """What must be the same on every rank."""
+    import torch
+
+    return {
+        "efftrain": __version__,
+        "torch": torch.__version__,
+        "device": trained.model.device.type,
+        "checkpoint": f"{trained.checkpoint.name} {trained.model_sha256}",
+        "tokenizer": trained.tokenizer.sha256,
+    }
+
+
+def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> Evaluator:
     """The trained model, ready to be asked as the question says.
 
     Raises:
@@ -150,7 +171,9 @@ def build_evaluator(trained: TrainedModel, question: Question) -> Evaluator:
     """
     import torch
 
+    from efftrain_cli.training.watch import FIRST
     from efftrain_cli.zeroshot.score import Evaluator
+    from efftrain_cli.zeroshot.sharing import Sharing
 
     model = trained.model
     on_cuda = model.device.type == "cuda"
@@ -160,7 +183,7 @@ def build_evaluator(trained: TrainedModel, question: Question) -> Evaluator:
         raise UsageError(
             f"--context-length {length}: the model of run {trained.run.name!r} has {positions} positions; give 2 to {positions}"
         )
-    if length < positions and question.context_length is None:
+    if length < positions and question.context_length is None and ranks.rank == 0:
         print(
             f"warning: up to step {trained.progress.step} this run has trained on sequences of at most {length} of its "
             f"{positions} positions; evaluating with {length}, because the others' embeddings are untrained",
@@ -174,6 +197,7 @@ def build_evaluator(trained: TrainedModel, question: Question) -> Evaluator:
         batch_tokens=question.batch_tokens or (65_536 if on_cuda else 4_096),
         bf16=question.dtype == "bf16" or (question.dtype == "auto" and on_cuda),
         compiled_hidden=torch.compile(model.hidden, dynamic=True) if question.compile else None,
+        sharing=Sharing() if ranks.alone else Sharing(ranks, FIRST, FIRST if question.compile else "scoring"),
     )
 
 

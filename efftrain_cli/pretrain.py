@@ -48,7 +48,7 @@ from efftrain_cli.training.checkpoints import (
     record_first_data,
 )
 from efftrain_cli.training.divergence import rewind
-from efftrain_cli.training.following import check_ranks, follow, lead
+from efftrain_cli.training.following import check_ranks, follow, lead, release
 from efftrain_cli.training.gradient import compute_dtype
 from efftrain_cli.training.logger import report_stop, train_and_log
 from efftrain_cli.training.memory import memory_errors, peak_memory
@@ -63,7 +63,7 @@ from efftrain_cli.training.session import (
     prepare_session,
     probe,
 )
-from efftrain_cli.training.sharding import REWIND, shards
+from efftrain_cli.training.sharding import shards
 from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
 
@@ -180,15 +180,27 @@ def _lacks_evaluation(run: Run, progress: Progress) -> bool:
 
 
 def _environment(run: Run, session: Session) -> dict[str, object]:
-    """Where the run is continued; says in one line what is not as it was, since results may then differ in their last bits."""
+    """Where the run is continued; says in one line what is not as it was, and whether results may then differ in their last bits."""
     now = environment_of(session)
+    recipe = session.recipe
     starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
     origin = read_origin(run.path)
     before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
-    changed = [f"{key} {printable(str(before[key]))} -> {now[key]}" for key in now if before.get(key) not in (None, now[key])]
-    if changed:
-        print(f"note: continued with {', '.join(changed)}: the last bits of the results may differ", file=sys.stderr)
-    return {**now, "changed": changed} if changed else now
+    changed = {key: f"{key} {printable(str(before[key]))} -> {now[key]}" for key in now if before.get(key) not in (None, now[key])}
+    if str(before.get("device")).partition(":")[0] == session.device.type:
+        changed.pop("device", None)  # which one it is of several decides nothing: its name is compared too
+    if session.device.type != "cpu":
+        changed.pop("threads", None)
+    if not changed:
+        return now
+    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    note = f"note: continued with {', '.join(changed.values())}"
+    if list(changed) == ["devices"] and lanes is not None:
+        note += f": by parallel.lanes = {lanes} the same bits"
+    else:
+        note += ": the last bits of the results may differ"
+    print(note, file=sys.stderr)
+    return {**now, "changed": list(changed.values())}
 
 
 def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
@@ -302,10 +314,7 @@ def _train(
                             raise
                         screen.say(f"{error}\nrewound to step {rewound.progress.step}; the batches up to there are skipped")
                         diverged, state = state, rewound
-                        if diverged.shards is None:
-                            session.ranks.rewind()
-                        else:
-                            diverged.shards.lead(REWIND)
+                        release(diverged, session.ranks)
                         lead(run.path, state, session, until, attempt)
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
@@ -329,7 +338,7 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
     if state.progress.stage + 1 < len(session.recipe.stages):
         seconds = _staged_seconds(session, state, summary)
     ranks = session.ranks
-    shared = "" if ranks.alone else f", shared by {ranks.world_size} devices without loss"
+    shared = "" if ranks.alone else f", if {ranks.world_size} devices share it evenly and at no cost"
     console.print(
         f"time       about {human_seconds(seconds / ranks.world_size)} of training, by a probe of the largest micro-batch{shared}"
     )

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.plan.plan import shares
 from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
@@ -70,11 +71,12 @@ def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4, device
 
 
 def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
-    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step (as many as there are devices,
+    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step (as many as there are devices or lanes,
     where those are more), and every schedule moved into the first 2 x `half` steps, so that it changes before and after the stop."""
     seq_len = recipe.model.seq_len
     sequences = min(2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2))
-    batch_size = max(2, devices) * sequences
+    each = shares(recipe, devices)
+    batch_size = max(max(2, each) * sequences, 2 * each)  # half of it, where a schedule begins, is enough for all
     return replace(
         recipe,
         train=replace(recipe.train, batch_size=batch_size, micro_batch_tokens=sequences * seq_len),

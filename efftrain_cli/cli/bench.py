@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Device, Overrides, RecipeOption, TableOrJson
+from efftrain_cli.cli.options import Device, Devices, Overrides, RecipeOption, TableOrJson
 from efftrain_cli.foundation.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def bench(
     recipe: RecipeOption,
     set_: Overrides = None,
     device: Device = "auto",
-    devices: Annotated[int, typer.Option(min=1, help="Share the steps between this many devices of this machine.")] = 1,
+    devices: Devices = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three to warm up.")] = 10,
     profile: Annotated[Path | None, typer.Option(help="Write torch.profiler's trace of two steps here.")] = None,
     format_: TableOrJson = "table",
@@ -34,10 +34,9 @@ def bench(
 
     loaded = load_recipe(recipe, set_ or [])
     if devices > 1:
-        from efftrain_cli.training.launch import launch_this
+        from efftrain_cli.training.launch import check_devices, launch_this
 
-        if device not in ("auto", "cpu", "cuda"):
-            raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
+        check_devices(device, devices)
         raise typer.Exit(launch_this(devices))
     from dataclasses import asdict
     from datetime import UTC, datetime
@@ -87,8 +86,9 @@ def bench(
         f"memory     {', '.join(map(human_bytes, result.peak_memory_by_device))} at the peak\n"
         f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}\n"
     )
+    width = max(10, *map(len, result.phases))
     for phase, seconds in result.phases.items():
-        print(f"{phase:10s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
+        print(f"{phase:{width}s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
     if result.ring_speed_limit is not None and result.flops_per_token_recomputed is not None:
         again = result.flops_per_token_recomputed / result.flops_per_token - 1
         print(
@@ -97,5 +97,7 @@ def bench(
         )
     for name, seconds in result.rivals.items():
         print(f"beside it  {1000 * seconds:9.2f} ms a step, {name}: on the same processes, without late gradients")
-    rest = "the devices' own work" if result.devices > 1 else "forward, backward or optimizer"
+    rest = "forward, backward or optimizer"
+    if result.devices > 1:
+        rest = "the devices' own work" + ("" if "work" in result.phases else ", nor what they send each other within it")
     print(f"\n{result.overhead:.1%} of the step is not {rest}.")

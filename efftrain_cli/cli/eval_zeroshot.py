@@ -9,8 +9,9 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
-from efftrain_cli.cli.options import CheckpointOption, Device, NoProgress, TableOrJson
-from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.cli.options import CheckpointOption, Device, Devices, NoProgress, TableOrJson
+from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
+from efftrain_cli.training.launch import check_devices, is_one_of_several, launch_this
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,11 +70,13 @@ def eval_zeroshot(
     compile_: Annotated[bool, typer.Option("--compile", help="Compile the blocks with torch.compile.")] = False,
     references: Annotated[bool, typer.Option("--references", help="Show published scores beside.")] = False,
     device: Device = "auto",
+    devices: Devices = 1,
     format_: TableOrJson = "table",
     quiet: NoProgress = False,
 ) -> None:
     """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
     import json
+    from contextlib import ExitStack
     from dataclasses import replace
 
     from efftrain_cli.foundation.console import silence
@@ -81,6 +84,9 @@ def eval_zeroshot(
 
     # Before PyTorch is imported, which takes seconds.
     runs = [run if (Path(run) / "config.json").is_file() else find_run(run) for run in runs]
+    if devices > 1:
+        check_devices(device, devices)
+        raise typer.Exit(launch_this(devices))
     from efftrain_cli.eval_zeroshot import Question, evaluate_run
     from efftrain_cli.zeroshot.local_data import tasks_in
 
@@ -100,24 +106,33 @@ def eval_zeroshot(
         compile=compile_,
         device=device,
     )
-    if quiet:
-        silence()
     found: dict[str, list[dict[str, Any]]] = {}
     problems: list[EfftrainError] = []
-    for run in runs:
-        entries = found.setdefault(run, [])
-        try:
-            for entry in evaluate_run(replace(question, run=run)):
-                entries.append(entry)
-                if format_ == "table" and not quiet:
-                    _say(entry)
-        except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
-            if not entries and len(runs) == 1:
+    with ExitStack() as stack:
+        ranks = None
+        if is_one_of_several():
+            from efftrain_cli.training.ranks import joined
+
+            ranks = stack.enter_context(joined())
+        speaks = ranks is None or ranks.rank == 0
+        if quiet or not speaks:
+            silence()
+        for run in runs:
+            entries = found.setdefault(run, [])
+            try:
+                for entry in evaluate_run(replace(question, run=run), ranks):
+                    entries.append(entry)
+                    if format_ == "table" and not quiet and speaks:
+                        _say(entry)
+            except LostProcessError:
                 raise
-            problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))
-        if format_ == "table" and entries:
-            _print_run(run, entries, names, references)
-    if format_ == "json":
+            except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
+                if not entries and len(runs) == 1:
+                    raise
+                problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))
+            if format_ == "table" and entries and speaks:
+                _print_run(run, entries, names, references)
+    if format_ == "json" and speaks:
         print(json.dumps([{"run": run, **entry} for run, entries in found.items() for entry in entries], indent=1))
     if problems:
         raise type(problems[0])("\n".join(map(str, problems)))

@@ -20,6 +20,9 @@ RunArgument = Annotated[
 ]
 CheckpointOption = Annotated[str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Devices = Annotated[
+    int, typer.Option(min=1, help="Share each run between this many devices of this machine: CUDA devices, or CPU processes.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 NoProgress = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")

@@ -11,7 +11,7 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names, run_names
 from efftrain_cli.cli.options import Device, Overrides, Quiet
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import launch_this, speaks
+from efftrain_cli.training.launch import check_devices, launch_this, speaks
 
 
 @app.command(
@@ -71,8 +71,8 @@ def pretrain(
     """
     if format_ is not None and not plan:
         raise UsageError(f"--format {format_} is the form of a printed plan: add --plan, or leave it out")
-    if devices is not None and device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
+    if devices is not None:
+        check_devices(device, devices)
     if quiet:
         from efftrain_cli.foundation.console import silence
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Device, Jobs, NoProgress, TableOrJson, TakeOver
+from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TableOrJson, TakeOver
 
 
 @app.command(
@@ -27,6 +27,7 @@ def study(
     ] = False,
     status: Annotated[bool, typer.Option("--status", help="Where the study stands, one line per run; train nothing.")] = False,
     jobs: Jobs = 1,
+    devices: Devices = 1,
     device: Device = "auto",
     allow: Annotated[
         bool, typer.Option("--allow", help="Go on although the study was changed after its first run; it is exploratory then.")
@@ -54,6 +55,6 @@ def study(
     elif status:
         main.print_status(study_file, as_json)
     elif rehearse:
-        main.run_rehearsal(study_file, jobs, device, as_json)
+        main.run_rehearsal(study_file, jobs, device, as_json, devices)
     else:
-        main.run_study(study_file, jobs, device, allow, take_over, as_json, plot)
+        main.run_study(study_file, jobs, device, allow, take_over, as_json, plot, devices)

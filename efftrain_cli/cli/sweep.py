@@ -10,7 +10,7 @@ import typer
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.compare import CompareFormat, check_target_loss
 from efftrain_cli.cli.complete import override_keys, recipe_names
-from efftrain_cli.cli.options import Device, Jobs, NoProgress, TakeOver
+from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TakeOver
 
 
 @app.command(
@@ -45,7 +45,7 @@ def sweep(
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the runs and train nothing; --format json too.")] = False,
     jobs: Jobs = 1,
-    devices: Annotated[int, typer.Option(min=1, help="Train each run on this many devices of this machine.")] = 1,
+    devices: Devices = 1,
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figure of loss against learning rate, as SVG and PNG.")
     ] = None,

@@ -10,7 +10,9 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
+from efftrain_cli.cli.options import Device, Devices
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.training.launch import check_devices, launch_this
 
 
 class Tuned(StrEnum):
@@ -67,7 +69,8 @@ def tune_warmup(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the search's directory in runs/; default RECIPE-tune.")] = None,
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
+    devices: Devices = 1,
     multiples: Annotated[
         int, typer.Option(help="How long a duration is seen, in learning-rate warmups.")
     ] = 3,
@@ -131,6 +134,9 @@ def tune_warmup(
 
         show_plan(make_console(), search)
         return
+    if devices > 1:
+        check_devices(device, devices)
+        raise typer.Exit(launch_this(devices))
     if quiet:
         from efftrain_cli.foundation.console import silence
 

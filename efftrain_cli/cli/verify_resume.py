@@ -8,7 +8,8 @@ import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
-from efftrain_cli.cli.options import Device, Overrides
+from efftrain_cli.cli.options import Device, Devices, Overrides
+from efftrain_cli.training.launch import check_devices
 
 
 @app.command(
@@ -25,7 +26,7 @@ def verify_resume(
     ],
     set_: Overrides = None,
     device: Device = "auto",
-    devices: Annotated[int, typer.Option(min=1, help="Train on this many devices of this machine.")] = 1,
+    devices: Devices = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")] = False,
 ) -> None:
@@ -33,6 +34,8 @@ def verify_resume(
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, list(set_ or []))  # before PyTorch is imported, which takes seconds
+    if devices > 1:
+        check_devices(device, devices)
     from efftrain_cli.verify_resume import verify_resume as verify
 
     for line in verify(loaded, device=device, half=steps, devices=devices):

@@ -255,6 +255,9 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
     devices = dict.fromkeys(str(e["device"]) for e in run.events if e.get("event") in ("start", "resume") and "device" in e)
     if len(devices) > 1:
         marks.append(f"ran on {' and '.join(devices)}")
+    counts = dict.fromkeys(str(e["devices"]) for e in run.events if e.get("event") in ("start", "resume") and "devices" in e)
+    if len(counts) > 1:
+        marks.append(f"ran on {' and '.join(counts)} devices")
     for key, word in (("threads", "threads"), ("dtype", "dtype"), ("torch", "PyTorch"), ("efftrain", "efftrain")):
         # A run that was started by an older version says these in its origin alone.
         values = dict.fromkeys(str(e[key]) for e in (run.origin, *run.events) if e.get("event") in (None, "start", "resume") and key in e)

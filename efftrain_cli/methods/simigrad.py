@@ -154,7 +154,7 @@ class SimiGrad(Method):
         return {
             "simigrad": replace(
                 self,
-                min_batch_size=2,
+                min_batch_size=max(2, batch_size // 2),
                 max_batch_size=max(2, 2 * batch_size),
                 quantum=1,
                 interval=every,

@@ -89,14 +89,14 @@ def print_status(file: StudyFile, as_json: bool) -> None:
 
 
 def run_study(
-    file: StudyFile, jobs: int, device: str, allow: bool, take_over: str | None, as_json: bool, plot: bool
+    file: StudyFile, jobs: int, device: str, allow: bool, take_over: str | None, as_json: bool, plot: bool, devices: int = 1
 ) -> None:
     """Trains what the study still needs, and prints its verdict.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
     """
-    crew = _crew(file, jobs, device)
+    crew = _crew(file, jobs, device, devices)
     registration = register(file, allow)
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")
@@ -107,7 +107,7 @@ def run_study(
     _show(file, judgement, registration, as_json, plot)
 
 
-def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool) -> None:
+def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, devices: int = 1) -> None:
     """Runs every phase at toy size, in a folder of its own that goes when it worked.
 
     Raises:
@@ -115,8 +115,8 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool) -> Non
     """
     started = time.monotonic()
     folder = study_folder(file.name) / "rehearsal"
-    with rehearsal(file, folder) as small:
-        crew = _crew(small, jobs, device)
+    with rehearsal(file, folder, devices) as small:
+        crew = _crew(small, jobs, device, devices)
         registration = register(small, allow=False)
         judgement = conduct(small, crew)
         tuned = choices(small)
@@ -144,8 +144,8 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[
     return judgement, registration, tuned
 
 
-def _crew(file: StudyFile, jobs: int, device: str) -> Crew:
-    return Crew(study_folder(file.name), device=device, jobs=jobs, say=say)
+def _crew(file: StudyFile, jobs: int, device: str, devices: int) -> Crew:
+    return Crew(study_folder(file.name), device=device, jobs=jobs, devices=devices, say=say)
 
 
 def _look_line(judgement: Judgement) -> str:

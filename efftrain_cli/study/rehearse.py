@@ -17,6 +17,7 @@ from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.staged_growth import Shape, StageModel, parse_operator
+from efftrain_cli.plan.plan import shares
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
 from efftrain_cli.recipe.toml import toml_value
@@ -29,13 +30,13 @@ EMBD_PER_HEAD = 16
 
 
 @contextmanager
-def rehearsal(file: StudyFile, folder: Path) -> Iterator[StudyFile]:
-    """The study at toy size; inside, the folder of runs is `folder`, which is emptied first."""
+def rehearsal(file: StudyFile, folder: Path, devices: int = 1) -> Iterator[StudyFile]:
+    """The study at toy size, to be trained on so many devices; inside, the folder of runs is `folder`, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text(_text(60_000, 1), encoding="utf-8")
     (folder / "valid.txt").write_text(_text(6_000, 2), encoding="utf-8")
-    small = toy_study(file, folder)
+    small = toy_study(file, folder, devices)
     before = os.environ.get("EFFTRAIN_RUNS")
     os.environ["EFFTRAIN_RUNS"] = str(folder)
     try:
@@ -46,13 +47,13 @@ def rehearsal(file: StudyFile, folder: Path) -> Iterator[StudyFile]:
             os.environ["EFFTRAIN_RUNS"] = before
 
 
-def toy_study(file: StudyFile, folder: Path) -> StudyFile:
+def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
     """The study with toy recipes, written into `folder`."""
     study = file.study
     arms = []
     for arm in study.arms:
         path = folder / f"{arm.name}.toml"
-        toy = toy_recipe(load_recipe(file.recipe_path(arm), file.settings_of(arm)), folder)
+        toy = toy_recipe(load_recipe(file.recipe_path(arm), file.settings_of(arm)), folder, devices)
         path.write_text(dump_recipe(toy), encoding="utf-8")
         grid = {}
         for key, values in file.grid_of(arm).items():
@@ -81,18 +82,19 @@ def _survives(file: StudyFile, arm: Arm, key: str, value: object, folder: Path) 
     return flat_values(toy_recipe(recipe, folder)).get(key) == flat_values(recipe).get(key)
 
 
-def toy_recipe(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe as a dozen steps of a tiny model on the text of `folder`.
+def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
+    """The recipe as a dozen steps of a tiny model on the text of `folder`, whose smallest batch `devices` can share.
 
     Raises:
         UsageError: it cannot be made so small.
     """
     seq_len = min(recipe.model.seq_len, SEQ_LEN)
+    batch_size = max(BATCH_SIZE, 2 * shares(recipe, devices))
     shapes = _toy_shapes(recipe)
     last = shapes[-1]
     moved: dict[str, Any] = {}
     for method in recipe.methods.values():
-        moved |= method.shortened(recipe, STEPS // 2, BATCH_SIZE)
+        moved |= method.shortened(recipe, STEPS // 2, batch_size)
     if stages := moved.get("stages"):
         smaller = [StageModel(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd) for shape in shapes[:-1]]
         moved["stages"] = tuple(
@@ -125,9 +127,9 @@ def toy_recipe(recipe: Recipe, folder: Path) -> Recipe:
             optim=optim,
             train=replace(
                 recipe.train,
-                tokens=STEPS * BATCH_SIZE * seq_len,
-                batch_size=BATCH_SIZE,
-                micro_batch_tokens=BATCH_SIZE * seq_len,
+                tokens=STEPS * batch_size * seq_len,
+                batch_size=batch_size,
+                micro_batch_tokens=batch_size * seq_len,
                 dtype="fp32",
                 compile="off",
             ),

@@ -28,6 +28,7 @@ from efftrain_cli.run.rows import last_row
 from efftrain_cli.sweep.claims import SILENT, Claims
 from efftrain_cli.sweep.needs import check_memory
 from efftrain_cli.sweep.trials import Trial, recipe_of, state_of
+from efftrain_cli.training.launch import check_devices
 
 DIVERGED = 4
 STOPPED = 75
@@ -168,8 +169,8 @@ class Crew:
         self.folder = folder
         if jobs > 1 and devices > 1:
             raise UsageError(f"--jobs {jobs} and --devices {devices}: runs beside each other take one device each\ngive one of the two")
-        if devices > 1 and device not in ("auto", "cpu", "cuda"):
-            raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
+        if devices > 1:
+            check_devices(device, devices)
         self.places = environments(jobs, device)
         self.devices = devices
         self.say = say

@@ -20,7 +20,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.ranks import Ranks, Rewinding
 from efftrain_cli.training.session import Session, choose_device, fresh_state, prepare_session
-from efftrain_cli.training.sharding import END, shard_state
+from efftrain_cli.training.sharding import END, REWIND, shard_state
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import TrainState, model_tensors, progress_from_json, progress_to_json
 
@@ -84,7 +84,8 @@ def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
 
 
 def lead(run: Path, state: TrainState, session: Session, until: int | None, attempt: int = 0) -> None:
-    """Rank 0, just before training: gives the others the recipe, and the state bit for bit; after each rewind of the session again.
+    """Rank 0, just before training: gives the others the recipe, and the state bit for bit. `attempt` counts, from 0: after each
+    `release` they are led again.
 
     Raises:
         UsageError: another rank has other versions, recipe or data.
@@ -110,8 +111,27 @@ def lead(run: Path, state: TrainState, session: Session, until: int | None, atte
     shard_state(state, session.recipe, ranks, session.device)
 
 
+def release(state: TrainState, ranks: Ranks) -> None:
+    """Rank 0 has left this state for another: the others stop training, and wait to be led again or dismissed.
+
+    Raises:
+        Stop: a rank was asked to stop.
+    """
+    if state.shards is not None:
+        state.shards.lead(REWIND)
+    else:
+        ranks.rewind()
+    ranks.enter("prepare")
+
+
+def dismiss(ranks: Ranks, attempt: int) -> None:
+    """Rank 0 has nothing more to train, after `attempt` leads and as many releases."""
+    ranks.announce(f"start/{attempt}", {"recipe": None})
+
+
 def follow(device: str, ranks: Ranks) -> None:
-    """All that a rank other than 0 does: it trains as rank 0 does, and writes nothing.
+    """All that a rank other than 0 does: it trains as rank 0 does, and writes nothing. Ends with the training that it was led into, or
+    where it is dismissed.
 
     Raises:
         StoppedError: the ranks have agreed to stop.
@@ -128,22 +148,23 @@ def follow(device: str, ranks: Ranks) -> None:
 
 def _follow(device: str, ranks: Ranks) -> None:
     with stop_on_signals():
-        heard = ranks.hear("start/0")
-        recipe = load_recipe(heard["recipe"])
-        try:
-            with interruptible(rescuable=True), rescued_by(lambda: None):  # nothing is to be saved here
-                session = replace(prepare_session(recipe, choose_device(device, ranks)), ranks=ranks)
-        except Stop:
-            raise StoppedError(f"rank {ranks.rank} has stopped") from None
-        ranks.check_alike(_facts(session))
-        for attempt in count(1):
+        path: str | None = None
+        for attempt in count():
+            heard = ranks.hear(f"start/{attempt}")
+            if heard["recipe"] is None:
+                return
             try:
+                if heard["recipe"] != path:
+                    path = str(heard["recipe"])
+                    with interruptible(rescuable=True), rescued_by(lambda: None):  # nothing is to be saved here
+                        session = replace(prepare_session(load_recipe(path), choose_device(device, ranks)), ranks=ranks)
+                if not attempt:
+                    ranks.check_alike(_facts(session))
                 return _train_along(heard, session)
             except Stop:
                 raise StoppedError(f"rank {ranks.rank} has stopped") from None
             except Rewinding:
                 ranks.enter("prepare")
-                heard = ranks.hear(f"start/{attempt}")
 
 
 def _train_along(heard: Mapping[str, Any], session: Session) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
+from efftrain_cli.foundation.signals import STOPPABLE
 
 PARENT = "EFFTRAIN_PARENT"
 """Environment variable that names the launching process in those that it started."""
@@ -32,7 +33,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
     Raises:
         UsageError: this process was started by a launcher itself.
     """
-    if int(os.environ.get("WORLD_SIZE", "1") or "1") > 1 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if is_one_of_several():
         raise UsageError(
             "--devices starts processes itself, and this one was started as one of several by torchrun or srun\n"
             "leave --devices out: their number is found in the environment"
@@ -78,16 +79,28 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             children.append(child)
             if asked:
                 child.send_signal(asked[0])
-        code = _wait(children)
+        code = _wait(children, asked)
         # A signal in the first moments may end a process before it listens.
         early = asked and all(child.returncode in (0, 75, -asked[0], LostProcessError.exit_code) for child in children)
-        return StoppedError.exit_code if early else code
+        if early:
+            return StoppedError.exit_code if arguments[0] in STOPPABLE else 128 + asked[0]
+        return code
     finally:
         for child in children:
             if child.poll() is None:
                 child.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def check_devices(device: str, devices: int) -> None:
+    """Refuses `--device cuda:1` beside `--devices 2`.
+
+    Raises:
+        UsageError: `device` names one.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
 
 
 def launch_this(devices: int) -> int:
@@ -101,13 +114,16 @@ def launch_this(devices: int) -> int:
     return launch(devices, arguments)
 
 
+def is_one_of_several() -> bool:
+    """Whether torchrun, srun or `--devices` has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1") or "1") > 1 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+
+
 ALONE = {
     "sweep": "; --devices N shares each run",
     "verify-resume": "; --devices N shares its runs",
-    "study": "",
-    "tune-warmup": "",
+    "study": "; --devices N shares each run",
     "grow": "",
-    "eval-zeroshot": "",
 }
 """Commands of one process, with what they offer instead."""
 
@@ -118,17 +134,15 @@ def refuse_several(command: str) -> None:
     Raises:
         UsageError: torchrun or srun has started several of them.
     """
-    if command in ALONE and (
-        int(os.environ.get("WORLD_SIZE", "1") or "1") > 1 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
-    ):
+    if command in ALONE and is_one_of_several():
         raise UsageError(
             f"{command} is one process, and was started as one of several by torchrun or srun\n"
             f"start it once: on this machine as it is, under Slurm with --ntasks=1{ALONE[command]}"
         )
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Waits for all; the exit code of the cause."""
+def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()) -> int:
+    """Waits for all; the exit code of the cause. `asked`: signals that were passed on to them."""
     ended: dict[int, int] = {}  # rank -> code, in the order of their ends
     killed: set[int] = set()
     failed_at: float | None = None
@@ -155,7 +169,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
     harmless = (0, LostProcessError.exit_code)
     causes = {rank: code for rank, code in ended.items() if code not in harmless and rank not in killed}
     for rank, code in causes.items():
-        if code < 0:
+        if code < 0 and -code not in asked:
             print(f"error: rank {rank} was ended by {signal.Signals(-code).name}; the others have stopped", file=sys.stderr)
     if not causes:
         return max((code for code in ended.values() if code >= 0), default=LostProcessError.exit_code)

@@ -262,6 +262,24 @@ class Ranks:
         except RuntimeError:
             raise _lost(self.rank) from None
 
+    def everyones(self, value: object) -> list[Any]:
+        """What every rank gives here, JSON values, on all ranks, in their order.
+
+        Raises:
+            LostProcessError: another rank has ended.
+        """
+        if self.alone:
+            return [value]
+        said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(said)
+        self._carry(lambda dist: dist.all_reduce(sizes))
+        parts = [torch.zeros(size, dtype=torch.uint8) for size in sizes.tolist()]
+        parts[self.rank] = said
+        everything = torch.cat(parts)
+        self._carry(lambda dist: dist.all_reduce(everything))
+        return [json.loads(part.numpy().tobytes()) for part in everything.split(sizes.tolist())]
+
     def check_alike(self, facts: Mapping[str, str]) -> None:
         """Compares facts (versions, hashes) that must be the same on every rank.
 
@@ -271,12 +289,7 @@ class Ranks:
         """
         if self.alone:
             return
-        said = json.dumps(facts).encode().ljust(_FACTS)
-        mine = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        # A collective rather than the store: it notices a rank that has ended.
-        self._carry(lambda dist: dist.all_gather(everyone, mine))
-        first, *others = [json.loads(bytes(buffer.tolist())) for buffer in everyone]
+        first, *others = self.everyones(facts)  # a collective rather than the store: it notices a rank that has ended
         different = [
             f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
             for rank, theirs in enumerate(others, 1)
@@ -330,8 +343,6 @@ class Ranks:
 ALONE = Ranks()
 CONNECTION = ("onnection", "gloo", "NCCL")
 """Words in the errors of a lost connection, where other things may fail too."""
-_FACTS = 4096
-"""Bytes in which a rank says its facts."""
 
 
 def _lost(rank: int, why: str = "see its message, or the system's log") -> LostProcessError:

@@ -20,12 +20,19 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import counted, human_seconds, make_console
-from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import (
+    DivergedError,
+    LostProcessError,
+    RecipeError,
+    StoppedError,
+    UsageError,
+)
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
@@ -33,10 +40,20 @@ from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, run_path
 from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
+from efftrain_cli.training.following import check_ranks, dismiss, follow, lead, release
 from efftrain_cli.training.logger import Logbook
 from efftrain_cli.training.memory import memory_errors
+from efftrain_cli.training.ranks import Ranks, joined
 from efftrain_cli.training.screen import TrainingScreen
-from efftrain_cli.training.session import Session, choose_device, fresh_state, origin_of, prepare_session
+from efftrain_cli.training.session import (
+    Session,
+    choose_device,
+    environment_of,
+    fresh_state,
+    origin_of,
+    prepare_session,
+)
+from efftrain_cli.training.sharding import END
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup.grid import kind_of
@@ -71,11 +88,16 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
         DivergedError: no setting is stable; receipts and plot are written anyway.
     """
     folder = run_path(name or default_name(recipe_name, search))
-    _claim(folder, search)
     console = make_console()
-    with stop_on_signals():
+    with joined() as ranks, stop_on_signals():
+        if ranks.rank:
+            follow(device, ranks)
+            return folder
+        _claim(folder, search)
+        probes = count()
         try:
-            session = prepare_session(search.recipe, choose_device(device))
+            session = replace(prepare_session(search.recipe, choose_device(device, ranks)), ranks=ranks)
+            _check_ranks(search, ranks)
             # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
             start = search.grid.starts[0]
             longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
@@ -84,15 +106,33 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
             show_plan(console, search, receipts)
             while isinstance(probe := search.next(receipts), Probe):
                 announce(console, search, probe, receipts)
-                receipt = _run_probe(folder, search, probe, _session_of(session, search, probe), recipe_name, console)
+                receipt = _run_probe(folder, search, probe, _session_of(session, search, probe), recipe_name, console, next(probes))
                 show_receipt(console, receipt)
                 receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
                 write_receipts(folder / "receipts.csv", search, receipts)
+            dismiss(ranks, next(probes))
         except Stop:
             raise StoppedError(
                 f"stopped by {stop_reason()}; every finished probe is kept in {folder}: give the same command again to go on"
             ) from None
     return _finish(console, folder, search, receipts, probe, recipe_name)
+
+
+def _check_ranks(search: Search, ranks: Ranks) -> None:
+    """Refuses a search of which these ranks cannot share every probe.
+
+    Raises:
+        UsageError: naming what they cannot share.
+    """
+    section = search.recipe.ouroboros
+    if not ranks.alone and section is not None and section.modules > 1:
+        raise UsageError(
+            "tune-warmup trains its probes on copies of the model, and with [ouroboros] devices are a ring of its modules\n"
+            "leave --devices out: one device computes the same"
+        )
+    for start in search.grid.starts:
+        recipe = search.grid.recipe_with(start, search.grid.durations(start)[0])
+        check_ranks(recipe, summarize_plan(recipe, until=1), ranks)
 
 
 def _session_of(session: Session, search: Search, probe: Probe) -> Session:
@@ -145,9 +185,9 @@ def _claim(folder: Path, search: Search) -> None:
 
 
 def _run_probe(
-    folder: Path, search: Search, probe: Probe, session: Session, recipe_name: str, console: Console
+    folder: Path, search: Search, probe: Probe, session: Session, recipe_name: str, console: Console, number: int
 ) -> Receipt:
-    """Runs a probe, or what is left of it, until its verdict is clear."""
+    """Runs a probe, or what is left of it, until its verdict is clear; `number` counts, from 0, those that this process has run."""
     recipe = session.recipe
     root = folder / "probes"
     state = fresh_state(session)
@@ -162,6 +202,7 @@ def _run_probe(
             try:
                 check_disk(run.path, state, recipe)
                 with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
+                    lead(run.path, state, session, probe.horizon, number)
                     calm = _train_until_clear(run, state, session, search, probe, curve, screen)
             except DivergedError:
                 # The run's events have the details; for the search, a loss that is not finite is a verdict.
@@ -170,7 +211,9 @@ def _run_probe(
         stable = worst <= search.threshold
         goes_on = stable and calm is None and probe.horizon < search.grid.horizon(probe.start, probe.steps)
         if goes_on:  # it may be asked for more
+            session.ranks.enter("save")
             save(run, state, recipe)
+        release(state, session.ranks)
         run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
         rows = run.rows(state.progress.step)
 
@@ -208,7 +251,7 @@ def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, st
         run = Run.create(
             probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root
         )
-        run.event("start", {"device": str(session.device)})
+        run.event("start", environment_of(session))
         return run
     run = Run.open(probe.name, root)
     checkpoint = newest_checkpoint(run)
@@ -216,7 +259,7 @@ def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, st
         load_checkpoint(checkpoint, state, session.recipe)
     segment = run.next_segment()
     state.progress = state.progress._replace(segment=segment)
-    run.event("resume", {"step": state.progress.step, "segment": segment, "device": str(session.device)})
+    run.event("resume", {"step": state.progress.step, "segment": segment, **environment_of(session)})
     return run
 
 
@@ -247,7 +290,7 @@ def _train_until_clear(
 
     try:
         with rescued_by(stop_from_another_thread):
-            for record in train(state, session.recipe, session.train_data, session.val_windows, probe.horizon):
+            for record in train(state, session.recipe, session.train_data, session.val_windows, probe.horizon, session.ranks):
                 book.add(record)
                 if record.val_loss is None:
                     continue
@@ -259,8 +302,14 @@ def _train_until_clear(
                     chance = chance_of_fluctuation(curve, critical, probe.horizon, search.threshold)
                     if chance < search.calm:
                         return chance
+    except LostProcessError:
+        if state.shards is None:  # else a part of the state is lost with the process
+            stop()
+        raise
     except Stop:
         stop()
+        if state.shards is not None:
+            state.shards.lead(END)
         raise
     return None
 

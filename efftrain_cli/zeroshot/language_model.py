@@ -6,6 +6,7 @@ the harness does; contexts that are empty, and documents in rolling likelihood, 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -107,7 +108,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy text up to a stop string, end-of-text or the token limit. Sampling is refused: no task here asks for it."""
-        answers: dict[int, str] = {}
+        answers: list[tuple[int, str]] = []
         groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, tuple[int, ...]]]] = {}
         contexts = self._encode([request.args[0] for request in requests])
         for i, (request, context) in enumerate(zip(requests, contexts, strict=True)):
@@ -121,16 +122,21 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             kept = context[-room:] or (self.prefix_token_id,)
             groups.setdefault((len(kept), tuple(asked["until"]), limit), []).append((i, kept))
         self.requests += len(requests)
-        with Meter(self.task, "answers", len(requests)) as meter:
-            # Contexts of one length go together, so that no padding has to be hidden from the attention.
-            for (length, until, limit), members in groups.items():
-                rows = max(1, self.evaluator.batch_tokens // (length + limit))
-                for start in range(0, len(members), rows):
-                    batch = members[start : start + rows]
-                    texts = self._write([context for _, context in batch], until, limit)
-                    answers.update(zip((i for i, _ in batch), texts, strict=True))
-                    meter.advance(len(batch))
-        return [answers[i] for i in range(len(requests))]
+        # Contexts of one length go together, so that no padding has to be hidden from the attention.
+        sharing = self.evaluator.sharing
+        batches = []
+        for (length, until, limit), members in groups.items():
+            rows = max(1, self.evaluator.batch_tokens // (length + limit))
+            batches += [(members[start : start + rows], until, limit) for start in range(0, len(members), rows)]
+        batches = sharing.deal(batches)
+        with Meter(self.task, "answers", sum(len(members) for members, _, _ in batches)) as meter:
+            for members, until, limit in sharing.announced(batches):
+                texts = self._write([context for _, context in members], until, limit)
+                answers += zip((i for i, _ in members), texts, strict=True)
+                meter.advance(len(members))
+        asked = hashlib.sha256(repr(contexts).encode()).hexdigest()
+        by_index = dict(sharing.gather(f"{self.task} {asked}", answers))
+        return [by_index[i] for i in range(len(requests))]
 
     def _write(self, contexts: Sequence[tuple[int, ...]], until: tuple[str, ...], limit: int) -> list[str]:
         """What follows each of some contexts of one length, up to the first stop string."""

@@ -7,9 +7,10 @@ comes first.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from efftrain_cli.model.gpt import GPT, KeyValueCache
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.zeroshot.meter import Meter
+from efftrain_cli.zeroshot.sharing import Sharing
 
 HEAD_POSITIONS = 1024
 """Positions that go through the head at once: fp32 logits of 1024 x 50257 are 206 MB."""
@@ -38,6 +40,19 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Indices of requests that go through the model together: of one kind or the other."""
+
+    alone: Sequence[int] = ()
+    """Each as one plain sequence."""
+    shared: Sequence[tuple[tuple[int, ...], list[int]]] = ()
+    """Contexts of one length, each with the requests that continue it."""
+
+    def __len__(self) -> int:
+        return len(self.alone) + sum(len(asked) for _, asked in self.shared)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluator:
     """A GPT ready to be asked: in which type it computes, how much context it sees, how much fits one forward pass."""
 
@@ -50,6 +65,8 @@ class Evaluator:
     """Compute the blocks in bf16; the head stays fp32."""
     compiled_hidden: Callable[[Tensor], Tensor] | None = None
     """`model.hidden` compiled for changing shapes; used where no cache is."""
+    sharing: Sharing = field(default_factory=Sharing)
+    """With other processes, each of which has the model."""
 
     @property
     def device(self) -> torch.device:
@@ -62,12 +79,27 @@ class Evaluator:
         """Whether the context of this request is cut. The last token is never an input: nothing follows it."""
         return len(request.context) + len(request.continuation) - 1 > self.context_length
 
-    def score_all(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, Score]]]:
-        """Scores of all requests, as lists of (index in `requests`, score): one list per batch, longest first.
+    def score(self, requests: Sequence[Request], task: str = "scoring") -> list[Score]:
+        """Scores in the order of `requests`, with progress on stderr under the name `task`.
 
         Raises:
             ValueError: a context or continuation is empty, or a continuation does not fit the context length.
         """
+        batches = self.sharing.deal(self._batches(requests))
+        scores: list[tuple[int, Score]] = []
+        with Meter(task, "requests", sum(map(len, batches))) as meter, torch.inference_mode():
+            for batch in self.sharing.announced(batches):
+                scores += self._score_alone(requests, batch.alone) if batch.alone else self._score_shared(requests, batch.shared)
+                meter.advance(len(batch))
+        if self.sharing.ranks is not None:
+            asked = hashlib.sha256(repr(requests).encode()).hexdigest()
+            flat = self.sharing.gather(f"{task} {asked}", [(i, *score) for i, score in scores])
+            scores = [(i, Score(logprob, greedy)) for i, logprob, greedy in flat]
+        by_index = dict(scores)
+        return [by_index[i] for i in range(len(requests))]
+
+    def _batches(self, requests: Sequence[Request]) -> list[Batch]:
+        """All requests, longest first in each of the two kinds."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         alone: list[int] = []
         for i, request in enumerate(requests):
@@ -84,20 +116,10 @@ class Evaluator:
         # A context with one continuation is one plain sequence; the cache pays only where it is read twice.
         shared = {context: asked for context, asked in by_context.items() if len(asked) > 1}
         alone += [asked[0] for asked in by_context.values() if len(asked) == 1]
-        with torch.inference_mode():
-            for batch in self._batches_of_shared(requests, shared):
-                yield self._score_shared(requests, batch)
-            for indices in self._batches_of_alone(requests, alone):
-                yield self._score_alone(requests, indices)
-
-    def score(self, requests: Sequence[Request], task: str = "scoring") -> list[Score]:
-        """Scores in the order of `requests`, with progress on stderr under the name `task`."""
-        scores: dict[int, Score] = {}
-        with Meter(task, "requests", len(requests)) as meter:
-            for batch in self.score_all(requests):
-                scores.update(batch)
-                meter.advance(len(batch))
-        return [scores[i] for i in range(len(requests))]
+        return [
+            *(Batch(shared=batch) for batch in self._batches_of_shared(requests, shared)),
+            *(Batch(alone=indices) for indices in self._batches_of_alone(requests, alone)),
+        ]
 
     # Requests one by one: (context + continuation) as one sequence.
 
@@ -114,7 +136,7 @@ class Evaluator:
         if batch:
             yield batch
 
-    def _score_alone(self, requests: Sequence[Request], indices: list[int]) -> list[tuple[int, Score]]:
+    def _score_alone(self, requests: Sequence[Request], indices: Sequence[int]) -> list[tuple[int, Score]]:
         inputs = [
             (requests[i].context + requests[i].continuation)[-(self.context_length + 1) : -1] for i in indices
         ]
@@ -157,7 +179,7 @@ class Evaluator:
             yield batch
 
     def _score_shared(
-        self, requests: Sequence[Request], batch: list[tuple[tuple[int, ...], list[int]]]
+        self, requests: Sequence[Request], batch: Sequence[tuple[tuple[int, ...], list[int]]]
     ) -> list[tuple[int, Score]]:
         indices = [i for _, asked in batch for i in asked]
         owner = [row for row, (_, asked) in enumerate(batch) for _ in asked]

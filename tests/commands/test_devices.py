@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.launch import BASELINE, made_text
+from tests.trained_run import TEXT, make_run
 
 pytestmark = pytest.mark.slow
 Efftrain = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,7 +38,75 @@ def test_bench_says_what_two_devices_spend_on_each_other(efftrain: Efftrain, rec
     assert sum(found["phases"].values()) < 2 * found["seconds_per_step_high"]
 
 
+def test_bench_claims_no_share_of_communication_for_shards(efftrain: Efftrain, recipe: str) -> None:
+    """FSDP2's traffic is part of its passes."""
+    sharded = ("--set", "parallel.strategy=shard", "--devices", "2", "--steps", "2")
+    done = efftrain("bench", "--recipe", recipe, *sharded)
+    assert done.returncode == 0, done.stderr
+    assert "work and traffic" in done.stdout and "nor what they send each other" in done.stdout and "sum " not in done.stdout
+
+
 def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) -> None:
     done = efftrain("verify-resume", "--recipe", recipe, "--devices", "2", "--steps", "2", timeout=300)
     assert done.returncode == 0, done.stderr
     assert "continued in a new process to step 4 on 2 devices" in done.stdout and "bit for bit" in done.stdout
+
+
+SEARCH = (
+    *("data.valid_fraction=0.3", "data.tokenizer=bpe:300", "data.repeat=true", "model.n_layer=1", "model.n_embd=16", "model.n_head=2"),
+    *("model.seq_len=32", "optim.warmup_steps=4", "optim.lr=1e-1", "train.tokens=8000", "train.batch_size=8", "eval.windows=4"),
+    *("checkpoint.every=2", "parallel.lanes=2"),
+)
+
+
+def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_path: Path) -> None:
+    """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit the same."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    sets = [word for key in (f"data.train={json.dumps(str(tmp_path / 'text.txt'))}", *SEARCH) for word in ("--set", key)]
+    command = ("tune-warmup", "--recipe", "small", *sets, "--device", "cpu")
+    assert efftrain(*command, "--name", "one", timeout=300).returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "efftrain_cli", *command, "--name", "two", "--devices", "2"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 240
+    while not list((tmp_path / "runs" / "two" / "probes").glob("*/probe.json")):
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75 and errors.count("give the same command again to go on") == 1 and "Traceback" not in errors
+    done = efftrain(*command, "--name", "two", "--devices", "2", timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two = (_receipts(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert one == two and {"unstable", "stable"} <= {receipt["verdict"] for receipt in one}
+    assert (tmp_path / "runs" / "two" / "tuned.toml").exists()
+
+
+def _receipts(folder: Path) -> list[dict[str, str]]:
+    with (folder / "receipts.csv").open(newline="") as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+
+
+def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain: Efftrain, recipe: str) -> None:
+    done = efftrain("tune-warmup", "--recipe", recipe, "--set", "train.batch_size=1", "--devices", "2", "--device", "cpu")
+    assert done.returncode == 2 and done.stderr.count("cannot be shared by 2 devices") == 1 and "Traceback" not in done.stderr
+
+
+def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    found = []
+    for devices in ("1", "2"):
+        run = make_run(tmp_path, f"on{devices}")
+        done = efftrain("eval-zeroshot", run.name, "--batch-tokens", "300", "--devices", devices, "--device", "cpu", "--format", "json")
+        assert done.returncode == 0, done.stderr
+        entries = json.loads((run / "zeroshot.json").read_text())
+        assert [entry["value"] for entry in json.loads(done.stdout)] == [entry["value"] for entry in entries]
+        timeless = [{k: v for k, v in entry.items() if k not in ("seconds", "date")} for entry in entries]
+        found.append((timeless, (run / "zeroshot_items.jsonl").read_text(), done.stderr.count("offline_cloze: ")))
+    assert len(found[0][0]) == 2 and found[0][:2] == found[1][:2]
+    missing = efftrain("eval-zeroshot", "on1", "--checkpoint", "77", "--devices", "2", "--device", "cpu")
+    assert missing.returncode == 2 and missing.stderr.count("error: ") == 1 and "Traceback" not in missing.stderr

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from efftrain_cli.compare.reading import read_numbers
 from tests.conftest import REPOSITORY
 from tests.launch import BASELINE, made_text
 
@@ -97,7 +98,8 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
     step = run.last_step()
     assert run.saved() == step
     row = json.loads((tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()[3])
-    assert 0 < row["comm_seconds"] < row["seconds"] and 0 < row["wait_seconds"] < row["seconds"]
+    assert 0 < row["wait_seconds"] < row["seconds"]
+    assert row["comm_seconds"] is None if "sharded" in to else 0 < row["comm_seconds"] < row["seconds"]
 
     resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", str(step + 2), "--devices", "1")
     assert resumed.wait(timeout=120) == 0, resumed.communicate()[1]
@@ -105,10 +107,15 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
 
 
 def test_lanes_train_after_the_probe_too(tmp_path: Path) -> None:
+    """And one device goes on where two have stopped: with the same bits, so nothing else may be said."""
     run = Launched(tmp_path, "--set", "parallel.lanes=4", "--steps", "3", probe=True)
     _, errors = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, errors
     assert run.last_step() == 3
+    resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", "4")
+    _, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0 and "note: continued with devices 2 -> 1: by parallel.lanes = 4 the same bits" in errors
+    assert "ran on 2 and 1 devices" in read_numbers(tmp_path / "runs" / "r").marks
 
 
 def test_a_killed_rank_ends_the_run_with_its_last_step_saved(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""One evaluation shared by several processes: batches are dealt to them, and each gets the answers of all.
+
+Batches are made of all requests before they are dealt, so an answer is computed beside the same others at every number of processes.
+A task fails on all where it fails on one: each process takes part in as many exchanges as the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The processes, as `training.ranks.Ranks` knows them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def enter(self, phase: str) -> None:
+        """Tells the others' watchers what this process begins."""
+
+    def everyones(self, value: object) -> list[Any]:
+        """What each process gives, as JSON values, on all of them."""
+
+
+class FailedElsewhereError(EfftrainError):
+    """Another process could not do its share of a task."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How this process shares an evaluation. Without `ranks` it is alone."""
+
+    ranks: Ranks | None = None
+    first_phase: str = ""
+    """What the others are told while this process learns how long a batch takes, and while they need not watch it."""
+    phase: str = ""
+    """What they are told during every later batch."""
+
+    def deal(self, batches: Sequence[T]) -> list[T]:
+        """This process's batches."""
+        return list(batches) if self.ranks is None else list(batches[self.ranks.rank :: self.ranks.world_size])
+
+    def announced(self, batches: Sequence[T]) -> Iterator[T]:
+        """The batches, one by one, while the others' watchers can see them pass."""
+        for number, batch in enumerate(batches):
+            if self.ranks is not None:
+                self.ranks.enter(self.phase if number else self.first_phase)
+            yield batch
+
+    def gather(self, what: str, answers: list[Any]) -> list[Any]:
+        """The answers of all processes, JSON values, to their shares of `what`.
+
+        Raises:
+            FailedElsewhereError: another one has failed at its share.
+            EfftrainError: another one is at something else: it reads other items.
+        """
+        if self.ranks is None:
+            return answers
+        everyone = self.ranks.everyones({"what": what, "answers": answers})
+        self.ranks.enter(self.first_phase)
+        self._check(everyone)
+        return [answer for said in everyone for answer in said["answers"]]
+
+    @contextmanager
+    def task(self, name: str) -> Iterator[None]:
+        """One task, which succeeds on all processes or on none.
+
+        Raises:
+            FailedElsewhereError: another one has failed.
+        """
+        if self.ranks is None:
+            yield
+            return
+        self.ranks.enter(self.first_phase)
+        try:
+            yield
+        except (FailedElsewhereError, LostProcessError):
+            raise
+        except Exception as error:
+            self.ranks.everyones({"failed": f"rank {self.ranks.rank}: {type(error).__name__}: {error}"})
+            raise
+        self._check(self.ranks.everyones({"what": f"the end of {name}"}))
+
+    @staticmethod
+    def _check(everyone: Sequence[dict[str, Any]]) -> None:
+        for said in everyone:
+            if "failed" in said:
+                raise FailedElsewhereError(said["failed"])
+        if len({said["what"] for said in everyone}) > 1:
+            raise EfftrainError("the processes read other items of this task\ngive all of them the same data and the same lm_eval")
