@@ -1,8 +1,9 @@
-"""Everything that is to be measured on a GPU, in three calls of under nine minutes each; a fourth prints the page's table.
+"""Everything that is to be measured on a GPU, in four calls of under nine minutes each; a fifth prints the page's table.
 
     python benchmarks/gpu device speed correctness
     python benchmarks/gpu lengths reference resume
     python benchmarks/gpu largest levers methods
+    python benchmarks/gpu evidence pair                    what docs/evidence counts in FLOPs, in seconds; a pair of runs
     python benchmarks/gpu devices                          where there are several GPUs
     python benchmarks/gpu table                            docs/performance.md's CUDA table from what was measured
 

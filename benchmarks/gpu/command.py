@@ -22,6 +22,7 @@ from benchmarks.gpu import (
     correctness,
     device,
     devices,
+    evidence,
     largest,
     lengths,
     levers,
@@ -45,6 +46,7 @@ PIECES: dict[str, tuple[Part, ...]] = {
     "levers": levers.PARTS,
     "methods": methods.PARTS,
     "devices": devices.PARTS,
+    "evidence": evidence.PARTS,
     "pair": pair.PARTS,
 }
 Save = Callable[[dict[str, object]], None]

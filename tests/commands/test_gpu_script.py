@@ -17,6 +17,7 @@ CALLS = (
     ("device", "speed", "correctness"),
     ("lengths", "reference", "resume"),
     ("largest", "levers", "methods"),
+    ("evidence", "pair"),
 )
 
 
@@ -30,7 +31,7 @@ def pieces_of(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
 
 
 @pytest.mark.slow
-def test_three_calls_measure_everything_and_a_fourth_prints_the_page(tmp_path: Path) -> None:
+def test_four_calls_measure_everything_and_a_fifth_prints_the_page(tmp_path: Path) -> None:
     earlier: list[str] = []
     for number, call in enumerate(CALLS):
         folder = tmp_path / str(number)  # as on a machine that keeps nothing of the last call
