@@ -49,19 +49,12 @@ def layers(bench: Bench) -> Iterator[Figure]:
     }
     measured = {}
     for name, recipe in arms.items():
-        rate = rates(
-            bench, training(bench, recipe), rounds=5, warmup=8
-        )  # every shape of every pattern of blocks
+        rate = rates(bench, training(bench, recipe), rounds=5, warmup=8)  # every shape of every pattern of blocks
         measured[name] = _per_token(rate)
         yield rate_figure(f"117M, {name}", rate)
     time, flops = measured.pop(f"{n_layer} layers")
     for name, (its_time, its_flops) in measured.items():
-        yield figure(
-            f"a token, {name} / {n_layer} layers",
-            its_time / time,
-            "of the time",
-            f"{its_flops / flops:.1%} of the FLOPs",
-        )
+        yield figure(f"a token, {name} / {n_layer} layers", its_time / time, "of the time", f"{its_flops / flops:.1%} of the FLOPs")
 
 
 def batches(bench: Bench) -> Iterator[Figure]:
@@ -71,9 +64,7 @@ def batches(bench: Bench) -> Iterator[Figure]:
         recipe = recipe_for(bench, sequences=together, micro_batches=sequences // together)
         rate = rates(bench, training(bench, recipe), rounds=5)
         note = f"{rate['tokens_per_second']:,.0f} tokens/s"
-        yield figure(
-            f"117M, a step of {sequences} sequences", 1000 * float(str(rate["seconds_per_step"])), "ms", note
-        )
+        yield figure(f"117M, a step of {sequences} sequences", 1000 * float(str(rate["seconds_per_step"])), "ms", note)
 
 
 PARTS = (
