@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from contextlib import nullcontext
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DiskError, LostProcessError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
-from efftrain_cli.foundation.signals import Stop, rescued_by, stop_reason
+from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_asked, stop_reason
 from efftrain_cli.model.generate import Sampling, generate_text
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.stability import Spike, Watch, message
@@ -115,15 +116,20 @@ class Logbook:
                 raise_unsound(self._run, self._state, self._session, f"step {row['step']}: the validation loss is not finite")
         self._good = self._state.progress
         prompt = self._session.recipe.eval.sample
-        if prompt is not None and rows and rows[-1]["val_loss"] is not None:
+        if prompt is not None and rows and rows[-1]["val_loss"] is not None and not stop_asked():
             self._show_sample(self._state.progress.step, prompt)
 
     def _show_sample(self, step: int, prompt: str) -> None:
-        """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is untouched."""
+        """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is untouched.
+
+        Raises:
+            Stop: a signal came meanwhile; the rows are written already.
+        """
         if self._tokenizer is None:
             self._tokenizer = load_run_tokenizer(self._run.path)
         sampling = Sampling(seed=self._session.recipe.seed)
-        text = "".join(generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS))
+        with interruptible() if self._session.ranks.alone else nullcontext():
+            text = "".join(generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS))
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
         shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + text)
         self._screen.say(f"--- after step {step:,}: {shown}")

@@ -1,4 +1,4 @@
-"""F19, F80, F82: several processes of one run stop together, and a dead one ends all of them with the last step saved."""
+"""F19, F80, F82, F84: several processes of one run stop together, and a dead one ends all of them with the last step saved."""
 
 from __future__ import annotations
 
@@ -203,6 +203,18 @@ def test_another_version_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
     assert run.process.returncode == 2
     assert errors.count("efftrain: '0.0.0' on rank 1") == 1 and "Traceback" not in errors
     assert run.last_step() == -1
+
+
+def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
+    """F84: neither the time of day nor the monotonic clock, which counts from each machine's own start."""
+    clocks = ("time", "monotonic", "perf_counter")
+    inject = "import time\n" + "".join(f"time.{name} = lambda read=time.{name}: read() + 3600\n" for name in clocks)
+    run = Launched(tmp_path, "--steps", "6", inject=inject, EFFTRAIN_HANG_SECONDS="5")
+    _, errors = run.process.communicate(timeout=120)
+    assert run.process.returncode == 0, errors
+    assert run.last_step() == run.saved() == 6 and run.is_sound()
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 <= row[name] < 600 for row in rows[1:] for name in ("seconds", "comm_seconds", "wait_seconds"))
 
 
 def test_all_ranks_rewind(tmp_path: Path) -> None:

@@ -222,6 +222,14 @@ def process_text(lab: Laboratory) -> str:
     return (lab.folder / f"{lab.started}.out").read_text()
 
 
+def test_saves_that_block_training_are_said_once(lab: Laboratory) -> None:
+    """F54."""
+    inject = "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda *args: save(*args) + 1000"
+    slow = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "slow", "--no-probe", "--steps", "10", inject=inject)
+    assert slow.out.read_text().count("warning: saving took 1000.") == 1
+    assert "raise checkpoint.every (now 5)" in slow.out.read_text()
+
+
 @pytest.mark.parametrize(
     "method",
     [

@@ -101,6 +101,22 @@ state.fsync = stalled_fsync
 """,
         10,
     ),
+    "sampling": (
+        """
+import efftrain_cli.training.logger as logger
+generate_text, calls = logger.generate_text, 0
+
+def stalled_text(*args):
+    global calls
+    calls += 1
+    if calls == 3:  # steps 0, 5, 10
+        stall()
+    return generate_text(*args)
+
+logger.generate_text = stalled_text
+""",
+        10,
+    ),
     "update": (
         """
 from efftrain_cli.optim.adamw import AdamW
@@ -152,7 +168,7 @@ def stalled(lab: Laboratory, recipe: str, inject: str, *, name: str = "cut") -> 
 def test_sigterm(lab: Laboratory, window: str) -> None:
     """F18."""
     inject, last = WINDOWS[window]
-    recipe = lab.recipe()
+    recipe = lab.recipe(windows='4\nsample = "the"') if window == "sampling" else lab.recipe()
     process = stalled(lab, recipe, inject)
     asked = time.monotonic()
     process.kill(signal.SIGTERM)
