@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.cli.options import CheckpointOption, Device, Devices, NoProgress, TableOrJson
+from efftrain_cli.foundation.console import Row, table_lines
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.training.launch import check_devices, is_one_of_several, launch_this
 
@@ -165,25 +167,26 @@ def _number(metric: str, value: float | None) -> str:
     return f"{value:.4g}" if "perplexity" in metric or metric.startswith("bits") else f"{100 * value:.2f} %"
 
 
-def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+def _print_table(console: Console, header: Row, rows: Sequence[Row]) -> None:
+    """Plain lines: in a narrow terminal a table of Rich's would cut numbers short."""
+    for line in table_lines(header, rows):
+        console.print(line, markup=False)
 
+
+def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> None:
     first = entries[0]
     title = f"{run}, step {first['step']}, context {first['context_length']} tokens, {first['dtype']}"
     limit = next((entry["limit"] for entry in entries if entry["limit"] is not None), None)
     if limit is not None:
         title += f"\nfirst {limit} items only where a task has more: not comparable with full scores"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for heading in ("task", "metric", "score", "± s.e.", "chance", "items", "cut"):
-        left = heading in ("task", "metric")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    rows = []
     for entry in entries:
         for metric, found in sorted(entry["metrics"].items(), key=lambda item: item[0] != entry["metric"]):
             own = metric == entry["metric"]
             guess = f"{100 * entry['chance']:.0f} %" if own and entry["chance"] else ""
             error = "" if found["stderr"] is None else _number(metric, found["stderr"]).removesuffix(" %")
             some = "" if entry["items"] == entry["items_total"] else f"/{entry['items_total']}"
-            table.add_row(
+            rows.append((
                 entry["task"] if own else "",
                 metric,
                 _number(metric, found["value"]),
@@ -191,8 +194,9 @@ def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> 
                 guess,
                 f"{entry['items']}{some}" if own else "",
                 (str(entry["truncated"]) if entry["truncated"] else "") if own else "",
-            )
-    console.print(table)
+            ))  # fmt: skip
+    console.print(title, markup=False)
+    _print_table(console, ("task", "metric", "score", "± s.e.", "chance", "items", "cut"), rows)
     if any(entry["truncated"] for entry in entries):
         console.print("cut: requests whose context was longer than the model's and lost its beginning")
     for entry in entries:
@@ -221,26 +225,22 @@ def _print_means(console: Console, wanted: list[str], entries: list[dict[str, An
 
 
 def _print_references(console: Console, entries: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
     from efftrain_cli.zeroshot.references import references_for
 
     entries = [entry for entry in entries if entry["limit"] is None]
     if not entries:
         console.print("\nno published scores: they are of whole tasks, and these are of the first items only")
         return
-    table = Table(box=None, padding=(0, 1, 0, 0))
+    rows: list[Row] = []
     sources: dict[str, int] = {}
-    for heading in ("model", "task", "metric", "score", "measured by"):
-        table.add_column(heading, justify="right" if heading == "score" else "left", no_wrap=True)
     for entry in entries:
         for reference in references_for(entry["task"]):
             number = sources.setdefault(f"{reference.protocol}: {reference.source}", len(sources) + 1)
             score = _number(reference.metric, reference.value)
-            table.add_row(reference.model, reference.task, reference.metric, score, f"({number})")
+            rows.append((reference.model, reference.task, reference.metric, score, f"({number})"))
     if not sources:
         return
     console.print("\npublished scores; none was measured here, and they compare only where protocols agree")
-    console.print(table)
+    _print_table(console, ("model", "task", "metric", "score", "measured by"), rows)
     for source, number in sources.items():
         console.print(f"({number}) {source}", markup=False)

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 
-from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops, human_seconds
+from efftrain_cli.foundation.console import (
+    counted,
+    human_bytes,
+    human_count,
+    human_flops,
+    human_seconds,
+    table_lines,
+)
 from efftrain_cli.plan.cost import plan_cost
 from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
 from efftrain_cli.recipe.recipe import Recipe
@@ -31,15 +38,8 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
             row = plan._asdict() | {"reason": reason, "tokens": after.tokens, "windows": after.windows}
             print(json.dumps(row))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("step", "tokens", "seq_len", "batch", "tokens/step", "lr"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
-    for reason, plan, after in points:
-        table.add_row(
+    rows = [
+        (
             f"{plan.step:,}",
             f"{after.tokens:,}",
             str(plan.seq_len),
@@ -48,7 +48,11 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
             f"{plan.lr:.3g}",
             reason,
         )
-    Console(highlight=False).print(table)
+        for reason, plan, after in points
+    ]
+    # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
+    for line in table_lines(("step", "tokens", "seq_len", "batch", "tokens/step", "lr", ""), rows):
+        print(line)
     print()
     for line in cost_lines(recipe, until, device):
         print(line)

@@ -120,6 +120,11 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         raise RecipeError(
             f"is the recipe itself: {shown_path(beside)} is the only recipe called {name_or_path!r}; name the one that it builds on"
         )
+    if beside is None and Path(name_or_path).is_file():
+        raise RecipeError(
+            f"{name_or_path} is a file and not a recipe, whose name would end in .toml\n"
+            f"  to train on it as text: --recipe small --set data.train={name_or_path}"
+        )
     names = recipe_names()
     hint = nearest(name_or_path, names, most=1)
     raise RecipeError(
@@ -133,7 +138,7 @@ def first_comment(path: Path) -> str:
     """First sentence of the comment that a recipe's file opens with: what it is."""
     lines = _text(path).split("\n")
     opening = " ".join(line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
-    return re.split(r"(?<=[.?!])\s", opening, maxsplit=1)[0]
+    return re.split(r"(?<=[.?!])(?<!et al\.)\s", opening, maxsplit=1)[0]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.foundation.console import human_count, human_seconds
+from efftrain_cli.foundation.console import human_count, human_seconds, table_lines
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 
 if TYPE_CHECKING:
@@ -174,22 +174,20 @@ def show_receipt(console: Console, receipt: Receipt) -> None:
 
 def show_table(console: Console, search: Search, receipts: Sequence[Receipt]) -> None:
     """The receipts as a table."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
     with_start, with_seed = bool(search.grid.start_name), len(search.all_seeds) > 1
-    columns = ["probe", *(["start"] * with_start), "steps", *(["seed"] * with_seed)]
-    for column in (*columns, "seen", "tokens", "of run", "s", "fluctuation", "verdict"):
-        table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=True)
+    columns = ("probe", *(["start"] * with_start), "steps", *(["seed"] * with_seed))
+    rows = []
     for number, receipt in enumerate(receipts, 1):
         probe = receipt.probe
-        table.add_row(
+        rows.append((
             *(str(number), *([str(probe.start)] * with_start), str(probe.steps), *([str(probe.seed)] * with_seed)),
             *(f"{receipt.stopped_at_step}/{probe.horizon}", human_count(receipt.tokens)),
             *(f"{receipt.tokens / search.recipe.train.tokens:.1%}", f"{receipt.seconds:.0f}"),
             *(f"{receipt.max_fluctuation:.2f} at {receipt.fluctuation_step}", receipt.verdict),
-        )
-    console.print(table)
+        ))  # fmt: skip
+    # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
+    for line in table_lines((*columns, "seen", "tokens", "of run", "s", "fluctuation", "verdict"), rows):
+        console.print(line, markup=False)
 
 
 def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:

@@ -95,6 +95,15 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
     assert plan()["time"].startswith("not known"), "one damaged run hides nothing else"
 
 
+def test_a_narrow_terminal_cuts_no_number_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    done = CliRunner().invoke(app, ["pretrain", "--recipe", "tiny.toml", "--plan"])
+    assert [line.split()[:6] for line in done.stdout.splitlines() if line.endswith(("first step", "last step"))] == [
+        ["1", "256", "32", "8", "256", "0.003"],
+        ["40", "10,240", "32", "8", "256", "0"],
+    ]
+
+
 def test_a_plan_needs_no_pytorch(home: Path) -> None:
     code = NO_TORCH + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
     words = ["pretrain", "--recipe", "tiny.toml", "--plan"]

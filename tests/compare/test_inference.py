@@ -231,6 +231,9 @@ def test_outcomes_of_ratios_are_on_the_logarithm() -> None:
     assert decide([at(-0.0079)], margin=0.02, direction="noninferior")[0].outcome == "noninferior"
     assert decide([at(0.05)], margin=0.02, direction="noninferior")[0].outcome == "noninferior"
     assert decide([at(-0.05)], margin=0.02, direction="noninferior")[0].outcome == "undecided"
+    # A margin of 0.5 is 1.5 times the cost, log 1.5 = 0.405, and not half of the ratio, log 2 = 0.693.
+    assert decide([at(-0.39)], margin=0.5, direction="noninferior")[0].outcome == "noninferior"
+    assert decide([at(-0.42)], margin=0.5, direction="noninferior")[0].outcome == "undecided"
     assert decide([at(0.0120)], direction="better")[0].outcome == "better"
     assert decide([at(0.0)])[0].could_see == pytest.approx(np.expm1(decide([paired_t(logs)])[0].could_see))
 

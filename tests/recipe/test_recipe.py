@@ -122,6 +122,12 @@ def test_other_formats_are_refused_with_a_hint(folder: Path, name: str) -> None:
         load_recipe(name)
 
 
+def test_a_text_is_told_from_a_name(folder: Path) -> None:
+    (folder / "novel.txt").write_text("Call me Ishmael.")
+    with pytest.raises(RecipeError, match=r"novel\.txt is a file and not a recipe(.|\n)*--set data\.train=novel\.txt"):
+        load_recipe("novel.txt")
+
+
 def test_a_run_folder_points_to_its_recipe(folder: Path) -> None:
     (folder / "runs" / "x").mkdir(parents=True)
     (folder / "runs" / "x" / "recipe.toml").write_text(TINY)

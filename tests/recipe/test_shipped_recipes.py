@@ -38,6 +38,7 @@ def test_every_recipe_loads_and_says_what_it_is(path: Path) -> None:
     published = "never reaches min_lr" if "-staged-" in path.stem else None
     assert [warning for warning in warnings_of(recipe) if published is None or published not in warning] == []
     assert 20 <= len(first_comment(path)) <= 130, "the first sentence of the file's comment, for `recipes list`"
+    assert not first_comment(path).endswith("et al.")
     base = tomllib.loads(path.read_text()).get("base")
     assert base is None or base in {other.stem for other in FILES}, "shipped recipes build on shipped ones"
 

@@ -142,6 +142,13 @@ def test_failed_runs_are_the_worst_rank() -> None:
     assert verdict.outcome == "undecided" and "smallest p with so many runs is 0.1" in verdict.note
 
 
+def test_a_rank_test_pays_for_every_look_that_was_planned() -> None:
+    """All six diverged at the first of two looks: 2 of 924 splits are as far apart."""
+    found = judge(study(seeds="0..11", looks=2), runs(base=[*BASE, 3.51], method=[None] * 6))
+    assert (found.look, found.verdicts[0].outcome) == (1, "worse")
+    assert found.verdicts[0].p == pytest.approx(2 * 2 / 924)
+
+
 def test_equal_runs_are_no_claim() -> None:
     (verdict,) = judge(study(), runs(base=BASE, method=BASE)).verdicts
     assert verdict.outcome == "undecided" and "no spread" in verdict.note

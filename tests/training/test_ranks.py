@@ -119,6 +119,22 @@ def test_lanes_are_added_in_a_balanced_tree() -> None:
     assert losses["ce"].item() == 6
 
 
+def test_a_lane_is_a_stretch_of_neighbouring_micro_batches() -> None:
+    """The second of two ranks has micro-batches 4 to 7 of eight: its lanes 2 and 3 of four take two each."""
+    plan = StepPlan(1, 0.0, 8, 1, 8, 0, 1, (), False)
+    parameter, asked = torch.zeros((), requires_grad=True), []
+
+    def accumulate(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
+        asked.append([part.number for part in micro_batches])
+        parameter.grad = torch.tensor(float(len(micro_batches)))
+        return {"ce": torch.tensor(1.0)}
+
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    here = [MicroBatch(i, token, token) for i in range(4, 8)]
+    add_lanes(accumulate, here, [parameter], plan, range(2, 4), lanes=4, nothing=NOTHING)
+    assert asked == [[4, 5], [6, 7]] and parameter.grad.item() == 4
+
+
 def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
     """Five sequences in eight lanes: the last three have none."""
     plan = StepPlan(1, 0.0, 5, 1, 8, 0, 1, (), False)
