@@ -23,12 +23,16 @@ Random = np.random.Generator
 THRESHOLD, CALM = 1.3, 0.01
 WINDOW, EVERY = 100, 10
 HORIZON = 3 * WINDOW
+SD = 0.02
 SCATTERS = {
     "normal": "normal",
     "correlated (0.8 from one validation to the next)": "correlated",
     "heavy tails (Student's t, 3 degrees of freedom)": "heavy",
     "twice as large in the last third": "growing",
     "normal, and a jump by half in the last third of every second probe": "jump",
+    "normal, on a loss that rises evenly from the peak of the learning rate on, by 1.2 nats": "rise",
+    "the same, at first slowly: the rise doubles with every third of a learning-rate warmup": "faster",
+    "normal, on a loss that rises by 0.6 nats in the last third": "late rise",
 }
 
 
@@ -45,30 +49,37 @@ def losses(kind: str, sd: float, random: Random) -> np.ndarray:
     if kind == "growing":
         noise[late] *= 2
     made = 5 + 4 * np.exp(-steps / 60) - 0.0005 * steps + sd * noise
+    if kind == "rise":
+        made += 1.2 * np.clip((steps - WINDOW) / (2 * WINDOW), 0, 1)
+    elif kind == "faster":
+        made += np.where(steps > WINDOW, 1.2 * 2 ** (-(HORIZON - steps) / (WINDOW / 3)), 0)
+    elif kind == "late rise":
+        made += 0.6 * np.clip((steps - 2 * WINDOW) / WINDOW, 0, 1)
     if kind == "jump" and random.random() < 0.5:
         made[random.choice(np.flatnonzero(late))] += math.log(1.5)
     return made
 
 
+def calm_end(kind: str, sd: float, random: Random) -> tuple[int | None, bool]:
+    """The step at which a probe ends as calm, None for never, and whether it would have fluctuated after it."""
+    curve = list(zip(range(0, HORIZON + 1, EVERY), losses(kind, sd, random).tolist(), strict=True))
+    for end in range(1, len(curve)):
+        if fluctuation(curve[:end])[0] > THRESHOLD:
+            break
+        if chance_of_fluctuation(curve[:end], WINDOW, 2 * WINDOW, HORIZON, THRESHOLD) < CALM:
+            return curve[end - 1][0], fluctuation(curve)[0] > THRESHOLD
+    return None, False
+
+
 def calm_rates(kind: str, sd: float, repetitions: int, random: Random) -> tuple[float, float]:
     """Shares of all probes: those that end as calm, and those of them that would have fluctuated afterwards."""
-    calm = wrong = 0
-    for _ in range(repetitions):
-        curve = list(zip(range(0, HORIZON + 1, EVERY), losses(kind, sd, random).tolist(), strict=True))
-        for end in range(1, len(curve) + 1):
-            step = curve[end - 1][0]
-            if fluctuation(curve[:end])[0] > THRESHOLD:
-                break
-            if 2 * WINDOW <= step < HORIZON and chance_of_fluctuation(curve[:end], WINDOW, HORIZON, THRESHOLD) < CALM:
-                calm += 1
-                wrong += fluctuation(curve)[0] > THRESHOLD
-                break
-    return calm / repetitions, wrong / repetitions
+    ends = [calm_end(kind, sd, random) for _ in range(repetitions)]
+    return sum(end is not None for end, _ in ends) / repetitions, sum(wrong for _, wrong in ends) / repetitions
 
 
 def searched(search: Search, critical: float, steepness: float, calm: bool, random: Random) -> tuple[Outcome, int]:
     """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on every second seed, a longer one on more,
-    at a step drawn between the learning rate's peak and the horizon. `calm`: stable probes end after two learning-rate warmups."""
+    at a step drawn between the learning rate's peak and the horizon. `calm`: stable probes end as they do with normal scatter of `SD`."""
     grid = search.grid
     receipts: dict[str, Receipt] = {}
     failures: dict[tuple[int, int], float] = {}
@@ -79,8 +90,8 @@ def searched(search: Search, critical: float, steepness: float, calm: bool, rand
             failures[probe.steps, probe.seed] = random.uniform(grid.window + 1, horizon) if unstable else math.inf
         failure = failures[probe.steps, probe.seed]
         stable = failure > probe.horizon
-        ends_calm = stable and calm and probe.horizon == horizon
-        stopped = 2 * grid.window if ends_calm else probe.horizon if stable else int(failure)
+        end = calm_end("normal", SD, random)[0] if stable and calm and probe.horizon == horizon else None
+        stopped = int(failure) if not stable else probe.horizon if end is None else end * grid.window // WINDOW
         receipts[probe.name] = Receipt(
             probe=probe,
             stable=stable,
@@ -90,7 +101,7 @@ def searched(search: Search, critical: float, steepness: float, calm: bool, rand
             tokens=grid.tokens(probe.start, probe.steps, stopped),
             seconds=0.0,
             curve=(),
-            calm=0.0 if ends_calm else None,
+            calm=None if end is None else 0.0,
         )
     return probe, sum(receipt.tokens for receipt in receipts.values())
 

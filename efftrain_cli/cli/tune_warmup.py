@@ -85,7 +85,7 @@ def tune_warmup(
         typer.Option(min=1, help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less."),
     ] = None,
     calm: Annotated[
-        float, typer.Option(help="End a probe early where the bound for a fluctuation in its rest is below this; 0: never.")
+        float, typer.Option(help="End a probe early where the bound for a fluctuation after any look is below this; 0: never.")
     ] = 0.01,
     plan: Annotated[bool, typer.Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
     format_: Annotated[

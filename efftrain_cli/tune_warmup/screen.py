@@ -72,8 +72,8 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
     ]
     if search.calm and search.multiples > 2:
         lines.append(
-            f"calm       a probe ends early where the scatter so far makes a fluctuation in its rest less likely than {search.calm:g} "
-            "(--calm); not counted below"
+            f"calm       a probe ends early where its loss ratio does not rise, and a bound by the scatter and the trend so far makes a "
+            f"fluctuation after any of its looks less likely than {search.calm:g} (--calm); not counted below"
         )
     lines += [
         f"cost       {_cost_text(search, 'own', rows)} if {own} is the answer, at most {tokens_text(rows['own_at_most'][1], budget)}",
@@ -166,7 +166,7 @@ def show_receipt(console: Console, receipt: Receipt) -> None:
     why = f"largest fluctuation {receipt.max_fluctuation:.2f} at step {receipt.fluctuation_step:,}"
     if receipt.calm is not None:
         left = receipt.probe.horizon - receipt.stopped_at_step
-        why += f"; a fluctuation in the {left:,} steps left is less likely than {max(receipt.calm, 1e-4):.2g} by the scatter so far"
+        why += f"; a fluctuation in the {left:,} steps left is less likely than {max(receipt.calm, 1e-4):.2g} if they go on as before"
     console.print(
         f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}", markup=False
     )

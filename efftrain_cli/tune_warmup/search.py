@@ -55,18 +55,22 @@ class Receipt:
     """The step it was measured at."""
     stopped_at_step: int
     tokens: int
+    """Tokens trained for it, the lost ones included."""
     seconds: float
-    """Wall time, validation included."""
+    """Wall time, validation and what was lost included."""
     curve: tuple[tuple[int, float], ...]
     """(step, validation loss in nats per token)."""
     calm: float | None = None
-    """Where a probe ended early because the rest was unlikely to fluctuate: the bound of that chance."""
+    """Where a probe ended early because the rest was unlikely to fluctuate: the bound of that chance, over all looks."""
     max_grad_norm: float | None = None
     """Largest gradient norm before clipping, over the steps. It and the next two are kept beside the verdict, which is the paper's."""
     max_adam_sqrt_v: float | None = None
     """Largest of Adam's sqrt(v), over the steps."""
     max_loss_ratio: float | None = None
     """Largest training loss over the best before it."""
+    lost_tokens: int = 0
+    """Tokens trained before the probe's checkpoint was removed: asked for a longer horizon, it begins anew, and these were paid twice."""
+    lost_seconds: float = 0.0
 
     @property
     def verdict(self) -> str:
@@ -111,6 +115,8 @@ class Answer(NamedTuple):
     stable_seeds: int = 0
     seeds: int = 0
     """That were probed: as many as it took to decide."""
+    of: int = 0
+    """Seeds that were given."""
     failed_at: int | None = None
     """The first step at which an unstable seed was."""
     seen: int = 0
@@ -119,14 +125,15 @@ class Answer(NamedTuple):
     def __str__(self) -> str:
         if self.stable is None:
             return "not judged for want of budget"
-        share = self.stable_seeds / self.seeds
         where = "" if self.failed_at is None else f" at step {self.failed_at:,}"
-        if self.seeds == 1:
+        if self.of == 1:
             return f"{'stable' if self.stable else 'unstable'}{where}"
-        low, high = share_interval(self.stable_seeds, self.seeds)
+        # The seeds that were not probed once the majority stood may be either: the interval covers what all would have given.
+        low, high = share_interval(self.stable_seeds, self.of)[0], share_interval(self.stable_seeds + self.of - self.seeds, self.of)[1]
+        probed = f"{self.seeds} seeds" if self.seeds == self.of else f"{self.seeds} seeds probed, {self.of} given"
         return (
-            f"stable on {self.stable_seeds} of {self.seeds} seeds ({share:.0%}; 95 % interval {low:.0%} to {high:.0%})"
-            f"{f', unstable first{where}' if where else ''}"
+            f"{'stable' if self.stable else 'unstable'} by majority: stable on {self.stable_seeds} of {probed} "
+            f"(95 % interval of the share {low:.0%} to {high:.0%}){f', unstable first{where}' if where else ''}"
         )
 
 
@@ -164,7 +171,8 @@ class Search:
     eval_every: int | None = None
     """Steps between validations in a probe; None: a tenth of the learning-rate warmup, or eval.every where that is less."""
     calm: float = 0.01
-    """A probe ends early, as calm, where the chance of a significant fluctuation in its rest is bounded by this; 0: never."""
+    """A probe ends early, as calm, where the chance of a significant fluctuation after any of its looks is bounded by this, if it
+    goes on as it did, and its loss ratio does not rise; see `chance_of_fluctuation`. 0: never."""
     seeds: tuple[int, ...] = ()
     """Seeds that every setting is probed with; a setting is stable where more than half are. Empty: the recipe's."""
     budget: int | None = None
@@ -230,11 +238,11 @@ class Search:
         return high
 
     def _furthest_stable_duration(self, start: int, last: bool, starts: dict[int, Answer]) -> Conversation:
-        """The longest stable duration from `start`: the recipe's own first, then further away in growing strides, then by
-        bisecting. None where every one so far failed, the last while the learning rate climbed, and a longer start is left; that
-        failure is then the answer about `start`."""
+        """The longest stable duration from `start`: the recipe's own first, where it is stable the next longer one, then whichever
+        makes the rest of the search cheapest. None where every one so far failed, the last while the learning rate climbed, and a
+        longer start is left; that failure is then the answer about `start`."""
         grid, durations = self.grid, self.grid.durations(start)
-        low, high, at, stride = -1, len(durations), grid.home(start), 1
+        low, high, at = -1, len(durations), grid.home(start)
         answers: dict[int, Answer] = {}
         while high - low > 1:
             steps = durations[at]
@@ -246,17 +254,41 @@ class Search:
             if low < 0 and climbing and not last:
                 starts[start] = answer
                 return None
-            if high == len(durations):
-                at = min(low + stride, high - 1)
-            else:
-                at = max(high - stride, 0) if low < 0 else (low + high) // 2
-            stride *= 2
+            # The setting to begin with is the likeliest answer, and its neighbour is what shows it.
+            at = at + 1 if len(answers) == 1 and answer.stable else self._cheapest(start, low, high)[1]
         # Far beyond what is unstable: the furthest duration has the cheapest probe, and shows whether the verdicts turn again.
         end = len(durations) - 1
         if self.kind in ("length", "batch") and high < end not in answers and durations[end] >= 2 * durations[high]:
             answer = yield Question(start, durations[end], grid.horizon(start, durations[end]))
             answers |= {end: answer} if answer.stable is not None else {}
         return self._judge(start, answers, low, high)
+
+    @cached_property
+    def _rests(self) -> dict[tuple[int, int, int], tuple[float, int]]:
+        return {}
+
+    def _cheapest(self, start: int, low: int, high: int) -> tuple[float, int]:
+        """Expected tokens of a search for the furthest stable duration from `start`, known to be `low` or between it and `high`,
+        all equally likely, and the duration to probe first; each is an index among the durations. -1 where nothing is left to ask.
+
+        Unlike plain bisection it weighs what the probes cost: a short duration reaches long sequences, and costs many times a long
+        one."""
+        if high - low < 2:
+            return 0.0, -1
+        if (start, low, high) not in self._rests:
+            self._rests[start, low, high] = min(
+                (self._expected(start, at, low, high), at) for at in range(low + 1, high)
+            )
+        return self._rests[start, low, high]
+
+    def _expected(self, start: int, at: int, low: int, high: int) -> float:
+        """Tokens of the search between `low` and `high` if it begins with the duration at `at`. An unstable probe ends half-way."""
+        grid, steps = self.grid, self.grid.durations(start)[at]
+        horizon = grid.horizon(start, steps)
+        half_way = (min(grid.climb(start, steps), horizon) + horizon) // 2
+        stable = (high - at) * (grid.tokens(start, steps, horizon) + self._cheapest(start, at, high)[0])
+        unstable = (at - low) * (grid.tokens(start, steps, half_way) + self._cheapest(start, low, at)[0])
+        return (stable + unstable) / (high - low)
 
     def _judge(self, start: int, answers: dict[int, Answer], low: int, high: int) -> Outcome:
         """What the answers about the durations from `start` amount to; `low` is the furthest that is stable before any unstable
@@ -322,18 +354,25 @@ class Search:
         )
 
     def _unverified(self, start: int, steps: int, known: str) -> Outcome:
-        thumb = self.recipe.seq_len_warmup is None and self.kind in ("length", "two-stage")
-        rule = "a third of a run's full steps" if thumb else "the recipe's own"
-        if steps != self.grid.own[1]:
-            rule = "the next to be probed"
+        label, rule = f"a rule of thumb, {self.rule_of_thumb}", ""
+        if (start, steps) != self.grid.own:
+            label, rule = "only the next to be probed", "its stability is not known. "
         return Outcome(
             start=start,
             steps=steps,
             verified=False,
             complete=False,
-            statement=f"NOT VERIFIED, a rule of thumb. {self._named(steps)}{self._from(start)} ({rule}). The budget does not reach to the "
+            statement=f"NOT VERIFIED, {label}. {self._named(steps)}{self._from(start)}: {rule}The budget does not reach to the "
             f"end of {'a probe' if len(self.all_seeds) == 1 else 'the probes'} of it, {self.grid.horizon(start, steps):,} steps.{known}",
         )
+
+    @property
+    def rule_of_thumb(self) -> str:
+        """What `Grid.own` is: the setting that the search begins with."""
+        if self.recipe.seq_len_warmup is not None or self.kind in ("batch", "lr"):
+            return "the recipe's own setting"
+        third = self.grid.own[1] == self.grid.baseline_steps // 3
+        return "a third of a run's full steps" if third else "as long as the learning-rate warmup"
 
     def _named(self, steps: int) -> str:
         return f"A learning-rate warmup of {steps:,} steps" if self.kind == "lr" else f"A warmup of {steps:,} steps"
@@ -353,7 +392,7 @@ class Search:
             answer = self._answer(question, known)
             if isinstance(answer, Probe):
                 before = known.get((answer.start, answer.steps, answer.seed))
-                if self.tokens_of(answer) - (before.tokens if before else 0) <= left:
+                if self.tokens_of(answer) - (before.tokens - before.lost_tokens if before else 0) <= left:
                     return answer
                 answer = Answer(None)
             try:
@@ -377,7 +416,7 @@ class Search:
                 seen = min(seen, receipt.stopped_at_step)
             else:
                 failed.append(receipt.fluctuation_step)
-        return Answer(2 * stable > len(self.all_seeds), stable, stable + len(failed), min(failed, default=None), seen)
+        return Answer(2 * stable > len(self.all_seeds), stable, stable + len(failed), len(self.all_seeds), min(failed, default=None), seen)
 
     def recipe_of(self, probe: Probe) -> Recipe:
         """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
@@ -389,6 +428,10 @@ class Search:
             eval=replace(recipe.eval, every=every),
             checkpoint=replace(recipe.checkpoint, keep=1),
         )
+
+    def may_be_prolonged(self, probe: Probe) -> bool:
+        """Whether the search may ask the probe for more where it is stable, for which its checkpoint is kept."""
+        return probe.horizon < self.grid.horizon(probe.start, probe.steps)
 
     def tokens_of(self, probe: Probe) -> int:
         """Tokens that a probe has trained when it reaches its horizon."""
@@ -407,15 +450,17 @@ class Search:
             stopped = probe.horizon if failure is None or failure > probe.horizon else max(1, int(failure))
             stable = failure is None or failure > probe.horizon
             asked += [probe.name] * (probe.name not in asked)
+            lost = found[probe.name].lost_tokens if probe.name in found else 0
             found[probe.name] = Receipt(
                 probe=probe,
                 stable=stable,
                 max_fluctuation=1.0 if stable else 2 * self.threshold,
                 fluctuation_step=stopped,
                 stopped_at_step=stopped,
-                tokens=self.grid.tokens(probe.start, probe.steps, stopped),
+                tokens=lost + self.grid.tokens(probe.start, probe.steps, stopped),
                 seconds=0.0,
                 curve=(),
+                lost_tokens=lost,
             )
         tokens = sum(receipt.tokens for receipt in found.values()) - spent
         return probe, Cost(tokens, tuple(found[name] for name in asked))

@@ -37,7 +37,7 @@ from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.run.directory import Run, run_path
+from efftrain_cli.run.directory import Run, checkpoints_of, run_path
 from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
 from efftrain_cli.training.following import check_ranks, dismiss, follow, lead, release
@@ -102,11 +102,14 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
             start = search.grid.starts[0]
             longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
             session.train_data.check_budget(longest.windows, search.recipe.data)
-            receipts = read_receipts(folder, search.recipe.seed)
+            receipts = [_count_lost(folder, search, receipt) for receipt in read_receipts(folder, search.recipe.seed)]
             show_plan(console, search, receipts)
             while isinstance(probe := search.next(receipts), Probe):
                 announce(console, search, probe, receipts)
-                receipt = _run_probe(folder, search, probe, _session_of(session, search, probe), recipe_name, console, next(probes))
+                before = next((receipt for receipt in receipts if receipt.probe.name == probe.name), None)
+                receipt = _run_probe(
+                    folder, search, probe, before, _session_of(session, search, probe), recipe_name, console, next(probes)
+                )
                 show_receipt(console, receipt)
                 receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
                 write_receipts(folder / "receipts.csv", search, receipts)
@@ -185,9 +188,17 @@ def _claim(folder: Path, search: Search) -> None:
 
 
 def _run_probe(
-    folder: Path, search: Search, probe: Probe, session: Session, recipe_name: str, console: Console, number: int
+    folder: Path,
+    search: Search,
+    probe: Probe,
+    before: Receipt | None,
+    session: Session,
+    recipe_name: str,
+    console: Console,
+    number: int,
 ) -> Receipt:
-    """Runs a probe, or what is left of it, until its verdict is clear; `number` counts, from 0, those that this process has run."""
+    """Runs a probe, or what is left of it, until its verdict is clear. `before` is its receipt for a shorter horizon, and `number` counts,
+    from 0, the probes that this process has run."""
     recipe = session.recipe
     root = folder / "probes"
     state = fresh_state(session)
@@ -195,7 +206,7 @@ def _run_probe(
     with _open_probe(root, probe, session, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
-            for row in run.rows(state.progress.step)
+            for row in (run.rows(state.progress.step) if state.progress.step else ())  # the beginning is validated anew
             if row.get("val_loss") is not None
         ]
         with TrainingScreen(console, search.tokens_of(probe), state.progress.tokens, probe.horizon) as screen:
@@ -209,8 +220,8 @@ def _run_probe(
                 curve.append((state.progress.step + 1, math.inf))
         worst, at = fluctuation(curve)
         stable = worst <= search.threshold
-        goes_on = stable and calm is None and probe.horizon < search.grid.horizon(probe.start, probe.steps)
-        if goes_on:  # it may be asked for more
+        goes_on = stable and calm is None and search.may_be_prolonged(probe)
+        if goes_on:
             session.ranks.enter("save")
             save(run, state, recipe)
         release(state, session.ranks)
@@ -220,24 +231,44 @@ def _run_probe(
         def largest(column: str) -> float | None:
             return max((row[column] for row in rows if row.get(column) is not None), default=None)
 
+        lost_tokens, lost_seconds = (before.lost_tokens, before.lost_seconds) if before else (0, 0.0)
         receipt = Receipt(
             probe=probe,
             stable=stable,
             max_fluctuation=worst,
             fluctuation_step=at,
             stopped_at_step=state.progress.step,
-            tokens=state.progress.tokens,
-            seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
+            tokens=lost_tokens + state.progress.tokens,
+            seconds=lost_seconds + sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
             curve=tuple(curve),
             calm=calm,
             max_grad_norm=largest("grad_norm"),
             max_adam_sqrt_v=largest("adam_sqrt_v_max"),
             max_loss_ratio=largest("loss_ratio"),
+            lost_tokens=lost_tokens,
+            lost_seconds=lost_seconds,
         )
-        write_whole(run.path / "probe.json", json.dumps(_to_json(receipt), indent=1))
+        _write_receipt(run.path, receipt)
         if not goes_on:
             _forget_checkpoints(run.path)
     return receipt
+
+
+def _count_lost(folder: Path, search: Search, receipt: Receipt) -> Receipt:
+    """The receipt, with what was trained counted as lost where the probe may be asked for more and its checkpoint is gone, as after the
+    end of a search that other seeds continue."""
+    path = folder / "probes" / receipt.probe.name
+    goes_on = receipt.verdict == "stable" and search.may_be_prolonged(receipt.probe)
+    if not goes_on or receipt.lost_tokens == receipt.tokens or checkpoints_of(path):
+        return receipt
+    # Written at once: when the probe has begun anew, its checkpoints do not tell.
+    receipt = replace(receipt, lost_tokens=receipt.tokens, lost_seconds=receipt.seconds)
+    _write_receipt(path, receipt)
+    return receipt
+
+
+def _write_receipt(path: Path, receipt: Receipt) -> None:
+    write_whole(path / "probe.json", json.dumps(_to_json(receipt), indent=1))
 
 
 def _forget_checkpoints(path: Path) -> None:
@@ -298,8 +329,9 @@ def _train_until_clear(
                 curve.append((step, float(record.val_loss)))
                 if fluctuation(curve)[0] > search.threshold:
                     return None
-                if critical + search.grid.window <= step < probe.horizon:
-                    chance = chance_of_fluctuation(curve, critical, probe.horizon, search.threshold)
+                if search.calm and step < probe.horizon:
+                    first_look = critical + search.grid.window
+                    chance = chance_of_fluctuation(curve, critical, first_look, probe.horizon, search.threshold)
                     if chance < search.calm:
                         return chance
     except LostProcessError:
@@ -342,13 +374,13 @@ def read_receipts(folder: Path, seed: int) -> list[Receipt]:
 
 COLUMNS = (
     "probe,start,steps,sequences,seed,horizon,verdict,stopped_at_step,tokens,share_of_budget,seconds,max_fluctuation,"
-    "fluctuation_step,calm,max_grad_norm,max_adam_sqrt_v,max_loss_ratio,perplexity_by_step"
+    "fluctuation_step,calm,max_grad_norm,max_adam_sqrt_v,max_loss_ratio,lost_tokens,perplexity_by_step"
 )
 
 
 def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
-    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up, and
-    `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up, `lost_tokens` those
+    of its tokens that were trained for a checkpoint that is gone, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
     from io import StringIO
 
     text = StringIO()
@@ -365,6 +397,7 @@ def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> N
                 *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
                 *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
                 *("" if value is None else f"{value:.6g}" for value in beside),
+                receipt.lost_tokens,
                 " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve),
             ]
         )
@@ -401,10 +434,14 @@ def _finish(
     if outcome.complete:
         for path in (folder / "probes").glob("*"):
             _forget_checkpoints(path)
-    if outcome.start is None or outcome.steps is None:
-        raise DivergedError(f"no stable setting was found; the receipts are in {folder / 'receipts.csv'}")
     tuned = folder / "tuned.toml"
     write_whole(tuned, tuned_recipe(search, outcome, len(receipts), recipe_name))
+    if outcome.start is None or outcome.steps is None:
+        _advise(console, folder, search, recipe_name)
+        raise DivergedError(
+            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked as not stable, and "
+            f"{folder / 'receipts.csv'} the receipts"
+        )
     recipe = search.grid.recipe_with(outcome.start, outcome.steps)
     setting = f"{outcome.steps} steps" if search.kind == "lr" else f"start {outcome.start}, {outcome.steps} steps"
     if search.kind == "batch" and recipe.batch_size_warmup is not None:
@@ -422,15 +459,37 @@ def _finish(
     return folder
 
 
+def _advise(console: Console, folder: Path, search: Search, recipe_name: str) -> None:
+    """What to do where nothing is stable."""
+    seeds = f" --seeds {','.join(map(str, search.seeds))}" if search.seeds else ""
+    searched = f"efftrain tune-warmup --recipe {folder / 'search.toml'}{seeds}"
+    start, steps = search.grid.own
+    setting = f"{steps} steps" if search.kind == "lr" else f"start {start}, {steps} steps"
+    lines = [f"NOT STABLE {search.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
+    if search.kind != "lr":
+        lines += ["  is a longer learning-rate warmup stable?", f"    {searched} --tune lr --name {recipe_name}-tune-lr"]
+    lines += [
+        "  a lower learning rate",
+        f"    {searched} --set optim.lr={search.recipe.optim.lr / 2:g} --name {folder.name}-lower-lr",
+        "  or train as it is; what is unstable at first may recover",
+        f"    efftrain pretrain --recipe {folder / 'tuned.toml'} --name {recipe_name}-untuned",
+    ]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
 def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:
-    """The text of tuned.toml: the searched recipe with the setting to take, and what is known of it."""
-    assert outcome.start is not None and outcome.steps is not None
-    word = "found" if outcome.verified else "NOT VERIFIED by a probe"
-    comments = {search.grid.duration_name: f"{word}: {outcome.steps} steps" if search.kind == "batch" else word}
+    """The text of tuned.toml: the searched recipe with the setting to take, or the one to begin with where none is stable, and what is
+    known of it."""
+    if outcome.start is None or outcome.steps is None:
+        (start, steps), word = search.grid.own, f"NOT STABLE in the probes; {search.rule_of_thumb}"
+    else:
+        start, steps, word = outcome.start, outcome.steps, "found" if outcome.verified else "NOT VERIFIED by a probe"
+    comments = {search.grid.duration_name: f"{word}: {steps} steps" if search.kind == "batch" else word}
     if search.grid.start_name:
         comments[search.grid.start_name] = word
     return (
         f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes (threshold {search.threshold:g}, "
         f"{search.multiples} learning-rate warmups).\n# {outcome.statement}\n"
-        + dump_recipe(search.grid.recipe_with(outcome.start, outcome.steps), comments)
+        + dump_recipe(search.grid.recipe_with(start, steps), comments)
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from zlib import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
@@ -18,7 +20,8 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
-from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.search import Outcome, Probe, Question, Receipt, Search
+from efftrain_cli.tune_warmup.verdict import fluctuation
 
 FULL, BATCH, BUDGET, WINDOW = 64, 10, 200_000, 20
 
@@ -189,7 +192,9 @@ def test_whatever_the_answers_the_search_ends_within_its_budget_and_claims_what_
         assert "NOT VERIFIED" not in outcome.statement
     elif outcome.start is not None:
         assert not outcome.complete and budget is not None
-        assert outcome.statement.startswith("NOT VERIFIED, a rule of thumb")
+        own = (outcome.start, outcome.steps) == search.grid.own
+        assert outcome.statement.startswith(f"NOT VERIFIED, {'a rule of thumb' if own else 'only the next to be probed'}")
+        assert ("own setting" in outcome.statement) == own
     else:
         assert any(not receipt.stable for receipt in receipts.values())
     # Every number of steps that the statement calls stable or unstable belongs to a probe.
@@ -239,6 +244,47 @@ def test_verdicts_out_of_order_are_found_and_said() -> None:
     assert "not in order" in outcome.statement
 
 
+def curved(search: Search, losses: Callable[[Probe, int], float]) -> tuple[Outcome, dict[str, Receipt]]:
+    """The search where a probe's validation loss at a step, every two steps, is `losses(probe, step)`: judged as the command does."""
+    jumps: dict[tuple[int, int, int], float | None] = {}
+
+    def fails(probe: Probe) -> float | None:
+        key = (probe.start, probe.steps, probe.seed)
+        if key not in jumps:
+            curve = [(step, losses(probe, step)) for step in range(0, search.grid.horizon(probe.start, probe.steps) + 1, 2)]
+            ends = (end for end in range(1, len(curve) + 1) if fluctuation(curve[:end])[0] > search.threshold)
+            jumps[key] = next((curve[end - 1][0] for end in ends), None)
+        return jumps[key]
+
+    return answered(search, fails)
+
+
+def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start() -> None:
+    def losses(probe: Probe, step: int) -> float:
+        home = probe.steps == 80
+        jump = 2 * WINDOW + 4 if probe.start >= 24 and probe.steps > 160 else 2 * WINDOW if home else WINDOW - 4
+        return 9.0 if step == jump and (probe.start < 24 or probe.steps > 160) else 9 - 0.05 * step
+
+    outcome, _ = curved(SLW, losses)
+    longest = max(steps for steps in SLW.grid.durations(24) if steps <= 160)
+    assert (outcome.start, outcome.steps, outcome.verified) == (24, longest, True)
+    assert f"Shorter starts: 8 unstable at step {WINDOW - 4}" in outcome.statement
+    assert "unstable at step 44" in outcome.statement
+
+
+def test_curves_out_of_order_are_said_to_be_stable_again() -> None:
+    durations = SLW.grid.durations(8)
+    last = durations[-1]
+
+    def losses(probe: Probe, step: int) -> float:
+        swings = 80 < probe.steps < last
+        return 6 - 0.01 * step + (0.5 * math.sin(step / 3) if swings and step > WINDOW else 0)
+
+    outcome, _ = curved(SLW, losses)
+    assert (outcome.start, outcome.steps) == (8, 80)
+    assert f"not in order: stable again at {last:,} steps" in outcome.statement
+
+
 def test_a_budget_returns_the_best_that_was_verified() -> None:
     own = SLW.grid.tokens(8, 80, 3 * WINDOW)
     assert own == SLW.smallest_budget()
@@ -277,6 +323,7 @@ def test_starts_are_named_with_what_is_known_of_them() -> None:
     assert [receipt.probe.start for receipt in receipts.values()] == [8, 16, 32]
     assert (outcome.start, outcome.verified, outcome.complete) == (32, False, False)
     assert "24 not judged for want of budget" in outcome.statement
+    assert "only the next to be probed" in outcome.statement and "recipe's own" not in outcome.statement, "its start is 8"
     outcome, _ = answered(options(SLW, budget=enough - 1), ordered(SLW, 24, 57))
     assert (outcome.start, outcome.verified) == (32, False)
     assert "Shorter starts: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
@@ -295,14 +342,55 @@ def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
     search = options(SLW, seeds=(0, 1, 2))
     outcome, receipts = answered(search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None)
     assert (outcome.start, outcome.steps) == (8, 80)
-    assert "stable on 2 of 3 seeds (67%; 95 % interval 21% to 94%), unstable first at step 40" in outcome.statement
-    # Two seeds that agree are enough.
+    assert "stable on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40" in outcome.statement
+    # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of 3.
     further = [receipt for receipt in receipts.values() if receipt.probe.steps == 110]
     assert [receipt.probe.seed for receipt in further] == [0, 1]
-    assert "stable on 0 of 2 seeds" in outcome.statement
+    assert "stable on 0 of 2 seeds probed, 3 given (95 % interval of the share 0% to 79%)" in outcome.statement
     # A tie is not stability.
     tied, _ = answered(options(SLW, seeds=(0, 1)), lambda probe: 2 * WINDOW if probe.seed == 0 else None)
     assert tied.start is None
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds: int) -> None:
+    """Over every order of verdicts, weighed by its chance: as often as Wilson's interval of all seeds covers, or more."""
+    search = options(SLW, seeds=tuple(range(seeds)))
+    question = Question(8, 80, WINDOW)
+    for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9):
+        covered = wilson = 0.0
+        for verdicts in itertools.product((True, False), repeat=seeds):
+            chance = math.prod(share if stable else 1 - share for stable in verdicts)
+            known = {(8, 80, seed): seen(8, 80, seed, stable) for seed, stable in enumerate(verdicts)}
+            answer = search._answer(question, known)
+            low, high = (float(text.rstrip("%")) / 100 for text in re.findall(r"(\d+%) to (\d+%)", str(answer))[0])
+            covered += chance * (low - 0.005 <= share <= high + 0.005)
+            fixed = stats.binomtest(sum(verdicts), seeds).proportion_ci(method="wilson")
+            wilson += chance * (fixed.low <= share <= fixed.high)
+        assert covered >= wilson - 1e-9
+
+
+def seen(start: int, steps: int, seed: int, stable: bool) -> Receipt:
+    """The receipt of a probe seen for the learning-rate warmup."""
+    probe = Probe(start=start, steps=steps, seed=seed, horizon=WINDOW)
+    return Receipt(
+        probe=probe, stable=stable, max_fluctuation=1.0, fluctuation_step=WINDOW, stopped_at_step=WINDOW,
+        tokens=SLW.tokens_of(probe), seconds=1.0, curve=(),
+    )  # fmt: skip
+
+
+def test_what_a_lost_checkpoint_makes_train_twice_is_paid_twice() -> None:
+    from dataclasses import replace
+
+    survivor = seen(8, 80, 1234, True)
+    lost = replace(survivor, lost_tokens=survivor.tokens)
+    assert SLW.may_be_prolonged(survivor.probe)
+    rest = SLW.grid.tokens(8, 80, 3 * WINDOW)
+    for receipt, needed in ((survivor, rest), (lost, survivor.tokens + rest)):
+        probe = options(SLW, budget=needed).next([receipt])
+        assert isinstance(probe, Probe) and (probe.steps, probe.horizon) == (80, 3 * WINDOW)
+        assert isinstance(options(SLW, budget=needed - 1).next([receipt]), Outcome)
+    assert SLW.worst_case([lost]).tokens == SLW.worst_case([survivor]).tokens + survivor.tokens
 
 
 def test_what_is_left_shrinks_to_nothing() -> None:

@@ -26,19 +26,28 @@ def simulate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("kind", ["normal", "correlated"])
+@pytest.mark.parametrize("kind", ["normal", "correlated", "heavy"])
 def test_calm_ends_are_rarely_wrong_where_the_scatter_stays(simulate: ModuleType, kind: str) -> None:
-    """The bound is 1 %; of 300 probes at the scatter where calm ends are hardest to tell, at most 3 % are wrong."""
-    assert simulate.calm_rates(kind, 0.02, 50, np.random.default_rng(2)) == (1.0, 0.0)
-    calm, wrong = simulate.calm_rates(kind, 0.07, 300, np.random.default_rng(3))
-    assert calm > 0.3
-    assert wrong <= 0.03
+    """The bound is 1 %, over all looks; of 150 probes three wrong ones would be improbable."""
+    calm, wrong = simulate.calm_rates(kind, 0.02, 50, np.random.default_rng(2))
+    assert calm > 0.75 and wrong == 0
+    calm, wrong = simulate.calm_rates(kind, 0.04, 150, np.random.default_rng(3))
+    assert calm > 0.15
+    assert wrong <= 0.015
+
+
+@pytest.mark.parametrize("kind", ["rise", "faster"])
+def test_what_rises_from_the_peak_on_is_not_called_calm(simulate: ModuleType, kind: str) -> None:
+    """Without the trend and the number of looks it was, for 40 % and 96 % of the probes."""
+    assert simulate.calm_rates(kind, 0.02, 60, np.random.default_rng(4))[1] <= 0.1
+    losses = simulate.losses(kind, 0.02, np.random.default_rng(5))
+    assert max(loss - min(losses[:i]) for i, loss in enumerate(losses) if i) > np.log(1.3), "it fluctuates"
 
 
 def test_calm_ends_cannot_see_what_is_yet_to_come(simulate: ModuleType) -> None:
     """What the page says of the bound's limits is so."""
     calm, wrong = simulate.calm_rates("jump", 0.02, 100, np.random.default_rng(4))
-    assert calm == 1.0 and 0.35 < wrong < 0.65
+    assert calm > 0.6 and 0.15 < wrong < 0.5
 
 
 @pytest.mark.parametrize(

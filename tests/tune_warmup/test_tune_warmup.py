@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,10 +181,52 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(recipe: Recipe, ca
     search = replace(search, recipe=replace(recipe, optim=replace(recipe.optim, lr=1.0)))
     with pytest.raises(DivergedError, match="no stable setting"):
         tune_warmup.tune(search, recipe_name="hopeless")
-    assert "No seq_len_warmup.start that was probed is stable" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "No seq_len_warmup.start that was probed is stable" in shown
     folder = Path(os.environ["EFFTRAIN_RUNS"]) / "hopeless-tune"
     assert {receipt["verdict"] for receipt in lines(folder)} == {"unstable"}
-    assert not (folder / "tuned.toml").exists()
+    # The setting to begin with is there for who wants it, marked, and the next commands are said.
+    assert "NOT STABLE" in (folder / "tuned.toml").read_text()
+    assert load_recipe(str(folder / "tuned.toml")) == search.grid.recipe_with(*search.grid.own)
+    assert "NOT STABLE a third of a run's full steps, start 8, 10 steps" in shown
+    assert f"efftrain tune-warmup --recipe {folder / 'search.toml'} --tune lr" in shown
+    assert load_recipe(str(folder / "search.toml"), ["optim.lr=0.5"]) == replace(
+        search.recipe, optim=replace(search.recipe.optim, lr=0.5)
+    )
+
+
+def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A survivor whose checkpoint is gone, as after the end of a search, begins anew when it is asked for more."""
+    trained = [0]
+
+    def counted(state, *rest) -> Iterator:  # type: ignore
+        before = state.progress.tokens
+        for record in train(state, *rest):
+            trained[0] += record.progress.tokens - before
+            before = record.progress.tokens
+            yield record
+
+    monkeypatch.setattr(tune_warmup, "train", counted)
+    search = Search(recipe=recipe)
+    folder = tune_warmup.tune(replace(search, budget=search.smallest_budget() - 1), recipe_name="tiny")
+    (first,) = lines(folder)
+    assert int(first["tokens"]) == trained[0] > 0 and first["horizon"] == first["stopped_at_step"] == "4"
+    shutil.rmtree(folder / "probes" / first["probe"] / "checkpoints")
+    # Too little for the probe from its beginning, which its checkpoint would have saved.
+    tune_warmup.tune(replace(search, budget=search.smallest_budget()), recipe_name="tiny")
+    assert int(lines(folder)[0]["tokens"]) == trained[0]
+    tune_warmup.tune(search, recipe_name="tiny")
+    receipts = lines(folder)
+    assert sum(int(receipt["tokens"]) for receipt in receipts) == trained[0]
+    again = next(receipt for receipt in receipts if receipt["probe"] == first["probe"])
+    assert again["lost_tokens"] == first["tokens"] and int(again["stopped_at_step"]) > 4
+    assert again["perplexity_by_step"].count("0:") == 1 + sum(f"{n}0:" in again["perplexity_by_step"] for n in range(1, 9))
+    # Otherwise it found what a search in one go finds.
+    whole = lines(tune_warmup.tune(search, recipe_name="whole"))
+    for receipt in (*receipts, *whole):
+        for column in ("seconds", "tokens", "share_of_budget", "lost_tokens"):
+            del receipt[column]
+    assert receipts == whole
 
 
 def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
@@ -191,7 +234,7 @@ def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.
     little = replace(search, budget=search.smallest_budget() - 1)
     folder = tune_warmup.tune(little, recipe_name="tiny")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "NOT VERIFIED, a rule of thumb" in shown and "larger --budget goes on from here" in shown
+    assert "NOT VERIFIED, a rule of thumb, a third of a run's full steps" in shown and "larger --budget goes on from here" in shown
     assert "too little to verify" in shown
     assert sum(int(receipt["tokens"]) for receipt in lines(folder)) <= little.budget
     assert "NOT VERIFIED by a probe" in (folder / "tuned.toml").read_text()
