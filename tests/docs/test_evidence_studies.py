@@ -38,3 +38,10 @@ def test_the_table_of_all_evidence_names_every_page_and_study() -> None:
     table = (EVIDENCE / "README.md").read_text()
     for path in [*EVIDENCE.glob("*.toml"), *EVIDENCE.glob("*.md")]:
         assert path.name == "README.md" or f"({path.name})" in table, path.name
+
+
+@pytest.mark.parametrize("path", sorted(EVIDENCE.glob("*/*looks.csv")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_picture_shows_every_arm(path: Path) -> None:
+    picture = (EVIDENCE / "effects.svg").read_text()
+    for arm in {row["arm"] for row in csv.DictReader(path.open())}:
+        assert f">{arm}</text>" in picture, "draw it again: python benchmarks/evidence_picture.py"
