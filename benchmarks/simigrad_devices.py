@@ -1,0 +1,59 @@
+"""What a study's schedules of the batch size would cost on data-parallel devices: docs/evidence/simigrad.md's table of hours.
+
+    python benchmarks/simigrad_devices.py STUDY ARM ... --seed 10
+
+Reads the batch of every step of the arms' runs. Each stands for a step of GPT-2 117M with `--times` as many sequences of 1,024 tokens;
+its time is that of `efftrain plan-cluster`'s model for replicas (docs/scaling.md), with two sums of gradients where SimiGrad measured.
+That a large model's schedule would look alike is an assumption: only the steps were trained, and at a small size.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+from efftrain_cli.plan.cluster import Cluster, step_time
+from efftrain_cli.plan.cost import likely_vocabulary
+from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, token_flops
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.run.directory import existing_run
+from efftrain_cli.run.rows import read_counting
+
+CLUSTERS = {
+    1: Cluster(devices=1, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12),
+    8: Cluster(devices=8, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12, latency=1e-5),
+    64: Cluster(devices=64, nodes=8, flops_per_second=3e14, bandwidth=3e11, between=5e10, memory_bandwidth=2e12, latency=1e-5),
+}
+"""docs/scaling.md's assumptions: 300 TFLOP/s, 300 GB/s within a node of 8, 50 GB/s out of it."""
+
+
+def seconds(row: Mapping[str, object], recipe: Recipe, cluster: Cluster, times: int) -> float:
+    """The modelled time of one step of a run."""
+    vocabulary = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    most = -(-int(str(row["batch_size"])) * times // cluster.devices)
+    flops = most * recipe.model.seq_len * token_flops(recipe, vocabulary, recipe.model.seq_len, recipe.model.n_layer).with_logits
+    sums = 2 if row.get("simigrad_similarity") is not None else 1
+    return step_time("replicate", cluster, flops=flops, parameters=model_parameters(recipe, vocabulary), sums=sums).total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study")
+    parser.add_argument("arms", nargs="+", metavar="ARM")
+    parser.add_argument("--seed", type=int, default=10)
+    parser.add_argument("--times", type=int, default=64)
+    options = parser.parse_args()
+    recipe = load_recipe("gpt2-117m")
+    print("| arm | steps | " + " | ".join(f"on {devices}" for devices in CLUSTERS) + " |")
+    print("|---|--:|" + "--:|" * len(CLUSTERS))
+    first: list[float] = []
+    for arm in options.arms:
+        rows = [row for row in read_counting(existing_run(f"{options.study}-{arm}-seed{options.seed}")) if row.get("batch_size")]
+        times = [sum(seconds(row, recipe, cluster, options.times) for row in rows) for cluster in CLUSTERS.values()]
+        first = first or times
+        cells = (f"{time:,.0f} s, {time / base - 1:+.0%}" for time, base in zip(times, first, strict=True))
+        print(f"| {arm} | {len(rows)} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
