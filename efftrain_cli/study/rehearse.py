@@ -51,8 +51,10 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
     """The study with toy recipes, written into `folder`."""
     study = file.study
     arms = []
+    recipes = folder / "recipes"  # an arm may have the study's name
+    recipes.mkdir(parents=True, exist_ok=True)
     for arm in study.arms:
-        path = folder / f"{arm.name}.toml"
+        path = recipes / f"{arm.name}.toml"
         toy = toy_recipe(load_recipe(file.recipe_path(arm), file.settings_of(arm)), folder, devices)
         path.write_text(dump_recipe(toy), encoding="utf-8")
         grid = {}

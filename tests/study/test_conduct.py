@@ -230,6 +230,13 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder: Path, f
     assert warm.seq_len_warmup.start == 8 and warm.train.tokens == STEPS * 4 * 32
 
 
+def test_an_arm_may_have_the_name_of_its_study(folder: Path) -> None:
+    path = folder / "study.toml"
+    path.write_text(STUDY.replace('name = "warm"', 'name = "study"'))
+    small = toy_study(read_study(path), folder / "rehearsal")
+    assert load_recipe(small.study.arms[1].recipe).seq_len_warmup is not None
+
+
 def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder: Path, file: StudyFile) -> None:
     with rehearsal(file, study_folder(file.name) / "rehearsal") as small:
         register(small, allow=False)
