@@ -58,7 +58,7 @@ def sum_seconds() -> list[float]:
 def rank() -> None:
     import torch
 
-    from efftrain_cli.training.ranks import joined
+    from efftrain_cli.training.joining import joined
 
     torch.set_num_threads(1)
     with joined() as ranks:

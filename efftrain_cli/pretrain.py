@@ -50,9 +50,10 @@ from efftrain_cli.training.checkpoints import (
 from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.following import check_ranks, follow, lead, release
 from efftrain_cli.training.gradient import compute_dtype
+from efftrain_cli.training.joining import joined
 from efftrain_cli.training.logger import report_stop, train_and_log
 from efftrain_cli.training.memory import memory_errors, peak_memory
-from efftrain_cli.training.ranks import Ranks, joined
+from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
     Session,

@@ -46,7 +46,7 @@ def bench(
     from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.run.rates import Rate, remember_bench
     from efftrain_cli.training.following import check_ranks
-    from efftrain_cli.training.ranks import joined
+    from efftrain_cli.training.joining import joined
     from efftrain_cli.training.session import choose_device
 
     with joined() as ranks:

@@ -113,7 +113,7 @@ def eval_zeroshot(
     with ExitStack() as stack:
         ranks = None
         if is_one_of_several():
-            from efftrain_cli.training.ranks import joined
+            from efftrain_cli.training.joining import joined
 
             ranks = stack.enter_context(joined())
         speaks = ranks is None or ranks.rank == 0

@@ -167,8 +167,8 @@ def compare(
         baseline=base,
         labels=(*labels, *grid_notes, *_trial_notes(every, groups, trials), *_pending_notes(groups)),
         recipe_differences=tuple(
-            (key, tuple(shown(group.recipe.get(key)) for group in groups))
-            for key in differing_keys([group.recipe for group in groups])
+            (key, tuple(shown(group.conditions.get(key)) for group in groups))
+            for key in differing_keys([group.conditions for group in groups])
         ),
         trials=tuple(trials),
         target_loss=target_loss,

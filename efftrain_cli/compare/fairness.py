@@ -178,11 +178,17 @@ def _seed_notes(groups: Sequence[Group]) -> list[Label]:
 
 def _same_recipe_notes(groups: Sequence[Group]) -> list[Label]:
     return [
-        Label("note", f"{first.label} and {second.label} are one recipe under two names: nothing in it differs")
+        Label("note", f"{first.label} and {second.label} are one recipe {_twice(first, second)}: nothing in it differs")
         for i, first in enumerate(groups)
         for second in groups[i + 1 :]
         if not differing_keys([first.recipe, second.recipe])
     ]
+
+
+def _twice(first: Group, second: Group) -> str:
+    if first.devices != second.devices:
+        return f"on {first.devices} and on {second.devices} devices"
+    return "under two names"
 
 
 def _data(run: RunNumbers) -> dict[str, Any]:

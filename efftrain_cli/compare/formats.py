@@ -207,7 +207,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         },
         "labels": [asdict(label) for label in comparison.labels],
         "recipe_differences": {
-            key: {group.label: group.recipe.get(key) for group in comparison.groups}
+            key: {group.label: group.conditions.get(key) for group in comparison.groups}
             for key, _ in comparison.recipe_differences
         },
         "settings_tried": [asdict(trial) for trial in comparison.trials],

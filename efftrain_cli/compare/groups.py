@@ -45,6 +45,16 @@ class Group:
         """The recipe as dotted keys, without its seed."""
         return {key: value for key, value in self.runs[0].recipe.items() if key != "seed"}
 
+    @property
+    def devices(self) -> int:
+        """How many the runs were begun on."""
+        return self.runs[0].origin.get("world_size", 1)
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The recipe, and the number of devices, which is part of what was done."""
+        return self.recipe | {DEVICES: self.devices}
+
 
 def select_runs(names: Sequence[str]) -> list[Path]:
     """Run directories that `names` stand for, in that order, each once.

@@ -20,6 +20,7 @@ from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.buckets import EarlySum
 from efftrain_cli.training.compiling import (
     CompiledParts,
     Objective,
@@ -36,6 +37,8 @@ from efftrain_cli.training.ring import Ring
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.watch import FIRST
 
+OVERLAPPING = frozenset({"cuda"})
+"""Kinds of devices on which the sum over the ranks begins during the backward pass. A CPU's cores have that pass to do."""
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
 
@@ -154,7 +157,8 @@ def build_forward_backward(
     """The step's gradient by accumulation over micro-batches, added up over the ranks.
 
     Each micro-batch's summed losses are divided by the tokens of the whole step, so loss and gradient do not depend on
-    how the step is cut, nor on how many ranks share it. Before the first sum the ranks agree to go on.
+    how the step is cut, nor on how many ranks share it. Before the first sum the ranks agree to go on. On CUDA that sum begins
+    during the backward pass of a rank's last micro-batch.
 
     Args:
         method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps. They are read in
@@ -192,7 +196,21 @@ def build_forward_backward(
             clear_seen(model)
         losses: dict[str, Tensor] = {}
         agreed = False
+        # A step that sums more than once, or in another order, does so after its passes.
+        may_begin_early = device.type in OVERLAPPING and not (
+            ranks.alone or model.lockstep or lanes is not None or ring is not None or late is not None or plan.measure_similarity
+        )
+        early: EarlySum | None = None
         phase = ranks.phase if ranks.phase in (FIRST, "compile") else "forward and backward"
+
+        def begin_sum(sums: dict[str, Tensor]) -> None:
+            """Every rank does, in any case: they send the same buckets in the same order."""
+            nonlocal agreed, early
+            ranks.go_on(plan.step)
+            agreed = True
+            ranks.enter(phase)
+            sums |= {name: sums[name].clone() for name in nothing}  # not what the backward pass may read
+            early = EarlySum(ranks, parameters, [sums[name] for name in nothing])
 
         def accumulate_here(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
             """Adds the gradient of these micro-batches to `.grad`; returns the sums of their losses."""
@@ -213,9 +231,11 @@ def build_forward_backward(
                     minimized = shares["ce"]
                     if standardization is not None and standardization.weight:
                         minimized = minimized + standardization.weight * (shares["standardization_loss"] * site_shares).sum()
+                    for name, share in shares.items():
+                        sums[name] = sums[name] + share.detach() if name in sums else share.detach()
+                    if may_begin_early and number == micro_batches[-1].number:
+                        begin_sum(sums)
                     minimized.backward()
-                for name, share in shares.items():
-                    sums[name] = sums[name] + share.detach() if name in sums else share.detach()
             return sums
 
         def accumulate(micro_batches: Sequence[MicroBatch]) -> None:
@@ -225,12 +245,17 @@ def build_forward_backward(
                 sums = add_lanes(accumulate_here, micro_batches, parameters, plan, lanes_of(ranks, lanes), lanes, nothing)
             else:
                 sums = accumulate_here(micro_batches)
-            if not agreed:
+            if may_begin_early and early is None:  # this rank has no micro-batch
+                sums = {name: zero.clone() for name, zero in nothing.items()}
+                begin_sum(sums)
+            elif not agreed:
                 ranks.go_on(plan.step)
                 agreed = True
             if layer_drop is not None or not (ranks.alone or model.lockstep):
                 fill_gradients(parameters)
-            if not ranks.alone:
+            if early is not None:
+                early.finish()
+            elif not ranks.alone:
                 # A rank without one of the terms must still take part in its sum.
                 sums = {name: sums[name] if name in sums else zero.clone() for name, zero in nothing.items()}
                 gradients = [] if model.lockstep else [p.grad for p in parameters if p.grad is not None]  # added up already

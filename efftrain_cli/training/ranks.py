@@ -9,7 +9,6 @@ world size repeats it bit for bit. (Buckets that are rebuilt during a run, as Di
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,17 +21,13 @@ from torch import Tensor
 
 from efftrain_cli.foundation.errors import EfftrainError, HungError, LostProcessError, UsageError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
-from efftrain_cli.training.launch import end_with_parent
+from efftrain_cli.training.buckets import buckets, flattened, scatter
 from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
 from efftrain_cli.training.watch import UNLIMITED, WAITING, Watch
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-BUCKET = 1 << 24
-"""Elements that are added up at once: 64 MiB of fp32 beside the gradients."""
-JOINING = timedelta(minutes=2)
-"""How long the ranks wait for each other to start."""
 FOREVER = timedelta(days=7)
 """How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at once."""
 
@@ -139,27 +134,34 @@ class Ranks:
         """Replaces each tensor by its sum over the ranks, in place: flat buckets of the same layout in every step."""
         if self.alone:
             return
-        with self._adding(tensors[0]):
-            for bucket in _buckets(tensors):
-                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        with self.adding(tensors[0]):
+            for bucket in buckets(tensors):
+                flat = flattened(bucket)
                 self._carry(lambda dist, flat=flat: dist.all_reduce(flat))
-                _scatter(flat, bucket)
+                scatter(flat, bucket)
 
     @contextmanager
-    def _adding(self, tensor: Tensor) -> Iterator[None]:
+    def adding(self, tensor: Tensor) -> Iterator[None]:
+        """What is timed as the sum of gradients, on the device of `tensor`."""
         self.enter("sum")
         watch = Stopwatch(tensor.device)
         yield
         self._now().sums.append(watch.stop())
+
+    def begin_sum(self, flat: Tensor) -> Callable[[], None]:
+        """Begins to replace a tensor by its sum over the ranks, in place; the result waits for it, on CUDA on the device alone."""
+        works: list[Any] = []
+        self._carry(lambda dist: works.append(dist.all_reduce(flat, async_op=True)))
+        return lambda: self._carry(lambda dist: works[0].wait())
 
     def add_up_by_pairs(self, tensors: Sequence[Tensor]) -> None:
         """As `add_up`, in a balanced tree over the ranks: recursive doubling. Where each rank has added its own lanes in such a
         tree too, the result is the same at every world size, bit for bit."""
         distance = 1
         while distance < self.world_size:
-            with self._adding(tensors[0]):
-                for bucket in _buckets(tensors):
-                    flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            with self.adding(tensors[0]):
+                for bucket in buckets(tensors):
+                    flat = flattened(bucket)
                     theirs = torch.empty_like(flat)
                     partner = self.rank ^ distance
 
@@ -171,7 +173,7 @@ class Ranks:
                             work.wait()
 
                     self._carry(exchange)
-                    _scatter(flat + theirs, bucket)  # a + b = b + a: only the shape of the tree counts
+                    scatter(flat + theirs, bucket)  # a + b = b + a: only the shape of the tree counts
             distance *= 2
 
     def largest(self, tensor: Tensor) -> None:
@@ -202,10 +204,10 @@ class Ranks:
 
     def share_from(self, source: int, tensors: Sequence[Tensor]) -> None:
         """Gives every rank the values of rank `source`, in place; fp32."""
-        for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        for bucket in buckets(tensors):
+            flat = flattened(bucket)
             self._carry(lambda dist, flat=flat: dist.broadcast(flat, src=source))
-            _scatter(flat, bucket)
+            scatter(flat, bucket)
 
     def sum_of(self, numbers: Tensor) -> None:
         """Replaces a few numbers on the host by their sums over the ranks, in place."""
@@ -225,10 +227,10 @@ class Ranks:
 
     def add_up_in(self, group: Any, tensors: Sequence[Tensor]) -> None:
         """As `add_up`, over the ranks of a `group`."""
-        for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+        for bucket in buckets(tensors):
+            flat = flattened(bucket)
             self._carry(lambda dist, flat=flat: dist.all_reduce(flat, group=group))
-            _scatter(flat, bucket)
+            scatter(flat, bucket)
 
     def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
         """Sends a tensor on the host without waiting; the result waits until it is sent, and until then keeps the tensor."""
@@ -347,121 +349,3 @@ CONNECTION = ("onnection", "gloo", "NCCL")
 
 def _lost(rank: int, why: str = "see its message, or the system's log") -> LostProcessError:
     return LostProcessError(f"rank {rank}: another process of this run has ended; {why}")
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors in order, together as long as they stay below `BUCKET` elements."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if bucket and size + tensor.numel() > BUCKET:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.numel()
-    if bucket:
-        yield bucket
-
-
-def _scatter(flat: Tensor, bucket: Sequence[Tensor]) -> None:
-    for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
-# --- finding the others ----------------------------------------------------------------------------------------------
-
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Set for each process by torchrun, and by `--devices`."""
-
-
-def ranks_wanted() -> tuple[int, int, int, str, int] | None:
-    """(rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun; None where
-    this process was started alone.
-
-    Raises:
-        UsageError: the environment is incomplete or makes no sense.
-    """
-    environment = os.environ
-    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in environment:
-        head = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-        values = {
-            "RANK": environment.get("SLURM_PROCID"),
-            "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS"),
-            "LOCAL_RANK": environment.get("SLURM_LOCALID"),
-            "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_host(head),
-            # Jobs that share a node need ports of their own.
-            "MASTER_PORT": environment.get("MASTER_PORT") or str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000),
-        }
-    elif int(environment.get("WORLD_SIZE", "1") or "1") > 1:
-        values = {name: environment.get(name) for name in TORCHRUN}
-    else:
-        return None
-    missing = [name for name, value in values.items() if not value]
-    if missing:
-        raise UsageError(
-            f"several processes are wanted, but the environment lacks {', '.join(missing)}\n"
-            "start them with --devices N, torchrun or srun, which set it"
-        )
-    rank, world_size, local_rank, port = (
-        int(str(values[name])) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-    )
-    if not 0 <= rank < world_size:
-        raise UsageError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}\nstart the processes with --devices N, torchrun or srun")
-    return rank, world_size, local_rank, str(values["MASTER_ADDR"]), port
-
-
-def _first_host(nodes: str) -> str:
-    """The first host of Slurm's compressed list: "gpu[03-05,9],login" -> "gpu03"."""
-    name, bracket, rest = nodes.partition("[")
-    if not bracket:
-        return nodes.split(",")[0]
-    head = name.split(",")[0] if "," in name else name
-    if "," in name:
-        return head
-    return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
-
-
-def _open_store(address: str, port: int, world_size: int, rank: int, client: bool = False) -> Store:
-    """Where the ranks leave each other messages: torchrun's own, where its agent keeps one. Each restart of torchrun's begins with
-    empty keys. A `client` is one more connection."""
-    import torch.distributed as dist
-
-    kept = client or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(address, port, None if kept else world_size, is_master=rank == 0 and not kept, timeout=JOINING)
-    return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-@contextmanager
-def joined() -> Iterator[Ranks]:
-    """The ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
-
-    Raises:
-        UsageError: the environment is wrong, or the others were not reached within `JOINING`.
-    """
-    wanted = ranks_wanted()
-    if wanted is None:
-        yield ALONE
-        return
-    import torch.distributed as dist
-
-    end_with_parent()
-    rank, world_size, local_rank, address, port = wanted
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    try:
-        store = _open_store(address, port, world_size, rank)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=JOINING)
-        watch = Watch(rank, world_size, lambda: _open_store(address, port, world_size, rank, client=True))
-        dist.all_reduce(torch.zeros(1))  # all have come as far as here
-        dist.distributed_c10d._set_pg_timeout(FOREVER)
-    except (RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"rank {rank} of {world_size} cannot reach the others at {address}:{port}: {str(error).splitlines()[0]}\n"
-            "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free"
-        ) from None
-    watch.start()
-    try:
-        yield Ranks(rank, world_size, local_rank, store, watch)
-    finally:
-        watch.stop()
-        dist.destroy_process_group()
-

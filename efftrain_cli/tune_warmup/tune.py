@@ -41,9 +41,10 @@ from efftrain_cli.run.directory import Run, checkpoints_of, run_path
 from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
 from efftrain_cli.training.following import check_ranks, dismiss, follow, lead, release
+from efftrain_cli.training.joining import joined
 from efftrain_cli.training.logger import Logbook
 from efftrain_cli.training.memory import memory_errors
-from efftrain_cli.training.ranks import Ranks, joined
+from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
     Session,

@@ -552,7 +552,11 @@ def test_a_ratio_of_exactly_the_limit_is_not_above_it(root: Path) -> None:
 def test_groups_know_the_number_of_devices(root: Path) -> None:
     write_run(root, "small", 0)
     write_run(root, "small", 1, origin={"world_size": 2})
-    assert {group.label for group in of("small").groups} == {"small devices=1", "small devices=2"}
+    found = of("small")
+    assert {group.label for group in found.groups} == {"small devices=1", "small devices=2"}
+    assert found.recipe_differences == (("devices", ("1", "2")),)
+    assert "small devices=1 and small devices=2 are one recipe on 1 and on 2 devices: nothing in it differs" in [label.text for label in found.labels]
+    assert as_json(found)["recipe_differences"] == {"devices": {"small devices=1": 1, "small devices=2": 2}}
 
 
 def test_duplicate_rows_and_torn_lines_change_nothing(root: Path) -> None:

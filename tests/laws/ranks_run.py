@@ -9,13 +9,17 @@ import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.ranks import Ranks, joined
+from efftrain_cli.training import buckets, gradient
+from efftrain_cli.training.buckets import EarlySum
+from efftrain_cli.training.joining import joined
+from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.sharding import END, shard_state
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import TrainState, load_tensors, model_tensors, whole_tensors
@@ -69,6 +73,15 @@ SHARDED = {
 """Cases that are trained once with the state replicated and once with shares of it."""
 
 
+BESIDE = {
+    "baseline": "",
+    "batch warmup": SHARDED["batch warmup"],
+    "layer dropping": CASES["layer dropping"],
+    "standardization": CASES["standardization"],
+}
+"""Cases that are trained with the sum of gradients after the backward pass and beside it."""
+
+
 def recipe_of(folder: Path, text: str, extra: str, train: str = "micro_batch_tokens = 64") -> Recipe:
     """The recipe of a case; `extra` may repeat [optim] to change keys of it."""
     base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", train)
@@ -118,6 +131,8 @@ def main(text: str, out: str) -> None:
                     train += "\nactivation_checkpointing = true"
                 recipe = recipe_of(folder, text, f"{extra}\n[parallel]\nstrategy = '{strategy}'", train)
                 found[f"{name}, {strategy}"] = case(recipe, ranks)
+        for name, extra in BESIDE.items():
+            found[f"{name}, beside"] = sums_beside(recipe_of(folder, text, extra, "micro_batch_tokens = 32"), ranks)
         if ranks.rank == 0:
             Path(out).write_text(json.dumps(found))
 
@@ -175,6 +190,30 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
         "resumed_digest": digest(whole(resumed, ranks)),
         "batch": [row for share in shares for row in share],
     }
+
+
+def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
+    """Losses and digests of a few steps with sums after and beside the backward pass, in buckets of which the model fills several, and
+    the most of them that were sent before the pass had ended."""
+    corpus = prepare(recipe.data)
+    data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
+    val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
+    early: list[int] = []
+    finish = EarlySum.finish
+
+    def counting(self: EarlySum) -> None:
+        early.append(len(self._buckets) - self._left)
+        finish(self)
+
+    found: dict[str, object] = {}
+    with mock.patch.object(buckets, "BUCKET", 4000), mock.patch.object(EarlySum, "finish", counting):
+        for name, kinds in (("after", frozenset[str]()), ("beside", frozenset({"cpu"}))):
+            with mock.patch.object(gradient, "OVERLAPPING", kinds):
+                state = fresh(recipe, corpus.vocab_size)
+                records = [record for record in train_stages(state, recipe, data, val, 5, ranks) if record.result is not None]
+            losses = [float(record.result.scalars["loss"]) for record in records]
+            found[name] = [losses, digest((model_tensors(state), state.optimizer.tensors()))]
+    return {**found, "early": max(early, default=0)}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import torch
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.ranks import ALONE, Ranks, joined
+from efftrain_cli.training.joining import joined
+from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens

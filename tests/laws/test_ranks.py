@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.launch import made_text
-from tests.laws.ranks_run import CASES, SHARDED
+from tests.laws.ranks_run import BESIDE, CASES, SHARDED
 
 pytestmark = pytest.mark.slow
 WORLDS = (1, 2, 4)  # with two, a + b = b + a would hide mistakes of order
@@ -104,6 +104,14 @@ def test_simigrad_measures_the_whole_batch(found: dict[int, dict[str, Any]]) -> 
         rows, alone = found[world_size]["simigrad"]["rows"], found[1]["simigrad"]["rows"]
         assert rows[0]["dots"] == pytest.approx(alone[0]["dots"], rel=1e-5)
         assert [row["batch_size"] for row in rows] == [row["batch_size"] for row in alone]
+
+
+@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_sum_beside_the_backward_pass_moves_no_bit(found: dict[int, dict[str, Any]], case: str, world_size: int) -> None:
+    result = found[world_size][f"{case}, beside"]
+    assert result["after"] == result["beside"] and len(result["after"][0]) == 5
+    assert result["early"] >= (3 if world_size > 1 else 0), "buckets are sent before the pass has ended"
 
 
 @pytest.mark.parametrize("case", SHARDED)

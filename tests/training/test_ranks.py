@@ -19,8 +19,8 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.gradient import add_lanes
+from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 from efftrain_cli.training.launch import _wait, launch, refuse_several
-from efftrain_cli.training.ranks import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 
 NOTHING = {"ce": torch.zeros(())}
 RECIPE = Recipe(
@@ -183,7 +183,7 @@ def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(monkeyp
 
     port = free_port()
     set_all(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    monkeypatch.setattr("efftrain_cli.training.ranks.JOINING", timedelta(seconds=2))
+    monkeypatch.setattr("efftrain_cli.training.joining.JOINING", timedelta(seconds=2))
     stores = []
     client = threading.Thread(target=lambda: stores.append(dist.TCPStore("127.0.0.1", port, 2, is_master=False)))
     client.start()

@@ -1,0 +1,117 @@
+"""Finding the other processes of a run: those that torchrun, srun or `--devices` started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.training.launch import end_with_parent
+from efftrain_cli.training.ranks import ALONE, FOREVER, Ranks
+from efftrain_cli.training.watch import Watch
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+JOINING = timedelta(minutes=2)
+"""How long the ranks wait for each other to start."""
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Set for each process by torchrun, and by `--devices`."""
+
+
+def ranks_wanted() -> tuple[int, int, int, str, int] | None:
+    """(rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun; None where
+    this process was started alone.
+
+    Raises:
+        UsageError: the environment is incomplete or makes no sense.
+    """
+    environment = os.environ
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in environment:
+        head = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+        values = {
+            "RANK": environment.get("SLURM_PROCID"),
+            "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS"),
+            "LOCAL_RANK": environment.get("SLURM_LOCALID"),
+            "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_host(head),
+            # Jobs that share a node need ports of their own.
+            "MASTER_PORT": environment.get("MASTER_PORT") or str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000),
+        }
+    elif int(environment.get("WORLD_SIZE", "1") or "1") > 1:
+        values = {name: environment.get(name) for name in TORCHRUN}
+    else:
+        return None
+    missing = [name for name, value in values.items() if not value]
+    if missing:
+        raise UsageError(
+            f"several processes are wanted, but the environment lacks {', '.join(missing)}\n"
+            "start them with --devices N, torchrun or srun, which set it"
+        )
+    rank, world_size, local_rank, port = (
+        int(str(values[name])) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    )
+    if not 0 <= rank < world_size:
+        raise UsageError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}\nstart the processes with --devices N, torchrun or srun")
+    return rank, world_size, local_rank, str(values["MASTER_ADDR"]), port
+
+
+def _first_host(nodes: str) -> str:
+    """The first host of Slurm's compressed list: "gpu[03-05,9],login" -> "gpu03"."""
+    name, bracket, rest = nodes.partition("[")
+    if not bracket:
+        return nodes.split(",")[0]
+    head = name.split(",")[0] if "," in name else name
+    if "," in name:
+        return head
+    return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
+
+
+def _open_store(address: str, port: int, world_size: int, rank: int, client: bool = False) -> Store:
+    """Where the ranks leave each other messages: torchrun's own, where its agent keeps one. Each restart of torchrun's begins with
+    empty keys. A `client` is one more connection."""
+    import torch.distributed as dist
+
+    kept = client or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(address, port, None if kept else world_size, is_master=rank == 0 and not kept, timeout=JOINING)
+    return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """The ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
+
+    Raises:
+        UsageError: the environment is wrong, or the others were not reached within `JOINING`.
+    """
+    wanted = ranks_wanted()
+    if wanted is None:
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    end_with_parent()
+    rank, world_size, local_rank, address, port = wanted
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        store = _open_store(address, port, world_size, rank)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=JOINING)
+        watch = Watch(rank, world_size, lambda: _open_store(address, port, world_size, rank, client=True))
+        dist.all_reduce(torch.zeros(1))  # all have come as far as here
+        dist.distributed_c10d._set_pg_timeout(FOREVER)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"rank {rank} of {world_size} cannot reach the others at {address}:{port}: {str(error).splitlines()[0]}\n"
+            "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free"
+        ) from None
+    watch.start()
+    try:
+        yield Ranks(rank, world_size, local_rank, store, watch)
+    finally:
+        watch.stop()
+        dist.destroy_process_group()
+
