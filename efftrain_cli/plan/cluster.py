@@ -4,7 +4,8 @@
     update    28 bytes a parameter (AdamW reads four tensors and writes three, fp32) / memory bandwidth
     ring      2 (W - 1) / W bytes / bandwidth + 2 (W - 1) latency: each byte passes the slowest link of a ring twice
 
-Replicas: compute + ring(gradient, fp32) + update, one after the other, as efftrain does it. Shards: PyTorch gathers a block's weights
+Replicas: compute + ring(gradient, fp32) + update, one after the other, although on CUDA a part of
+the ring hides behind the last backward pass. Shards: PyTorch gathers a block's weights
 twice and scatters its gradient once per micro-batch, each half a ring, beside the computation: max(compute, all of it) + update / W.
 Hybrid: shards within a node and replicas between nodes, whose shares of the gradient are added up once per step; efftrain has not
 built it. Nothing else is counted: neither data, evaluation, saving, nor what a slow device costs the others.
@@ -26,7 +27,7 @@ from efftrain_cli.recipe.sections import Parallel
 STRATEGIES = ("replicate", "shard", "hybrid")
 UPDATE_BYTES = 28
 BUCKET_BYTES = 1 << 26
-"""Of the flat copy in which gradients are added up."""
+"""Of a flat copy in which gradients are added up; four of them are under way at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +47,17 @@ class Cluster:
     latency: float = 0.0
     """Seconds of one message between two devices."""
 
+    @property
+    def slowest(self) -> float:
+        """Bytes per second of the slowest link; of one node that is the one between its devices."""
+        return min(self.bandwidth, self.between) if self.nodes > 1 else self.bandwidth
+
     def ring(self, size: float, devices: int | None = None, bandwidth: float | None = None) -> float:
         """Seconds in which so many bytes, of which every device has its own, are added up on all: twice around a ring."""
         count = self.devices if devices is None else devices
         if count == 1:
             return 0.0
-        speed = min(self.bandwidth, self.between) if bandwidth is None else bandwidth
+        speed = self.slowest if bandwidth is None else bandwidth
         return 2 * (count - 1) * (size / count / speed + self.latency)
 
 
@@ -108,7 +114,7 @@ def step_time(
         communication = sums * cluster.ring(gradient)
         if lanes:
             rounds = (cluster.devices - 1).bit_length()
-            communication = sums * rounds * (gradient / min(cluster.bandwidth, cluster.between) + cluster.latency)
+            communication = sums * rounds * (gradient / cluster.slowest + cluster.latency)
         return StepTime(compute=compute, communication=communication, update=update, total=compute + communication + update)
     if strategy == "shard":
         share = cluster.devices
@@ -137,7 +143,7 @@ def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences
 
     state, whole = needed(0), needed(sequences)
     if strategy == "replicate":
-        return whole + (2 * BUCKET_BYTES if cluster.devices > 1 else 0)
+        return whole + (4 * BUCKET_BYTES if cluster.devices > 1 else 0)
     share = cluster.devices if strategy == "shard" else cluster.devices // cluster.nodes
     block = 12 * model.n_embd**2 + 13 * model.n_embd
     return state // share + (whole - state) + 4 * (2 * block + (rows + model.seq_len) * model.n_embd)

@@ -50,6 +50,7 @@ def test_a_hybrid_adds_up_its_shares_between_nodes() -> None:
 def test_a_ring_is_as_fast_as_its_slowest_link_and_has_latency() -> None:
     assert replace(EIGHT, between=1e10).ring(4e9) == pytest.approx(0.7)
     assert replace(EIGHT, devices=4, latency=1e-5).ring(0) == pytest.approx(6e-5)
+    assert replace(EIGHT, nodes=1, between=1e9).ring(4e9) == replace(EIGHT, nodes=1).ring(4e9), "one node sends nothing out"
     assert replace(EIGHT, devices=1).ring(4e9) == 0
 
 
