@@ -30,6 +30,7 @@ from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, plan_ste
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
+from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.run.rows import NOT_COMPUTED, read_origin
 from efftrain_cli.run.stability import describe, measure_run
@@ -406,6 +407,8 @@ def show_summary(console: Console, run: Run, state: TrainState, val_loss: float 
     console.print(done, markup=False)
     if val_loss is not None:
         console.print(f"result     val loss {val_loss:.4f} nats per token (perplexity {math.exp(val_loss):.2f})")
+    if (spent := communication(run.path)) is not None:
+        console.print(f"devices    {spent}", markup=False)
     stability = measure_run(run.path)
     if stability.above_slight or stability.first_nonfinite_step is not None:
         for line in describe(stability):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -68,6 +69,30 @@ def made_text(size: int = 200_000) -> str:
         lines.append(" ".join(line))
         length += len(lines[-1]) + 1
     return "\n".join(lines)
+
+
+def run_ranks(script: str, world_size: int, *arguments: str, **environment: str) -> None:
+    """Runs a script of the repository in so many processes, each with a rank in its environment and one thread; fails the test with
+    what they said unless all end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        **environment,
+    }
+    command = [sys.executable, str(REPOSITORY / script), *arguments]
+    processes = [
+        subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(world_size)
+    ]
+    errors = [process.communicate(timeout=1200)[1] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
 
 
 @dataclass

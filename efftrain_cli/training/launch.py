@@ -83,7 +83,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
         # A signal in the first moments may end a process before it listens.
         early = asked and all(child.returncode in (0, 75, -asked[0], LostProcessError.exit_code) for child in children)
         if early:
-            return StoppedError.exit_code if arguments[0] in STOPPABLE else 128 + asked[0]
+            return StoppedError.exit_code if set(arguments[:1]) & set(STOPPABLE) else 128 + asked[0]
         return code
     finally:
         for child in children:

@@ -19,22 +19,9 @@ from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens
-from tests.tiny import fresh
+from tests.tiny import FOUR_BLOCKS, fresh
 
 STEPS, STOP = 12, 6
-TINY = [
-    "model.n_layer=4",
-    "model.n_head=2",
-    "model.n_embd=16",
-    "model.seq_len=16",
-    "train.batch_size=4",
-    "train.micro_batch_tokens=32",
-    "train.tokens=768",
-    "optim.lr=1e-2",
-    "optim.warmup_steps=2",
-    "eval.every=5",
-    "checkpoint.every=1000",
-]
 MUON = ["optim.name=muon", "optim.muon_lr=0.02"]
 LENGTHS = ["seq_len_warmup={start = 8, steps = 6, multiple = 1}"]
 CASES: dict[int, dict[str, tuple[list[str], dict[str, object]]]] = {  # by K
@@ -67,7 +54,7 @@ class SharedTokens(RandomTokens):
 
 
 def recipe_of(modules: int, overrides: list[str], keys: dict[str, object]) -> Recipe:
-    return replace(load_recipe("small", [*TINY, *overrides]), ouroboros=Ouroboros(modules=modules, **keys))  # type: ignore[arg-type]
+    return replace(load_recipe("small", [*FOUR_BLOCKS, "train.tokens=768", "checkpoint.every=1000", *overrides]), ouroboros=Ouroboros(modules=modules, **keys))  # type: ignore[arg-type]
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:

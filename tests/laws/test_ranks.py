@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.launch import made_text
+from tests.launch import made_text, run_ranks
 from tests.laws.ranks_run import BESIDE, CASES, SHARDED
 
 pytestmark = pytest.mark.slow
@@ -26,27 +21,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
     (folder / "text.txt").write_text(made_text(60_000))
     results = {}
     for world_size in WORLDS:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
         out = folder / f"{world_size}.json"
-        processes = []
-        for rank in range(world_size):
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "EFFTRAIN_CACHE": str(folder / "cache"),
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            }
-            command = [sys.executable, str(REPOSITORY / "tests" / "laws" / "ranks_run.py"), str(folder / "text.txt"), str(out)]
-            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-        errors = [process.communicate(timeout=600)[1] for process in processes]
-        assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
+        run_ranks("tests/laws/ranks_run.py", world_size, str(folder / "text.txt"), str(out), EFFTRAIN_CACHE=str(folder / "cache"))
         results[world_size] = json.loads(out.read_text())
     return results
 

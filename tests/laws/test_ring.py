@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
-from tests.launch import BASELINE, made_text
+from tests.launch import BASELINE, made_text, run_ranks
 from tests.laws.ring_run import CASES
 
 pytestmark = pytest.mark.slow
@@ -28,26 +27,8 @@ WORLDS = (2, 3)
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     folder, results = tmp_path_factory.mktemp("ring"), {}
     for world_size in WORLDS:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
         out = folder / f"{world_size}.json"
-        processes = []
-        for rank in range(world_size):
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            }
-            command = [sys.executable, str(REPOSITORY / "tests" / "laws" / "ring_run.py"), str(out)]
-            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-        errors = [process.communicate(timeout=600)[1] for process in processes]
-        assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
+        run_ranks("tests/laws/ring_run.py", world_size, str(out))
         results[world_size] = json.loads(Path(out).read_text())
     return results
 

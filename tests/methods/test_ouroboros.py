@@ -22,26 +22,14 @@ from efftrain_cli.training.ouroboros import Modules, clipped, delay, dropped, jo
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
-from tests.tiny import fresh, tensors_of
+from tests.tiny import FOUR_BLOCKS, fresh, tensors_of
 
 CPU = torch.device("cpu")
-TINY = [
-    "model.n_layer=4",
-    "model.n_head=2",
-    "model.n_embd=16",
-    "model.seq_len=16",
-    "train.batch_size=4",
-    "train.micro_batch_tokens=32",
-    "train.tokens=640",
-    "optim.lr=1e-2",
-    "optim.warmup_steps=2",
-    "eval.every=5",
-]
-PLAIN = load_recipe("small", TINY)
+PLAIN = load_recipe("small", FOUR_BLOCKS)
 
 
 def recipe_of(modules: int, *overrides: str, **keys: object) -> Recipe:
-    return replace(load_recipe("small", [*TINY, *overrides]), ouroboros=Ouroboros(modules=modules, **keys))  # type: ignore[arg-type]
+    return replace(load_recipe("small", [*FOUR_BLOCKS, *overrides]), ouroboros=Ouroboros(modules=modules, **keys))  # type: ignore[arg-type]
 
 
 def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor], list[float]]:
