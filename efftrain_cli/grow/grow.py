@@ -24,6 +24,7 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch, parse_operator
+from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import (
     Run,
@@ -181,7 +182,7 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
             last = dataclasses.replace(last, rewarmup_steps=options.rewarmup_steps)
     except ValidationError as error:
         found = "; ".join(
-            f"--{str(entry['loc'][0]).replace('_', '-')} {entry['input']}: {entry['msg'][0].lower()}{entry['msg'][1:]}"
+            f"--{str(entry['loc'][0]).replace('_', '-')} {entry['input']} {rule_of(entry, [str(part) for part in entry['loc']])}"
             for entry in error.errors()
         )
         raise UsageError(found) from None
@@ -194,7 +195,7 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
     try:
         recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=(*earlier, last))
     except ValidationError as error:
-        raise RecipeError("; ".join(str(entry["msg"]) for entry in error.errors())) from None
+        raise RecipeError("; ".join(rule_of(entry, []) for entry in error.errors())) from None
     return _with_overrides(recipe, options.overrides)
 
 

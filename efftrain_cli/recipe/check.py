@@ -281,7 +281,7 @@ class Check:
                 continue
             # A validator of the whole section has no field; its message names the one to look at first.
             words = path[:1] or [w for w in re.findall(r"\w+", str(breach["msg"])) if w in cls.__pydantic_fields__][:1]
-            rules.setdefault("".join(words), []).append(_rule(breach, path))  # a union has one breach per alternative
+            rules.setdefault("".join(words), []).append(rule_of(breach, path))  # a union has one breach per alternative
         for name, alternatives in rules.items():
             yield name, " or ".join(dict.fromkeys(alternatives))
 
@@ -334,8 +334,8 @@ _TYPES = {
 }
 
 
-def _rule(breach: Any, path: list[str]) -> str:
-    """A pydantic error in the words of a recipe."""
+def rule_of(breach: Any, path: list[str]) -> str:
+    """A pydantic error in the words of a recipe, such as "must be at least 1". `path` is its place: keys, and numbers of items."""
     kind, context = breach["type"], breach.get("ctx", {})
     item = next((part for part in path[1:] if part.isdigit()), None)
     if kind == "value_error":

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.compare.reading import read_numbers
-from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.grow import grow as grow_module
-from efftrain_cli.grow.grow import GrowOptions, grow_run
+from efftrain_cli.grow.grow import GrowOptions, grow_run, grown_recipe
 from efftrain_cli.pretrain import resume, start
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of
@@ -227,7 +227,7 @@ def test_another_text_is_not_taken_in_silence(home: Path) -> None:
         (["small", "--operator", "width", "--set", "model.n_layer=3"], "follow from the source"),
         (["small", "--operator", "width", "--set", "optim.lrr=3"], "optim.lr"),
         (["small", "--operator", "width", "--checkpoint", "7"], "checkpoints of steps"),
-        (["small", "--operator", "width", "--lr", "-1"], "--lr -1.0: input should be greater than 0"),
+        (["small", "--operator", "width", "--lr", "-1"], r"^--lr -1.0 must be greater than 0$"),
         (["--plan"], "--target-loss"),
         (["--plan", "--target-loss", "2.0", "--target-size", "1M"], "cannot be reached"),
         (["--plan", "--small", "small"], "needs --operator"),
@@ -241,6 +241,11 @@ def test_mistakes_are_explained_and_write_nothing(home: Path, arguments: list[st
     assert isinstance(result.exception, UsageError), result.exception
     assert re.search(message, str(result.exception)), str(result.exception)
     assert set((home / "runs").iterdir()) == runs
+
+
+def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_words() -> None:
+    with pytest.raises(RecipeError, match=r"^stages: stage 1: lr = 1e-09 must not be less than optim.min_lr = 0.0002"):
+        grown_recipe(load_recipe("small"), 0, 15, ["width"], GrowOptions(lr=1e-9))
 
 
 def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> None:
