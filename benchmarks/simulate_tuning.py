@@ -16,7 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.inquiry import Outcome
+from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation, fluctuation
 
 Random = np.random.Generator

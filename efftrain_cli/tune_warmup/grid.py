@@ -136,6 +136,14 @@ class Grid:
         large = 12 * recipe.model.n_layer * recipe.model.n_embd**2 >= BILLION
         return min(64 if large else 8, full), third
 
+    @property
+    def rule_of_thumb(self) -> str:
+        """What `own` is."""
+        if self.recipe.seq_len_warmup is not None or self.kind in ("batch", "lr"):
+            return "the recipe's own setting"
+        third = self.own[1] == self.baseline_steps // 3
+        return "a third of a run's full steps" if third else "as long as the learning-rate warmup"
+
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """The starts to choose from, the recipe's own first, rising; full length or full batch is not among them."""

@@ -58,12 +58,13 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
     unit = "sequences per step" if search.kind == "batch" else "tokens"
     starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then " if grid.start_name else ""
     own = f"start {start}, {home:,} steps" if grid.start_name else f"{home:,} steps"
+    length = f"the length of the ramp ({grid.duration_name})" if search.kind == "batch" else grid.duration_name
     seeds = "" if len(search.all_seeds) == 1 else f"; each with seeds {', '.join(map(str, search.all_seeds))}, by the majority"
     beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(search.kind, "")
     within = f"{grid.window:,} steps for the start, " if grid.start_name else ""
     rows = cost_rows(search)
     lines = [
-        f"searched   {starts}{grid.duration_name} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
+        f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
         f"first {own}",
         f"probes     {within}{horizon:,} for {home:,} steps:{beyond} {search.multiples - bool(beyond)} learning-rate warmups "
         f"(--multiples {search.multiples}){seeds}. A probe that is asked for more goes on from where it stands",
@@ -87,11 +88,11 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
     ]
     smallest = search.smallest_budget()
     if search.budget is None:
-        lines.append(f"budget     none (--budget 10%); the smallest sensible one is {_share_up(smallest, budget)}, the probe of {own}")
+        lines.append(f"budget     none (--budget 10%); the smallest sensible one is {share_up(smallest, budget)}, the probe of {own}")
     elif search.budget < smallest:
         lines.append(
             f"budget     {tokens_text(search.budget, budget)}: too little to verify {own}, which takes {tokens_text(smallest, budget)}; "
-            f"the smallest sensible budget is {_share_up(smallest, budget)}"
+            f"the smallest sensible budget is {share_up(smallest, budget)}"
         )
     else:
         ends = [outcome.complete for outcome, _ in search.ends(late=False)]
@@ -129,7 +130,7 @@ def _validation_share(search: Search, every: int) -> float:
     return (1 + horizon // every) * recipe.eval.windows * recipe.model.seq_len / 3 / grid.tokens(start, steps, horizon)
 
 
-def _share_up(tokens: int, budget: int) -> str:
+def share_up(tokens: int, budget: int) -> str:
     """A share as --budget takes it, rounded up to a tenth of a percent."""
     return f"--budget {math.ceil(1000 * tokens / budget) / 10:g}%"
 

@@ -13,13 +13,12 @@ one that ran out of budget goes on with a larger one.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,17 +57,19 @@ from efftrain_cli.training.sharding import END
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup.grid import kind_of
+from efftrain_cli.tune_warmup.inquiry import Outcome
+from efftrain_cli.tune_warmup.receipts import read_receipts, write_receipt, write_receipts
 from efftrain_cli.tune_warmup.screen import (
     announce,
-    perplexity,
     plot,
     plot_in_terminal,
+    share_up,
     show_plan,
     show_receipt,
     show_table,
     tokens_text,
 )
-from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation, fluctuation
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _run_probe(
             lost_tokens=lost_tokens,
             lost_seconds=lost_seconds,
         )
-        _write_receipt(run.path, receipt)
+        write_receipt(run.path, receipt)
         if not goes_on:
             _forget_checkpoints(run.path)
     return receipt
@@ -264,12 +265,8 @@ def _count_lost(folder: Path, search: Search, receipt: Receipt) -> Receipt:
         return receipt
     # Written at once: when the probe has begun anew, its checkpoints do not tell.
     receipt = replace(receipt, lost_tokens=receipt.tokens, lost_seconds=receipt.seconds)
-    _write_receipt(path, receipt)
+    write_receipt(path, receipt)
     return receipt
-
-
-def _write_receipt(path: Path, receipt: Receipt) -> None:
-    write_whole(path / "probe.json", json.dumps(_to_json(receipt), indent=1))
 
 
 def _forget_checkpoints(path: Path) -> None:
@@ -347,64 +344,6 @@ def _train_until_clear(
     return None
 
 
-# --- receipts --------------------------------------------------------------------------------------------------------
-
-
-def _to_json(receipt: Receipt) -> dict[str, object]:
-    """The receipt as JSON values; infinity becomes null."""
-    values = asdict(receipt)
-    values["curve"] = [[step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve]
-    values["max_fluctuation"] = receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
-    return {"schema_version": SCHEMA_VERSION, **values}
-
-
-def read_receipts(folder: Path, seed: int) -> list[Receipt]:
-    """The receipts of a search's probes, in the order in which they ended; `seed` is that of receipts from before they had one."""
-    found = []
-    for path in sorted((folder / "probes").glob("*/probe.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values.pop("schema_version")
-        values["probe"].pop("phase", None)
-        values["probe"] = Probe(**{"seed": seed, **values["probe"]})
-        values["curve"] = tuple((step, math.inf if loss is None else loss) for step, loss in values["curve"])
-        if values["max_fluctuation"] is None:
-            values["max_fluctuation"] = math.inf
-        found.append((path.stat().st_mtime_ns, Receipt(**values)))
-    return [receipt for _, receipt in sorted(found, key=lambda entry: entry[0])]
-
-
-COLUMNS = (
-    "probe,start,steps,sequences,seed,horizon,verdict,stopped_at_step,tokens,share_of_budget,seconds,max_fluctuation,"
-    "fluctuation_step,calm,max_grad_norm,max_adam_sqrt_v,max_loss_ratio,lost_tokens,perplexity_by_step"
-)
-
-
-def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
-    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up, `lost_tokens` those
-    of its tokens that were trained for a checkpoint that is gone, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
-    from io import StringIO
-
-    text = StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS.split(","))
-    for receipt in receipts:
-        probe = receipt.probe
-        ramp = search.grid.recipe_with(probe.start, probe.steps).batch_size_warmup
-        beside = (receipt.calm, receipt.max_grad_norm, receipt.max_adam_sqrt_v, receipt.max_loss_ratio)
-        table.writerow(
-            [
-                *(probe.name, probe.start, probe.steps, "" if ramp is None else ramp.sequences, probe.seed),
-                *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
-                *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
-                *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
-                *("" if value is None else f"{value:.6g}" for value in beside),
-                receipt.lost_tokens,
-                " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve),
-            ]
-        )
-    write_whole(path, text.getvalue())
-
-
 # --- the end of a search --------------------------------------------------------------------------------------------
 
 
@@ -438,9 +377,9 @@ def _finish(
     tuned = folder / "tuned.toml"
     write_whole(tuned, tuned_recipe(search, outcome, len(receipts), recipe_name))
     if outcome.start is None or outcome.steps is None:
-        _advise(console, folder, search, recipe_name)
+        _advise(console, folder, search)
         raise DivergedError(
-            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked as not stable, and "
+            f"no stable setting was found; {tuned} holds {search.grid.rule_of_thumb}, marked as not stable, and "
             f"{folder / 'receipts.csv'} the receipts"
         )
     recipe = search.grid.recipe_with(outcome.start, outcome.steps)
@@ -448,7 +387,8 @@ def _finish(
     if search.kind == "batch" and recipe.batch_size_warmup is not None:
         setting += f", a ramp of {recipe.batch_size_warmup.sequences} sequences"
     if not outcome.complete:
-        console.print("more       the same command with a larger --budget goes on from here", markup=False)
+        more = share_up(search.budget_to_go_on(receipts), budget)
+        console.print(f"more       the same command with {more} or more goes on from here", markup=False)
     word = "tuned" if outcome.verified else "untuned"
     run = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")  # the rival's name, where one was tuned
     console.print(
@@ -460,20 +400,20 @@ def _finish(
     return folder
 
 
-def _advise(console: Console, folder: Path, search: Search, recipe_name: str) -> None:
+def _advise(console: Console, folder: Path, search: Search) -> None:
     """What to do where nothing is stable."""
     seeds = f" --seeds {','.join(map(str, search.seeds))}" if search.seeds else ""
     searched = f"efftrain tune-warmup --recipe {folder / 'search.toml'}{seeds}"
     start, steps = search.grid.own
     setting = f"{steps} steps" if search.kind == "lr" else f"start {start}, {steps} steps"
-    lines = [f"NOT STABLE {search.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
+    lines = [f"NOT STABLE {search.grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
     if search.kind != "lr":
-        lines += ["  is a longer learning-rate warmup stable?", f"    {searched} --tune lr --name {recipe_name}-tune-lr"]
+        lines += ["  is a longer learning-rate warmup stable?", f"    {searched} --tune lr --name {folder.name}-lr"]
     lines += [
         "  a lower learning rate",
         f"    {searched} --set optim.lr={search.recipe.optim.lr / 2:g} --name {folder.name}-lower-lr",
         "  or train as it is; what is unstable at first may recover",
-        f"    efftrain pretrain --recipe {folder / 'tuned.toml'} --name {recipe_name}-untuned",
+        f"    efftrain pretrain --recipe {folder / 'tuned.toml'} --name {folder.name}-untuned",
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
@@ -483,7 +423,7 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
     """The text of tuned.toml: the searched recipe with the setting to take, or the one to begin with where none is stable, and what is
     known of it."""
     if outcome.start is None or outcome.steps is None:
-        (start, steps), word = search.grid.own, f"NOT STABLE in the probes; {search.rule_of_thumb}"
+        (start, steps), word = search.grid.own, f"NOT STABLE in the probes; {search.grid.rule_of_thumb}"
     else:
         start, steps, word = outcome.start, outcome.steps, "found" if outcome.verified else "NOT VERIFIED by a probe"
     comments = {search.grid.duration_name: f"{word}: {steps} steps" if search.kind == "batch" else word}

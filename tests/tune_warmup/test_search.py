@@ -20,7 +20,8 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
-from efftrain_cli.tune_warmup.search import Outcome, Probe, Question, Receipt, Search
+from efftrain_cli.tune_warmup.inquiry import Outcome, Question
+from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from efftrain_cli.tune_warmup.verdict import fluctuation
 
 FULL, BATCH, BUDGET, WINDOW = 64, 10, 200_000, 20
@@ -268,7 +269,7 @@ def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start() -> No
     outcome, _ = curved(SLW, losses)
     longest = max(steps for steps in SLW.grid.durations(24) if steps <= 160)
     assert (outcome.start, outcome.steps, outcome.verified) == (24, longest, True)
-    assert f"Shorter starts: 8 unstable at step {WINDOW - 4}" in outcome.statement
+    assert f"Starts below it: 8 unstable at step {WINDOW - 4}" in outcome.statement
     assert "unstable at step 44" in outcome.statement
 
 
@@ -317,7 +318,7 @@ def test_a_budget_too_small_for_the_longest_says_so() -> None:
 
 def test_starts_are_named_with_what_is_known_of_them() -> None:
     outcome, _ = answered(SLW, ordered(SLW, 24, 57))
-    assert "Shorter starts: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
+    assert "Starts below it: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
     enough = sum(SLW.grid.tokens(start, 80, WINDOW) for start in (8, 16, 32))
     outcome, receipts = answered(options(SLW, budget=enough), ordered(SLW, 24, 57))
     assert [receipt.probe.start for receipt in receipts.values()] == [8, 16, 32]
@@ -326,7 +327,7 @@ def test_starts_are_named_with_what_is_known_of_them() -> None:
     assert "only the next to be probed" in outcome.statement and "recipe's own" not in outcome.statement, "its start is 8"
     outcome, _ = answered(options(SLW, budget=enough - 1), ordered(SLW, 24, 57))
     assert (outcome.start, outcome.verified) == (32, False)
-    assert "Shorter starts: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
+    assert "Starts below it: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
 
 
 def test_more_budget_goes_on_where_less_ended() -> None:
@@ -334,6 +335,9 @@ def test_more_budget_goes_on_where_less_ended() -> None:
     _, some = answered(options(SLW, budget=SLW.smallest_budget()), fails)
     again = SLW.next(list(some.values()))
     assert isinstance(again, Probe) and again.name not in some
+    enough = SLW.budget_to_go_on(list(some.values()))
+    assert options(SLW, budget=enough).next(list(some.values())) == again
+    assert isinstance(options(SLW, budget=enough - 1).next(list(some.values())), Outcome)
     whole, _ = answered(SLW, fails)
     assert (whole.start, whole.steps) == (8, 110)
 

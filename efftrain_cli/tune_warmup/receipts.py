@@ -1,0 +1,74 @@
+"""What `efftrain tune-warmup` writes about its probes: probe.json beside each, and receipts.csv for all. No torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+
+from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.run.rows import SCHEMA_VERSION
+from efftrain_cli.tune_warmup.screen import perplexity
+from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+
+
+def _to_json(receipt: Receipt) -> dict[str, object]:
+    """The receipt as JSON values; infinity becomes null."""
+    values = asdict(receipt)
+    values["curve"] = [[step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve]
+    values["max_fluctuation"] = receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
+    return {"schema_version": SCHEMA_VERSION, **values}
+
+
+def write_receipt(path: Path, receipt: Receipt) -> None:
+    """Writes probe.json into the probe's run directory."""
+    write_whole(path / "probe.json", json.dumps(_to_json(receipt), indent=1))
+
+
+def read_receipts(folder: Path, seed: int) -> list[Receipt]:
+    """The receipts of a search's probes, in the order in which they ended; `seed` is that of receipts from before they had one."""
+    found = []
+    for path in sorted((folder / "probes").glob("*/probe.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values.pop("schema_version")
+        values["probe"].pop("phase", None)
+        values["probe"] = Probe(**{"seed": seed, **values["probe"]})
+        values["curve"] = tuple((step, math.inf if loss is None else loss) for step, loss in values["curve"])
+        if values["max_fluctuation"] is None:
+            values["max_fluctuation"] = math.inf
+        found.append((path.stat().st_mtime_ns, Receipt(**values)))
+    return [receipt for _, receipt in sorted(found, key=lambda entry: entry[0])]
+
+
+COLUMNS = (
+    "probe,start,steps,sequences,seed,horizon,verdict,stopped_at_step,tokens,share_of_budget,seconds,max_fluctuation,"
+    "fluctuation_step,calm,max_grad_norm,max_adam_sqrt_v,max_loss_ratio,lost_tokens,perplexity_by_step"
+)
+
+
+def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
+    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up, `lost_tokens` those
+    of its tokens that were trained for a checkpoint that is gone, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    text = StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS.split(","))
+    for receipt in receipts:
+        probe = receipt.probe
+        ramp = search.grid.recipe_with(probe.start, probe.steps).batch_size_warmup
+        beside = (receipt.calm, receipt.max_grad_norm, receipt.max_adam_sqrt_v, receipt.max_loss_ratio)
+        table.writerow(
+            [
+                *(probe.name, probe.start, probe.steps, "" if ramp is None else ramp.sequences, probe.seed),
+                *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
+                *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
+                *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
+                *("" if value is None else f"{value:.6g}" for value in beside),
+                receipt.lost_tokens,
+                " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve),
+            ]
+        )
+    write_whole(path, text.getvalue())
