@@ -124,7 +124,12 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
             raise DataError(f'the file\'s kind is not known by its name; known are {kinds}. data.format = "txt" reads it as text')
         return [TextFile(path.resolve(), kind)], ""
     if path.is_dir():
-        found = [p for p in sorted(path.rglob("*")) if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        try:
+            found = [p for p in sorted(path.rglob("*")) if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        except OSError as error:
+            raise DataError(
+                f"{error.filename} cannot be listed: {error.strerror}. Give a folder that nothing else changes meanwhile, or a glob of files"
+            ) from None
         what = "the folder holds"
     elif glob.has_magic(entry):
         found = [Path(name) for name in sorted(glob.glob(os.path.expanduser(entry), recursive=True))]

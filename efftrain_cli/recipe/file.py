@@ -130,7 +130,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     raise RecipeError(
         f"there is no recipe {name_or_path!r}{hint and '; '}{hint}\n"
         f"  looked for: {' and '.join(shown_path(folder / (name_or_path + '.toml')) for folder in recipe_folders())}\n"
-        f"  recipes here: {', '.join(names) or 'none'}"
+        + ("  `efftrain recipes list` shows all" if hint else f"  recipes here: {', '.join(names) or 'none'}")
     )
 
 

@@ -16,7 +16,7 @@ from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison, compare, read_all
 from efftrain_cli.compare.formats import as_json
 from efftrain_cli.compare.groups import select_runs
-from efftrain_cli.compare.measures import Costs, loss_at, match_ratio, needed_for
+from efftrain_cli.compare.measures import Costs, loss_at, match_ratio, needed_for, smooth_end
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers, plan_table, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -110,6 +110,16 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
     forward = of("base", "method").difference("tokens_to_match", "method")
     back = of("base", "method", baseline="method").difference("tokens_to_match", "base")
     assert forward.estimate.mean == pytest.approx(1.2) and back.estimate.mean == pytest.approx(1 / 1.2)
+
+
+def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:
+    """The line through the last four of twenty evaluations, at the last: 2.0 where they lie on it, and the mean of what jitters."""
+    (run,) = read_all([curve(root, [6.0] * 16 + [2.3, 2.2, 2.1, 2.0], "line")])
+    assert smooth_end(run, "tokens") == pytest.approx(2.0)
+    (run,) = read_all([curve(root, [6.0] * 16 + [3.1, 2.9, 2.9, 3.1], "jitter")])
+    assert smooth_end(run, "tokens") == pytest.approx(3.0)
+    (run,) = read_all([curve(root, [6.0] * 10 + [2.2, 2.1, 2.0], "few")])
+    assert smooth_end(run, "tokens") == 2.0, "a line through two says no more than the last"
 
 
 def test_one_seed_makes_no_claim(root: Path) -> None:

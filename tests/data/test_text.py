@@ -48,6 +48,15 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found("openai/corpus") == ["openai/corpus/z.txt"]  # local things win over the Hub
 
 
+def test_a_folder_that_changes_while_it_is_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(self: Path, pattern: str) -> list[Path]:
+        raise FileNotFoundError(2, "No such file or directory", str(self / "part-7"))
+
+    monkeypatch.setattr(Path, "rglob", gone)
+    with pytest.raises(DataError, match=r"part-7 cannot be listed: No such file or directory\. Give a folder"):
+        find_text(Data(train=str(tmp_path)))
+
+
 def test_hub_names() -> None:
     assert find_text(Data(train="owner/name")).train == (HubDataset("owner/name", None, None, "train"),)
     assert find_text(Data(valid="owner/name/config@abc")).valid == (HubDataset("owner/name", "config", "abc", "valid"),)

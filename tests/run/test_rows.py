@@ -193,12 +193,13 @@ def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path: Path) -> Non
 def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path) -> None:
     """A stop during the evaluation of step 40: the resumed run writes its loss first, in a row without a training step."""
     first = rows_of(40, 0)
-    late = {key: first[0][key] for key in first[0]} | {"step": 40, "segment": 1, "tokens": 40960, "val_loss": 4.5}
+    late = {key: first[0][key] for key in first[0]} | {"step": 40, "segment": 1, "tokens": 40960, "val_loss": 4.5, "grad_norm": None}
     first[40]["val_loss"] = None
     path = write_run(tmp_path, "r", 0, rows=[*first, late, *rows_of(60, 0, segment=1, first=41)])
     frame = read_metrics(path)
     assert list(frame.step) == list(range(61))
     assert (frame.val_loss[40], frame.loss[40], frame.segment[40]) == (4.5, first[40]["loss"], 1)
+    assert frame.grad_norm[40] == first[40]["grad_norm"], "a later null takes no value away"
 
 
 def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
