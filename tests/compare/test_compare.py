@@ -16,7 +16,7 @@ from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison, compare, read_all
 from efftrain_cli.compare.formats import as_json
 from efftrain_cli.compare.groups import select_runs
-from efftrain_cli.compare.measures import Costs, loss_at, match_ratio, needed_for, smooth_end
+from efftrain_cli.compare.measures import Costs, loss_at, match_ratio, needed_for, schedule_position, smooth_end
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers, plan_table, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -542,6 +542,8 @@ def test_tokens_that_a_rewind_abandoned_are_cost(root: Path) -> None:
     assert run.tokens == 120 * 1024 and run.status == "finished"
     assert run.evaluated["tokens"].tolist() == [1024 * s for s in (0, 10, 20, 30, 40, 70, 80, 90, 100, 110, 120)]
     assert run.evaluated["schedule_tokens"][-1] == 100 * 1024
+    # 100 steps' worth was spent by step 80, where the schedule, which went back with the run, has a fifth to go.
+    assert schedule_position(run, "tokens", 100 * 1024) == pytest.approx(0.8)
 
 
 def test_abandoned_steps_are_not_measured_twice(root: Path) -> None:

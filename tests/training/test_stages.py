@@ -195,6 +195,8 @@ def test_growth_leaves_what_was_spent_alone(tmp_path):
     after = after_growth(recipe, before)
     assert (after.stage, after.stage_step, after.schedule_step) == (1, 20, 14)
     assert after._replace(stage=0, stage_step=0, schedule_step=20, schedule_tokens=1280) == before
+    # The decay cannot begin later than where the schedule has gone back to: 1280 / 1.412 tokens.
+    assert after_growth(recipe, before._replace(lr_warmup_tokens=1000)).lr_warmup_tokens == after.schedule_tokens == 907
 
 
 @pytest.mark.parametrize("name", ["depth", "width", "both"])

@@ -354,6 +354,9 @@ def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
     # A tie is not stability.
     tied, _ = answered(options(SLW, seeds=(0, 1)), lambda probe: 2 * WINDOW if probe.seed == 0 else None)
     assert tied.start is None
+    # The first failure of two decides: the second would cost and say nothing.
+    _, receipts = answered(options(SLW, seeds=(0, 1)), lambda probe: 1 if probe.seed == 0 else None)
+    assert {receipt.probe.seed for receipt in receipts.values()} == {0}
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
