@@ -17,6 +17,8 @@ from efftrain_cli.run.rows import last_row
 
 _NEWEST = 20
 """Runs that are looked at."""
+_FEWEST_STEPS = 10
+"""Shorter runs say little: the first steps are the slowest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,8 @@ def _runs() -> Iterator[Rate]:
     for path in sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)[-_NEWEST:]:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
             row = last_row(path.parent)
+            if row["step"] < _FEWEST_STEPS:
+                continue
             origin = json.loads((path.parent / "origin.json").read_text(encoding="utf-8"))
             model = tomllib.loads((path.parent / "recipe.toml").read_text(encoding="utf-8"))["model"]
             if origin.get("world_size", 1) != 1:

@@ -91,6 +91,8 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
     shown = plan()["time"]
     assert "about 199 ms of training, at the 12.3 GFLOP/s of run small-seed0 (Some CPU" in shown
     assert "a model of 2 x 64: take it as a rough guess" in shown
+    write_run(home / "runs", "brief", 0, steps=9)
+    assert plan()["time"] == shown, "a few steps are slower than those that follow"
     (home / "runs" / "small-seed0" / "origin.json").write_text("[")
     assert plan()["time"].startswith("not known"), "one damaged run hides nothing else"
 

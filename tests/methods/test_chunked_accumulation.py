@@ -483,6 +483,20 @@ def test_recomputed_activations_give_the_same_bits(stochastic: bool, layer_and_d
         assert torch.equal(a, b)
 
 
+def test_the_three_products_draw_noise_of_their_own() -> None:
+    """With x = W = dL/dy = A symmetric all three are A A: equal where rounding is to nearest, and drawn apart where it is stochastic."""
+    a = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
+    a = a + a.t()
+    for stochastic in (False, True):
+        linear = nn.Linear(16, 16)
+        linear.weight.data.copy_(a)
+        linear.bias.data.zero_()
+        layer = NarrowLinear(linear, Arithmetic(stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW))
+        y, grad_x, grad_weight = results(layer, a, a)[:3]
+        pairs = ((y, grad_x), (y, grad_weight), (grad_x, grad_weight))
+        assert [torch.allclose(left, right, rtol=1e-6) for left, right in pairs] == [not stochastic] * 3
+
+
 def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None:
     linear, x, _ = layer_and_data
     noisy = NarrowLinear(linear, Arithmetic(stochastic=True, forward=NARROW))
