@@ -16,7 +16,14 @@ from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison, compare, read_all
 from efftrain_cli.compare.formats import as_json
 from efftrain_cli.compare.groups import select_runs
-from efftrain_cli.compare.measures import Costs, loss_at, match_ratio, needed_for, schedule_position, smooth_end
+from efftrain_cli.compare.measures import (
+    Costs,
+    loss_at,
+    match_ratio,
+    needed_for,
+    schedule_position,
+    smooth_end,
+)
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers, plan_table, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences

@@ -774,6 +774,14 @@ def test_what_is_probably_not_meant_is_said() -> None:
     assert not [line for line in warnings_of(load_recipe("small")) if "chunked" in line]
 
 
+def test_a_weights_sum_is_no_longer_than_the_batch() -> None:
+    """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32 products."""
+    recipe = small(chunked_accumulation=ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64)))
+    recipe = replace(recipe, train=replace(recipe.train, batch_size=2, micro_batch_tokens=1024))
+    assert recipe.chunked_accumulation.lengths(recipe)["grad_weight"] == (32,)
+    assert any("the longest being 32: nothing is cut" in warning for warning in warnings_of(recipe))
+
+
 def test_a_recipe_is_written_and_read_back(tmp_path: Path) -> None:
     recipe = load_recipe("small", ["chunked_accumulation={operands = \"bf16\", grad_weight = {bits = 9, chunk = 64}}"])
     path = tmp_path / "written.toml"
