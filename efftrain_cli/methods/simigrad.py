@@ -286,18 +286,16 @@ def half_dots(a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequen
     """(<A,B>, |A|^2, |B|^2) as a (3,) fp64 tensor, from gradients a, b that are sums of the halves' losses over one constant.
 
     `a` and `b` list the same parameters; each is divided by its share of the sequences, so that halves of unequal size are
-    compared as means. Products are summed in fp32 over pieces that fit a CPU's cache, and the pieces in fp64.
+    compared as means. Products are summed in fp32 over chunks that fit a CPU's cache, and the chunks in fp64.
     """
     import torch
 
-    pieces = []
+    products = []
     for tensor_a, tensor_b in zip(a, b, strict=True):
-        length = PIECE if tensor_a.device.type == "cpu" else tensor_a.numel()
-        for piece_a, piece_b in zip(
-            tensor_a.flatten().split(length), tensor_b.flatten().split(length), strict=True
-        ):
-            pieces += [torch.dot(piece_a, piece_b), torch.dot(piece_a, piece_a), torch.dot(piece_b, piece_b)]
-    sums = torch.stack(pieces).view(-1, 3).sum(dim=0, dtype=torch.float64)
+        length = CHUNK if tensor_a.device.type == "cpu" else tensor_a.numel()
+        for x, y in zip(tensor_a.flatten().split(length), tensor_b.flatten().split(length), strict=True):
+            products += [torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)]
+    sums = torch.stack(products).view(-1, 3).sum(dim=0, dtype=torch.float64)
     share_a = sequences_a / (sequences_a + sequences_b)
     share_b = 1 - share_a
     return sums / sums.new_tensor([share_a * share_b, share_a * share_a, share_b * share_b])
@@ -332,8 +330,8 @@ def accumulate_by_halves(
     return a_dot_b, a_square, b_square
 
 
-PIECE = 1 << 16
-"""Elements per piece of a dot product on the CPU."""
+CHUNK = 1 << 16
+"""Elements per chunk of a dot product on the CPU."""
 
 
 def reference_batch_size(

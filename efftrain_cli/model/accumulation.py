@@ -19,7 +19,7 @@ from torch import Tensor
 
 BLOCK = 32
 """Products that `narrow_matmul` adds in fp32 before it rounds, where it rounds within chunks: what tensor cores do, roughly."""
-_PIECE = 1 << 16
+_TILE = 1 << 16
 """Elements of the result worked on at once on a CPU: they and their scratch stay in the cache."""
 _SUMS = 1 << 14
 """Running sums worked on at once in each width, likewise."""
@@ -233,15 +233,15 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
             total.addcmul_(power, factors).addcmul_(power, factors, value=-1)
         return total
 
-    pieces = []
+    sums = []
     chunks = 1 if chunk == 0 else -(-terms.shape[0] // chunk)
-    for piece in terms.split(max(16, _SUMS // chunks), dim=1):
-        steps = _in_chunks(piece.contiguous(), chunk)
+    for samples in terms.split(max(16, _SUMS // chunks), dim=1):
+        steps = _in_chunks(samples.contiguous(), chunk)
         partial = running(steps, (len(widths), *steps.shape[1:]))  # (widths, chunks, samples)
         if partial.shape[1] > 1:
             partial = running(partial.unsqueeze(2).transpose(0, 1), (len(widths), 1, partial.shape[2]))
-        pieces.append(partial[:, 0])
-    return torch.cat(pieces, dim=1)
+        sums.append(partial[:, 0])
+    return torch.cat(sums, dim=1)
 
 
 def exact_matmul(
@@ -254,7 +254,7 @@ def exact_matmul(
     saturated: Tensor | None = None,
 ) -> Tensor:
     """`a` (m, k) times `b` (k, n) with every addition rounded, k ascending: fp32 (m, n). For tests and tiny layers: it holds all
-    m n k products of a piece at once and rounds each."""
+    m n k products of some rows at once and rounds each."""
     rows = max(1, (1 << 22) // max(1, b.numel()))
     parts = []
     for part in a.double().split(rows):
@@ -304,7 +304,7 @@ def _narrow_matmul(
         # The sum of a chunk is rounded only as it joins the others: the accumulator over the chunks is the only one.
         chunk, block = k, chunk
     out = a.new_empty(m, n)
-    rows = m if a.device.type != "cpu" else max(1, _PIECE // n)
+    rows = m if a.device.type != "cpu" else max(1, _TILE // n)
     for start in range(0, m, rows):
         tile, left = out[start : start + rows], a[start : start + rows]
         scratch = torch.empty(tile.shape, dtype=torch.int32, device=a.device)

@@ -30,8 +30,8 @@ def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26, d
     return TokenShards([open_shard(path) for path in writer.paths])
 
 
-def plan(batch_size: int, seq_len: int, start: int, pieces: int = 1) -> StepPlan:
-    return StepPlan(1, 0.0, batch_size, seq_len, 1, start, pieces, (), False)
+def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 1) -> StepPlan:
+    return StepPlan(1, 0.0, batch_size, seq_len, 1, start, sequences_per_window, (), False)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 64, 100, 1000, 4097])
@@ -97,22 +97,22 @@ def test_truncation_takes_the_beginning_of_each_window(tmp_path: Path) -> None:
     assert batch.tokens.is_contiguous() and batch.targets.is_contiguous()
 
 
-def test_reshape_cuts_each_window_into_pieces(tmp_path: Path) -> None:
+def test_reshape_cuts_each_window_into_sequences(tmp_path: Path) -> None:
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     full = windows.read(20, 3)
-    batch = windows.batch(plan(7, 24, 20, pieces=2))  # 7 sequences of 2 to a window: 4 windows, the last one half used
+    batch = windows.batch(plan(7, 24, 20, sequences_per_window=2))  # 7 sequences of 2 to a window: 4 windows, the last one half used
     expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25] for i in range(6)] + [windows.read(23, 1)[0][:25]]
     assert batch.tokens.tolist() == [row[:-1].tolist() for row in expected]
     assert batch.targets.tolist() == [row[1:].tolist() for row in expected]
-    whole = windows.batch(plan(4, 16, 20, pieces=4))
+    whole = windows.batch(plan(4, 16, 20, sequences_per_window=4))
     assert whole.targets.reshape(-1).tolist() == full[0][1:].tolist()  # four quarters hold every target once
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("sequences_per_window", [1, 3])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_share_the_batch(tmp_path: Path, pieces: int, world_size: int) -> None:
+def test_ranks_share_the_batch(tmp_path: Path, sequences_per_window: int, world_size: int) -> None:
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
-    step = plan(11, 20, 5, pieces)._replace(accumulation_steps=world_size)
+    step = plan(11, 20, 5, sequences_per_window)._replace(accumulation_steps=world_size)
     shares = [windows.batch(step, rank, world_size).tokens.tolist() for rank in range(world_size)]
     assert [row for share in shares for row in share] == windows.batch(step).tokens.tolist()
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -127,7 +127,7 @@ def test_a_rank_without_a_sequence_gets_none_wherever_the_step_begins(tmp_path: 
 def test_too_long_sequences_are_a_bug(tmp_path: Path) -> None:
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     with pytest.raises(ValueError, match="3 sequences of 24"):
-        windows.batch(plan(6, 24, 0, pieces=3))
+        windows.batch(plan(6, 24, 0, sequences_per_window=3))
 
 
 def test_validation_is_fixed_spread_and_without_overlap(tmp_path: Path) -> None:
