@@ -152,7 +152,7 @@ def _fixed(a: list[RunNumbers], b: list[RunNumbers], level: float) -> bool:
         return significant([math.log(x / y) for x, y in zip(*costs, strict=True)])  # type: ignore[operator]
     values = [[TOKENS if cost is None else cost for cost in side] for side in costs]
     beyond = [[cost is None for cost in side] for side in costs]
-    return inference.rank_sum(*values, *beyond).outcome != "undecided"
+    return inference.rank_sum(*values, *beyond).p < inference.ALPHA
 
 
 def bias(repetitions: int, random: Random) -> list[Row]:
@@ -273,8 +273,8 @@ def margins(repetitions: int, random: Random) -> list[Row]:
         at = [inference.paired_t(random.normal(0.02, 0.0155, n)) for _ in range(repetitions)]
         none = [inference.paired_t(random.normal(0.0, 0.0155, n)) for _ in range(repetitions)]
         for direction in ("equivalent", "noninferior"):
-            wrong = np.mean([inference.decide([e], margin=0.02, direction=direction)[0].outcome == direction for e in at])
-            right = np.mean([inference.decide([e], margin=0.02, direction=direction)[0].outcome == direction for e in none])
+            wrong = np.mean([inference.claim_p(e, direction, 0.02) < inference.ALPHA for e in at])
+            right = np.mean([inference.claim_p(e, direction, 0.02) < inference.ALPHA for e in none])
             rows.append((f'"{direction}" within 0.02 at sd 0.0155', f"truly 0.02 worse, n = {n}", _percent(wrong)))
             rows.append((f'"{direction}" within 0.02 at sd 0.0155', f"truly equal, n = {n}", _percent(right)))
     return rows

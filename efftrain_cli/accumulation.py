@@ -8,7 +8,6 @@ errors are those of the accumulation alone.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from efftrain_cli.compare.plots import COLOURS
 from efftrain_cli.foundation.console import table_lines
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.methods.variance_retention import needed_bits, product_bits
 from efftrain_cli.model.accumulation import sums_in_order, to_operand
 from efftrain_cli.model.gpt import GPT
@@ -339,25 +338,23 @@ CSV_HEAD = (
 )  # fmt: skip
 
 
-def csv_text(analysis: Analysis) -> str:
+def as_csv(analysis: Analysis) -> str:
     """One line per layer, role, bits and chunk; `vrr_bits` are those that theory asks for with that chunk."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_HEAD)
+    rows: list[list[object]] = []
     for report in analysis.reports:
         measures = [f"{value:.6g}" for value in (report.mean, report.outlier_share, report.nonzero_share)]
         theory = {chunk: report.theory(chunk) for chunk in CHUNKS}
         for (bits, chunk), errors in report.errors.items():
             row = [report.layer, report.role, report.n, report.product_bits, *report.scales, *measures, bits, chunk]
-            writer.writerow([*row, *(f"{error:.6g}" for error in errors), theory[chunk]])
-    return out.getvalue()
+            rows.append([*row, *(f"{error:.6g}" for error in errors), theory[chunk]])
+    return csv_text(CSV_HEAD, rows)
 
 
 def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
     """Writes accumulation.csv and accumulation.png into `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     table, figure = folder / "accumulation.csv", folder / "accumulation.png"
-    write_whole(table, csv_text(analysis))
+    write_whole(table, as_csv(analysis))
     figure.write_bytes(plot(analysis, error))
     return [table, figure]
 

@@ -42,6 +42,7 @@ from efftrain_cli.training.memory import peak_resident_bytes
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.sharding import shard_state
 from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.stopwatch import wait_for
 from efftrain_cli.training.trainer import StepRecord, read_records, train, update
 
 P = ParamSpec("P")
@@ -103,11 +104,11 @@ class BenchResult:
         return 1 - work / sum(self.phases.values())
 
 
-def random_windows(recipe: Recipe, vocab_size: int, folder: Path, seed: int = 0) -> Windows:
+def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
     """Windows over random tokens in a shard on disk, enough for a few hundred steps or 20 million tokens."""
     tokens = max(4 * recipe.model.seq_len, min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len))
     writer = ShardWriter(folder, "bench", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64)
-    ids = np.random.Generator(np.random.Philox(seed)).integers(0, vocab_size - 1, tokens, dtype=np.uint32)
+    ids = np.random.Generator(np.random.Philox(0)).integers(0, vocab_size - 1, tokens, dtype=np.uint32)
     writer.add(ids, "random tokens")
     writer.close()
     shards = TokenShards([open_shard(path) for path in writer.paths])
@@ -161,18 +162,13 @@ def bench(
             if i >= warmup:
                 times.append(time.perf_counter() - start)
                 rows.append(row)
-        memory = (
-            torch.cuda.max_memory_allocated(device)
-            if device.type == "cuda"
-            else peak_resident_bytes()
-        )
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
         memories = torch.zeros(ranks.world_size, dtype=torch.float64)
         memories[ranks.rank] = memory
-        if not ranks.alone:
-            ranks.sum_of(memories)
         if ranks.alone:
             phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
         else:
+            ranks.sum_of(memories)
             phases = _shared_phases(times, rows, ranks)
         if profile is not None:
             _profile(stepping, profile, device)
@@ -309,9 +305,3 @@ def _profile(stepping: Iterator[StepRecord], path: Path, device: torch.device) -
             pass
         wait_for(device)
     profiler.export_chrome_trace(str(path))
-
-
-def wait_for(device: torch.device) -> None:
-    """Returns once a CUDA device has done all it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -25,6 +25,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.stopwatch import wait_for
 from efftrain_cli.training.trainer import read_records, train
 
 MICRO_BATCHES = 8
@@ -129,8 +130,7 @@ def _pipeline(
             ranks.add_up_in(tied, [model.wte.weight.grad])
         optimizer.step(0.0, found_inf=nonfinite)
         model.zero_grad(set_to_none=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         ranks.sum_of(torch.zeros(1))  # a step is over when all are
         times.append(time.perf_counter() - start)
     return statistics.median(times[2:])

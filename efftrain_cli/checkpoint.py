@@ -35,18 +35,13 @@ def describe_checkpoints(name: str) -> list[str]:
     Raises:
         UsageError: there is no such run.
     """
-    run = existing_run(name)
-    checkpoints = checkpoints_of(run)
     lines = []
-    for path in checkpoints:
-        try:
-            size = sum(file.stat().st_size for file in path.iterdir())
-            written = datetime.fromtimestamp(path.stat().st_mtime).isoformat(sep=" ", timespec="seconds")
-        except FileNotFoundError:  # the run is training, and has just removed it
-            continue
-        lines.append(f"step {checkpoint_step(path):>10,}  {human_bytes(size):>9}  {written}  {path}")
+    for each in list_checkpoints(name):
+        written = datetime.fromisoformat(each["written"]).astimezone()
+        lines.append(f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {written:%Y-%m-%d %H:%M:%S}  {each['path']}")
+    run = existing_run(name)
     folder = run / "checkpoints"
-    others = sorted(set(folder.iterdir()) - set(checkpoints)) if folder.is_dir() else []
+    others = sorted(set(folder.iterdir()) - set(checkpoints_of(run))) if folder.is_dir() else []
     lines += [f"{'no checkpoint':<15}  {path}" for path in others]
     return lines or [f"run {name!r} has no checkpoint yet"]
 

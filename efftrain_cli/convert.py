@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,13 +15,13 @@ from typing import Any
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.data.tokenizer import load_tokenizer
+from efftrain_cli.data.hub import MODEL_NAME, hub_file
+from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
-from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.plan.plan import padded_vocab_size
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run.directory import Run, run_path, taken
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.run.directory import Run, checkpoint_path, run_path, taken
 from efftrain_cli.training.gradient import build_optimizer
 from efftrain_cli.training.state import TrainState, write_checkpoint
 
@@ -60,12 +59,7 @@ def import_hf(
         raise CheckpointError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
         )
-    shape = {
-        "n_layer": model.config.n_layer,
-        "n_head": model.config.n_head,
-        "n_embd": model.config.n_embd,
-        "seq_len": model.config.seq_len,
-    }
+    shape = {name: getattr(model.config, name) for name in ("n_layer", "n_head", "n_embd", "seq_len")}
     if tokenizer.vocab_size < rows:
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.
         shape["vocab_multiple"] = rows
@@ -92,18 +86,12 @@ def import_hf(
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer_path = Path(scratch) / "tokenizer.json"
         tokenizer.save(tokenizer_path)
-        origin = _origin(source, names_text, recipe_name, hf_config, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id)
+        origin = _origin(source, names_text, recipe_name, hf_config, tokenizer)
         with Run.create(name, dump_recipe(recipe), origin, tokenizer_path) as run:
-            write_checkpoint(run.path / "checkpoints" / "step-00000000", _state(model, recipe), dump_recipe(recipe))
+            state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
+            write_checkpoint(checkpoint_path(run.path, 0), state, dump_recipe(recipe))
             run.event("import", {"directory": Path(source).name, "parameters": model.parameter_count})
             return run.path
-
-
-def _state(model: GPT, recipe: Recipe) -> TrainState:
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
-
-
-_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
 
 
 def _local_copy(directory: Path) -> Path:
@@ -115,14 +103,12 @@ def _local_copy(directory: Path) -> Path:
     """
     if directory.is_dir():
         return directory
-    named = _HUB.fullmatch(str(directory))
+    named = MODEL_NAME.fullmatch(str(directory))
     if named is None or directory.exists():
         raise UsageError(
             f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub, as "
             "openai-community/gpt2"
         )
-    from efftrain_cli.data.hub import hub_file
-
     path = hub_file(named[1], "config.json", named[2])
     hub_file(named[1], "tokenizer.json", named[2])
     with suppress(DataError):  # may name the end of text
@@ -141,7 +127,7 @@ def _local_copy(directory: Path) -> Path:
 
 
 def _origin(
-    source: str, names_text: bool, recipe_name: str, hf_config: dict[str, Any], tokenizer_sha256: str, vocab_size: int, eot_id: int
+    source: str, names_text: bool, recipe_name: str, hf_config: dict[str, Any], tokenizer: Tokenizer
 ) -> dict[str, object]:
     """Where the run comes from. It has seen no data of ours yet, so their hashes are null."""
     return {
@@ -156,8 +142,8 @@ def _origin(
         "data": {
             "train_hash": None,
             "valid_hash": None,
-            "tokenizer_hash": tokenizer_sha256,
-            "vocab_size": vocab_size,
-            "eot_id": eot_id,
+            "tokenizer_hash": tokenizer.sha256,
+            "vocab_size": tokenizer.vocab_size,
+            "eot_id": tokenizer.eot_id,
         },
     }

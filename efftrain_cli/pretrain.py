@@ -20,7 +20,6 @@ from efftrain_cli.foundation.console import (
     human_flops,
     human_seconds,
     make_console,
-    printable,
     steady_output,
 )
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
@@ -29,10 +28,11 @@ from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, sto
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, plan_step
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
+from efftrain_cli.prepare import named_text
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
-from efftrain_cli.run.rows import NOT_COMPUTED, read_origin
+from efftrain_cli.run.rows import NOT_COMPUTED
 from efftrain_cli.run.stability import describe, measure_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training.calibration import calibrated_gflops
@@ -59,6 +59,7 @@ from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
     Session,
     choose_device,
+    environment_now,
     environment_of,
     fresh_state,
     origin_of,
@@ -147,8 +148,7 @@ def resume(
             state = fresh_state(session)
             if checkpoint is not None:
                 load_checkpoint(checkpoint, state, recipe)
-                if (reason := drop_in_flight(state, recipe)) is not None:
-                    run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
+                if (reason := drop_in_flight(run, state, recipe)) is not None:
                     print(f"warning: {reason}", file=sys.stderr)
             plan = _plan(session, state.progress, steps)
             if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
@@ -168,7 +168,7 @@ def resume(
                     "step": state.progress.step,
                     "segment": segment,
                     "checkpoint": checkpoint.name if checkpoint else None,
-                    **_environment(run, session),
+                    **environment_now(run, session),
                     "calibrated_gflops": calibrated_gflops(session.device),
                 },
             )
@@ -179,30 +179,6 @@ def _lacks_evaluation(run: Run, progress: Progress) -> bool:
     """Whether the last step of a run is still to be evaluated. Its checkpoint, written by a stop, keeps saying so; a resumed run has
     written the loss into the step's row."""
     return progress.evaluation_due and (run.last_row(progress.step) or {}).get("val_loss") is None
-
-
-def _environment(run: Run, session: Session) -> dict[str, object]:
-    """Where the run is continued; says in one line what is not as it was, and whether results may then differ in their last bits."""
-    now = environment_of(session)
-    recipe = session.recipe
-    starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
-    origin = read_origin(run.path)
-    before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
-    changed = {key: f"{key} {printable(str(before[key]))} -> {now[key]}" for key in now if before.get(key) not in (None, now[key])}
-    if str(before.get("device")).partition(":")[0] == session.device.type:
-        changed.pop("device", None)  # which one it is of several decides nothing: its name is compared too
-    if session.device.type != "cpu":
-        changed.pop("threads", None)
-    if not changed:
-        return now
-    lanes = None if recipe.parallel is None else recipe.parallel.lanes
-    note = f"note: continued with {', '.join(changed.values())}"
-    if list(changed) == ["devices"] and lanes is not None:
-        note += f": by parallel.lanes = {lanes} the same bits"
-    else:
-        note += ": the last bits of the results may differ"
-    print(note, file=sys.stderr)
-    return {**now, "changed": list(changed.values())}
 
 
 def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
@@ -327,9 +303,8 @@ def _train(
         run.event("end", {"status": type(error).__name__.removesuffix("Error").lower(), "step": state.progress.step})
         raise
     finished = state.progress.tokens >= recipe.train.tokens
-    status = "finished" if finished else "paused"
-    speed = calibrated_gflops(session.device)
-    run.event("end", {"status": status, "step": state.progress.step, "calibrated_gflops": speed})
+    fields = {"status": "finished" if finished else "paused", "step": state.progress.step}
+    run.event("end", {**fields, "calibrated_gflops": calibrated_gflops(session.device)})
     show_summary(console, run, state, val_loss, finished)
     return run.path
 
@@ -338,7 +313,10 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
     """Says how long training will take, by a probe that also shows whether memory suffices."""
     seconds = probe(session, state, summary) * (summary.tokens - state.progress.tokens)
     if state.progress.stage + 1 < len(session.recipe.stages):
-        seconds = _staged_seconds(session, state, summary)
+        # The largest stage must fit into memory too, and its rate is that of most FLOPs.
+        last = fresh_state(session, stage=len(session.recipe.stages) - 1)
+        flops_left = summary.flops - state.progress.flops
+        seconds = probe(session, last, summary) * flops_left / last.model.flops_per_token().with_logits
     ranks = session.ranks
     shared = "" if ranks.alone else f", if {ranks.world_size} devices share it evenly and at no cost"
     console.print(
@@ -346,18 +324,10 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
     )
 
 
-def _staged_seconds(session: Session, state: TrainState, summary: PlanSummary) -> float:
-    """Seconds of training ahead, by a probe of the largest stage: it must fit into memory, and its rate is that of most FLOPs."""
-    last = fresh_state(session, stage=len(session.recipe.stages) - 1)
-    seconds = probe(session, last, summary)
-    per_token = last.model.flops_per_token().with_logits
-    return seconds * (summary.flops - state.progress.flops) / per_token
-
-
 def show_header(console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary) -> None:
     """What is about to be spent, before anything is."""
     recipe, corpus = session.recipe, session.corpus
-    model = recipe.model
+    model, text = recipe.model, named_text(recipe.data)
     rows = padded_vocab_size(recipe, corpus.vocab_size)
     parameters = model_parameters(recipe, rows)
     outside = (rows + model.seq_len) * model.n_embd
@@ -370,7 +340,7 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
         f"{human_count(parameters)} parameters ({human_count(parameters - outside)} without embeddings)",
-        f"data       {_source(recipe)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
+        f"data       {text if isinstance(text, str) else ' '.join(text)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
         f"{counted(session.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "
         f"{session.train_data.epochs(plan.windows):.2f} epochs of the data",
@@ -386,10 +356,9 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
     mix = session.train_data.epochs_of_sources(plan.windows)
     if mix:
         lines.insert(-2, "           of each source: " + ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items()))
-    for line in lines:
+    warnings = (*corpus.notes, *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0]))
+    for line in (*lines, *(f"warning: {warning}" for warning in warnings)):
         console.print(line, markup=False)
-    for warning in (*corpus.notes, *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0])):
-        console.print(f"warning: {warning}", markup=False)
 
 
 def show_summary(console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool) -> None:
@@ -418,10 +387,3 @@ def show_summary(console: Console, run: Run, state: TrainState, val_loss: float 
         console.print(f"  efftrain pretrain --resume {run.name}", markup=False)
     console.print(f'  efftrain sample {run.name} --prompt "..."', markup=False)
     console.print(f"  efftrain compare {run.name} OTHER-RUN", markup=False)
-
-
-def _source(recipe: Recipe) -> str:
-    train = recipe.data.train or "stdlib"
-    if recipe.data.sources:
-        train = tuple(source.path for source in recipe.data.sources)
-    return train if isinstance(train, str) else " ".join(train)

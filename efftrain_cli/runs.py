@@ -25,7 +25,7 @@ class RunSummary:
 
     name: str
     status: str
-    """One of run.rows.STATUSES, or "unreadable"."""
+    """As `compare.reading.status_of` says it, or "unreadable"."""
     recipe: str
     seed: int | None
     tokens: float
@@ -128,7 +128,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     Raises:
         UsageError: there is no such run, or a process is writing to it.
     """
-    from efftrain_cli.run.rows import is_locked
+    from efftrain_cli.run.lock import is_locked
 
     existing = run_names()
     paths: dict[Path, None] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from efftrain_cli.plan.plan import shares
 from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
-from efftrain_cli.run.directory import checkpoint_path, runs_root
+from efftrain_cli.run.directory import checkpoint_path, runs_in, runs_root
 from efftrain_cli.run.rows import read_counting
 
 _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
@@ -43,22 +42,16 @@ def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4, device
     cut = cut_recipe(recipe, half, devices)
     runs_root().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".verify-resume.", dir=runs_root()) as folder:
-        before = os.environ.get("EFFTRAIN_RUNS")
-        os.environ["EFFTRAIN_RUNS"] = folder
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                for name, steps in (("whole", 2 * half), ("cut", half)):
-                    if devices == 1:
+        with runs_in(Path(folder)):
+            for name, steps in (("whole", 2 * half), ("cut", half)):
+                if devices == 1:
+                    with contextlib.redirect_stdout(io.StringIO()):
                         start(cut, recipe_name="cut", name=name, device=device, steps=steps, with_probe=False)
-                    else:
-                        path = Path(folder) / "cut.toml"
-                        write_whole(path, dump_recipe(cut))
-                        _pretrain(folder, device, steps, devices, "--recipe", str(path), "--name", name)
-        finally:
-            os.environ.pop("EFFTRAIN_RUNS")
-            if before is not None:
-                os.environ["EFFTRAIN_RUNS"] = before
-        _pretrain(folder, device, 2 * half, devices, "--resume", "cut")
+                else:
+                    path = Path(folder) / "cut.toml"
+                    write_whole(path, dump_recipe(cut))
+                    _pretrain(device, steps, devices, "--recipe", str(path), "--name", name)
+            _pretrain(device, 2 * half, devices, "--resume", "cut")
         rows, tensors = compare_runs(Path(folder) / "whole", Path(folder) / "cut", 2 * half)
         in_flight = (checkpoint_path(Path(folder) / "whole", 2 * half) / "method.safetensors").exists()
     what = "weights, the optimizer's state and what is in flight" if in_flight else "weights and the optimizer's state"
@@ -138,12 +131,11 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     )
 
 
-def _pretrain(folder: str, device: str, steps: int, devices: int, *which: str) -> None:
-    """Starts or continues a run of `folder` in new processes."""
+def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
+    """Starts or continues a run in new processes."""
     arguments = ["pretrain", *which, "--device", device, "--no-probe", "--steps", str(steps), "--devices", str(devices)]
     result = subprocess.run(
         [sys.executable, "-m", "efftrain_cli", *arguments],
-        env={**os.environ, "EFFTRAIN_RUNS": folder},
         capture_output=True,
         text=True,
         check=False,

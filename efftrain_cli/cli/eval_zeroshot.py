@@ -117,7 +117,7 @@ def eval_zeroshot(
 
             ranks = stack.enter_context(joined())
         speaks = ranks is None or ranks.rank == 0
-        if quiet or not speaks:
+        if not speaks:
             silence()
         for run in runs:
             entries = found.setdefault(run, [])

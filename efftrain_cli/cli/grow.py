@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.cli.options import CheckpointOption, Device, Overrides
 from efftrain_cli.foundation.errors import UsageError
+
+if TYPE_CHECKING:
+    from efftrain_cli.methods.staged_growth import Operator
 
 PLAN = "With --plan"
 
@@ -101,7 +104,15 @@ def grow(
 ) -> None:
     """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
     if plan:
-        _plan(run, operator or [], target_loss, target_size, fit or [], stages, batch, small, target, shape, vocab_size, threshold, window, plot)
+        if run is not None:
+            raise UsageError(f"--plan grows nothing: leave out {run!r}, or give it as --small {run}")
+        operators = _parsed(operator or [])
+        if small is not None:
+            _plan_by_curves(operators, small, target, shape, vocab_size, threshold, window | 1, plot)
+        elif target is not None:
+            raise UsageError("--target needs the curve of the small model too: --small")
+        else:
+            _plan_by_law(target_loss, target_size, fit or [], stages, batch)
         return
     if run is None:
         raise UsageError("name the run to grow (`efftrain runs list` shows all), or give --plan")
@@ -145,15 +156,36 @@ def grow(
     print(f"  efftrain pretrain --resume {grown.run.name}")
 
 
-def _plan(
-    run: str | None,
-    operators: list[str],
-    target_loss: float | None,
-    target_size: str | None,
-    fit: list[str],
-    stages: int,
-    batch: Batch,
-    small: str | None,
+def _parsed(operators: list[str]) -> list[Operator]:
+    from efftrain_cli.methods.staged_growth import parse_operator
+
+    try:
+        return [parse_operator(text) for text in operators]
+    except ValueError as error:
+        raise UsageError(f"--operator {error}") from None
+
+
+def _plan_by_law(target_loss: float | None, target_size: str | None, fit: list[str], stages: int, batch: Batch) -> None:
+    from efftrain_cli.foundation.section import parse_count
+    from efftrain_cli.grow.report import law_of, schedule_lines
+    from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule
+
+    try:
+        size = None if target_size is None else float(parse_count(target_size))
+    except ValueError as error:
+        raise UsageError(f"--target-size: {error}") from None
+    if fit and batch == "varying":
+        raise UsageError("--batch varying needs the critical batch, which runs of one batch size do not show: leave out --fit or it")
+    fitted = law_of(fit) if fit else None
+    law = KAPLAN if fitted is None else fitted.law
+    planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)
+    for line in schedule_lines(law, planned, batch, fitted):
+        print(line)
+
+
+def _plan_by_curves(
+    operators: list[Operator],
+    small: str,
     target: str | None,
     shape: str | None,
     vocab_size: int,
@@ -161,43 +193,16 @@ def _plan(
     window: int,
     plot: Path | None,
 ) -> None:
-    if run is not None:
-        raise UsageError(f"--plan grows nothing: leave out {run!r}, or give it as --small {run}")
-    from efftrain_cli.methods.staged_growth import parse_operator
-
-    try:
-        parsed = [parse_operator(text) for text in operators]
-    except ValueError as error:
-        raise UsageError(f"--operator {error}") from None
-    if small is None:
-        if target is not None:
-            raise UsageError("--target needs the curve of the small model too: --small")
-        from efftrain_cli.foundation.section import parse_count
-        from efftrain_cli.grow.report import law_of, schedule_lines
-        from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule
-
-        try:
-            size = None if target_size is None else float(parse_count(target_size))
-        except ValueError as error:
-            raise UsageError(f"--target-size: {error}") from None
-        if fit and batch == "varying":
-            raise UsageError("--batch varying needs the critical batch, which runs of one batch size do not show: leave out --fit or it")
-        fitted = law_of(fit) if fit else None
-        law = KAPLAN if fitted is None else fitted.law
-        planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)
-        for line in schedule_lines(law, planned, batch, fitted):
-            print(line)
-        return
-    if not parsed:
+    if not operators:
         raise UsageError("--small needs --operator: width, depth, or both")
     from efftrain_cli.grow.report import csv_flops, curve_lines, curve_of, plot_curves, threshold_of
 
-    small_flops, target_flops = csv_flops(shape, vocab_size, parsed)
+    small_flops, target_flops = csv_flops(shape, vocab_size, operators)
     target_curve = None if target is None else curve_of(target, target_flops)
     small_curve = curve_of(small, small_flops)
-    slope = threshold_of(parsed) if threshold is None else threshold
-    for line in curve_lines(small_curve, target_curve, slope, window | 1):
+    slope = threshold_of(operators) if threshold is None else threshold
+    for line in curve_lines(small_curve, target_curve, slope, window):
         print(line)
     if plot is not None:
-        plot_curves(small_curve, target_curve, slope, window | 1, plot)
+        plot_curves(small_curve, target_curve, slope, window, plot)
         print(f"plot        {plot}")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
+from efftrain_cli.foundation.console import silence
 
 RecipeOption = Annotated[
     str, typer.Option("--recipe", help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
@@ -23,9 +24,17 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Devices = Annotated[
     int, typer.Option(min=1, help="Share each run between this many devices of this machine: CUDA devices, or CPU processes.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
+
+
+def _silenced(quiet: bool) -> bool:
+    if quiet:
+        silence()
+    return quiet
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=_silenced, help="Print nothing but warnings and errors.")]
 NoProgress = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress; results, warnings and errors all the same.")
+    bool, typer.Option("--quiet", "-q", callback=_silenced, help="Show no progress; results, warnings and errors all the same.")
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")]
 TakeOver = Annotated[

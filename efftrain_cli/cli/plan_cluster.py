@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import recipe_names
+from efftrain_cli.cli.options import Overrides, RecipeOption
 from efftrain_cli.foundation.errors import UsageError
 
 
@@ -19,9 +19,7 @@ from efftrain_cli.foundation.errors import UsageError
     ),
 )
 def plan_cluster(
-    recipe: Annotated[
-        str, typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
-    ],
+    recipe: RecipeOption,
     devices: Annotated[int, typer.Option(min=1, help="Devices, of all nodes together.")],
     bandwidth: Annotated[float, typer.Option(min=1e-6, help="GB/s out of one device, within a node.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
@@ -31,13 +29,20 @@ def plan_cluster(
     ] = None,
     memory_bandwidth: Annotated[float, typer.Option(min=1e-3, help="GB/s of one device's memory.")] = 2000.0,
     latency: Annotated[float, typer.Option(min=0, help="Microseconds of a message between two devices.")] = 10.0,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a recipe key. Repeatable.")] = None,
+    set_: Overrides = None,
 ) -> None:
     """Predict step time, memory and efficiency on many devices, from a rate and bandwidths; trains nothing.
 
     The model is stated in docs/scaling.md. It says where short steps, as those of a sequence length warmup, wait for the network.
     """
-    from efftrain_cli.foundation.console import counted, human_bytes, human_flops, human_seconds
+    from efftrain_cli.foundation.console import (
+        Row,
+        counted,
+        human_bytes,
+        human_flops,
+        human_seconds,
+        table_lines,
+    )
     from efftrain_cli.plan.cluster import Cluster
     from efftrain_cli.plan.cluster import plan_cluster as plan
     from efftrain_cli.recipe.recipe import load_recipe
@@ -68,16 +73,13 @@ def plan_cluster(
         f"assumed    {human_flops(flops)}/s per device, {source}; {bandwidth:g} GB/s between devices{joined}; memory at "
         f"{memory_bandwidth:g} GB/s, {latency:g} microseconds a message, {dtype}\n"
     )
-    print(f"{'strategy':<10} {'full step':>10} {'compute':>10} {'network':>10} {'update':>10} {'efficiency':>10} {'memory':>9} {'run':>12}")
+    rows: list[Row] = []
     for each in plans:
         full = each.full
         cells = [human_seconds(seconds) for seconds in (full.total, full.compute, full.communication, full.update)]
-        print(
-            f"{each.strategy:<10} "
-            + " ".join(f"{cell:>10}" for cell in cells)
-            + f" {each.efficiency:>10.0%} {human_bytes(each.memory_bytes):>9} {human_seconds(each.seconds):>12}"
-        )
-    print()
+        rows.append((each.strategy, *cells, f"{each.efficiency:.0%}", human_bytes(each.memory_bytes), human_seconds(each.seconds)))
+    head = ("strategy", "full step", "compute", "network", "update", "efficiency", "memory", "run")
+    print("\n".join([*table_lines(head, rows), ""]))
     for each in plans:
         if each.bound:
             batch, seq_len, _ = max(each.bound, key=lambda kind: kind[0] * kind[1])

@@ -34,11 +34,9 @@ def prepare(
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
     from efftrain_cli.data.limits import limits_of
     from efftrain_cli.data.progress import prepare_shown
-    from efftrain_cli.foundation.console import make_console, silence
+    from efftrain_cli.foundation.console import make_console
     from efftrain_cli.prepare import describe_corpus, print_corpus
 
-    if quiet:
-        silence()
     as_json = format_ == "json"
     console = Console(stderr=True, highlight=False, quiet=quiet) if as_json else make_console()
     corpus = prepare_shown(loaded.data, limits=limits_of(loaded), verify=verify_data, console=console)

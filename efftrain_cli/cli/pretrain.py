@@ -73,10 +73,11 @@ def pretrain(
         raise UsageError(f"--format {format_} is the form of a printed plan: add --plan, or leave it out")
     if devices is not None:
         check_devices(device, devices)
-    if quiet:
-        from efftrain_cli.foundation.console import silence
-
-        silence()
+    overrides = list(set_ or [])
+    if wandb is not None:
+        overrides.append(f"wandb.mode={wandb}")
+    if tensorboard:
+        overrides.append("wandb.tensorboard=true")
     if resume is not None:
         forbidden = [
             option
@@ -87,17 +88,13 @@ def pretrain(
             raise UsageError(
                 f"--resume {resume} continues the run with its own recipe; leave out {', '.join(forbidden)}"
             )
-        overrides = list(set_ or [])
-        if wandb is not None:
-            overrides.append(f"wandb.mode={wandb}")
-        if tensorboard:
-            overrides.append("wandb.tensorboard=true")
-        from efftrain_cli.run.directory import check_free
+        from efftrain_cli.run.directory import existing_run
+        from efftrain_cli.run.lock import take_lock
         from efftrain_cli.run.names import find_run
 
         resume = find_run(resume)
-        if speaks():
-            check_free(resume)  # before PyTorch is imported, which takes seconds
+        if speaks():  # whether another process owns it, before PyTorch is imported, which takes seconds
+            take_lock(existing_run(resume) / "lock").close()
         if devices is not None and devices > 1:
             raise typer.Exit(launch_this(devices))
         from efftrain_cli.pretrain import resume as resume_run
@@ -120,13 +117,8 @@ def pretrain(
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
 
-    overrides = list(set_ or [])
     if seed is not None:
         overrides.append(f"seed={seed}")
-    if wandb is not None:
-        overrides.append(f"wandb.mode={wandb}")
-    if tensorboard:
-        overrides.append("wandb.tensorboard=true")
     loaded = load_recipe(recipe, overrides)
     if speaks():
         for warning in warnings_of(loaded):

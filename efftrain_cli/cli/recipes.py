@@ -55,9 +55,7 @@ def list_recipes(format: TextOrJson = "text") -> None:
 def new_recipe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml.")],
     base: Annotated[str, typer.Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)] = "small",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A value to write. Repeatable.", autocompletion=complete.override_keys)
-    ] = None,
+    set_: Overrides = None,
 ) -> None:
     """Write a recipe to begin with, commented, for your own text."""
     from efftrain_cli.recipe.file import is_path, shown_path

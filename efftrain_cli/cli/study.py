@@ -44,10 +44,6 @@ def study(
     from efftrain_cli.study import main
     from efftrain_cli.study.file import read_study
 
-    if quiet:
-        from efftrain_cli.foundation.console import silence
-
-        silence()
     study_file = read_study(file)
     as_json = format_ == "json"
     if plan:

@@ -64,10 +64,6 @@ def sweep(
     from efftrain_cli.sweep import main
     from efftrain_cli.sweep.trials import check_comparable, choose, grid, parse_seeds, parse_settings
 
-    if quiet:
-        from efftrain_cli.foundation.console import silence
-
-        silence()
     trials = grid(recipe, parse_seeds(seeds), parse_settings(set_ or []), name)
     if not allow:
         check_comparable(trials)
@@ -80,11 +76,11 @@ def sweep(
     lines = main.grid_lines(trials, len(recipe), baseline, plot, figures)
     # Beside a format for programs what is for people goes where the eye is, not where the data goes.
     print("\n".join(lines), file=sys.stdout if format_ == "table" and output is None else sys.stderr, flush=True)
-    from efftrain_cli.compare.comparison import compare, read_all
+    from efftrain_cli.compare.comparison import compare, read_sound
     from efftrain_cli.compare.show import show_comparison
     from efftrain_cli.run.directory import runs_root
 
     names = [run for choice in choose(trials) if choice.best for run in choice.names]
-    runs = read_all([runs_root() / run for run in names])
-    comparison = compare(runs, baseline=baseline, target_loss=target_loss, allow=allow)
+    runs, left_out = read_sound([runs_root() / run for run in names])
+    comparison = compare(runs, baseline=baseline, target_loss=target_loss, allow=allow, left_out=left_out)
     show_comparison(comparison, format_, output, plot=plot)

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
-from efftrain_cli.cli.options import Device, Devices
+from efftrain_cli.cli.options import Device, Devices, Overrides
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import check_devices, launch_this
 
-
-class Tuned(StrEnum):
-    """What can be tuned."""
-
-    length = "length"
-    batch = "batch"
-    two_stage = "two-stage"
-    lr = "lr"
-
-
-class SearchFormat(StrEnum):
-    """Forms of a printed plan."""
-
-    text = "text"
-    json = "json"
-
-
+Tuned = Literal["length", "batch", "two-stage", "lr"]
 @app.command(
     "tune-warmup",
     rich_help_panel="Train",
@@ -49,9 +32,7 @@ def tune_warmup(
             autocompletion=recipe_names,
         ),
     ],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.")
-    ] = None,
+    set_: Overrides = None,
     tune: Annotated[
         Tuned | None,
         typer.Option(
@@ -89,7 +70,7 @@ def tune_warmup(
     ] = 0.01,
     plan: Annotated[bool, typer.Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
     format_: Annotated[
-        SearchFormat | None, typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text")
+        Literal["text", "json"] | None, typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict stands in the run.")] = False,
 ) -> None:
@@ -110,7 +91,7 @@ def tune_warmup(
     loaded = load_recipe(recipe, overrides)
     search = Search(
         recipe=loaded,
-        tune=None if tune is None else tune.value,
+        tune=tune,
         budget=None if budget is None else parse_budget(budget, loaded.train.tokens),
         seeds=() if seeds is None else parse_seeds(seeds),
         calm=calm,
@@ -120,8 +101,8 @@ def tune_warmup(
         eval_every=eval_every,
     )
     if format_ is not None and not plan:
-        raise UsageError(f"--format {format_.value} is the form of a printed plan: add --plan, or leave it out")
-    if format_ is SearchFormat.json:
+        raise UsageError(f"--format {format_} is the form of a printed plan: add --plan, or leave it out")
+    if format_ == "json":
         import json
 
         from efftrain_cli.tune_warmup.screen import plan_values

@@ -37,7 +37,7 @@ def wandb_sync(
     if tensorboard:
         from efftrain_cli.run import tensorboard as board
 
-        folder, rows = board.follow(path) if follow else board.write(path)
+        folder, rows = board.write(path, follow)
         print(f"{rows:,} rows for TensorBoard; see them with: tensorboard --logdir {folder}")
         return
     synced = wandb_sync.follow(path, mode, project) if follow else wandb_sync.sync(path, mode, project)

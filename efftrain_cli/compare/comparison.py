@@ -76,14 +76,9 @@ class Comparison:
         return next((d for d in self.differences if d.measure.key == key and d.label == label), None)
 
 
-def read_all(paths: Sequence[Path]) -> list[RunNumbers]:
-    """Reads runs, two at a time: each is reduced before the next is read, so memory does not grow with their number."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(read_numbers, paths))
-
-
 def read_sound(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
-    """Reads runs like `read_all`, without those that cannot be read; and why each of these is left out.
+    """Reads runs but those that cannot be read, and says why each of these is left out. Two at a time: each is reduced before the next is
+    read, so memory does not grow with their number.
 
     Raises:
         DataError: none can be read.

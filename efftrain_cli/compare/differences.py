@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,6 @@ from efftrain_cli.compare.measures import (
     schedule_position,
     why_not_matched,
 )
-from efftrain_cli.compare.reading import RunNumbers
 
 PRIMARY = "final_loss"
 """The measure that decides; the others are shown beside it and corrected as one family."""
@@ -204,9 +203,10 @@ def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str
 
 def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest | None]:
     """How much less the better one needs for the worse one's final loss: per shared seed, or over all pairs of runs."""
-    if any(run.failed or not len(run.evaluated["val_loss"]) for run in (*base.runs, *group.runs)):
+    losses = [[math.inf if run.final_loss is None else run.final_loss for run in side.runs] for side in (base, group)]
+    if math.inf in (*losses[0], *losses[1]):
         # At equal cost, which of two runs is ahead on this scale is which has the lower final loss.
-        return Estimate(math.nan), _ranks(base, group, lambda run: run.evaluated["val_loss"][-1:])
+        return Estimate(math.nan), inference.rank_sum(losses[0], losses[1])
     if base.seeds == group.seeds:
         pairs = zip(base.runs, group.runs, strict=True)
         estimate = inference.paired_t([match_ratio(a, b, axis) for a, b in pairs])
@@ -215,13 +215,6 @@ def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest 
     if math.isnan(estimate.mean):
         return Estimate(math.nan, reason="matched before the first step: no claim"), None
     return inference.exponentiated(estimate), None
-
-
-def _ranks(base: Group, group: Group, read: Callable[[RunNumbers], np.ndarray]) -> ExactTest:
-    def side(runs: Sequence[RunNumbers]) -> list[float]:
-        return [math.inf if run.failed or not len(read(run)) else float(read(run)[0]) for run in runs]
-
-    return inference.rank_sum(side(base.runs), side(group.runs))
 
 
 def _from_cells(

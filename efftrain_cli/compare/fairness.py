@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from efftrain_cli.compare.groups import Group, differing_keys, shown
@@ -58,20 +57,17 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
         )
     labels = [Label("allowed", text) for text in refusals]
     labels += [Label("warning", text) for text in (*_origin_warnings(runs), *_recipe_warnings(groups), *_speed_warnings(groups))]
-    labels += [Label("warning", f"{run.name}: {mark}") for run in runs for mark in run.marks if _is_grave(run, mark)]
-    labels += [Label("note", f"{run.name}: {mark}") for run in runs for mark in run.marks if not _is_grave(run, mark)]
+    marks = [(run.name, mark) for run in runs for mark in run.marks]
+    labels += [Label("warning", f"{name}: {mark}") for name, mark in marks if not mark.startswith("resumed")]
+    labels += [Label("note", f"{name}: {mark}") for name, mark in marks if mark.startswith("resumed")]
     labels += [*_seed_notes(groups), *_same_recipe_notes(groups)]
     return labels
-
-
-def _condition(key: str, usual: object, run: RunNumbers) -> object:
-    return run.origin.get(key, usual)
 
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
     """Why the training seconds of these runs must not be judged; "" where they may be."""
     for title, (key, usual) in _CONDITIONS.items():
-        if len(_values(runs, partial(_condition, key, usual))) > 1:
+        if len({str(run.origin.get(key, usual)) for run in runs}) > 1:
             return f"different {title}"
     # The origin is that of the first start alone; the marks say where a later one differed.
     moved = [f"{run.name} {mark}" for run in runs for mark in run.marks if mark.startswith(("ran on ", "ran with "))]
@@ -84,10 +80,6 @@ def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
     return f"the machine's speed varied {factor:.2f}x, more than {SAME_SPEED:g}x" if factor > SAME_SPEED else ""
 
 
-def _is_grave(run: RunNumbers, mark: str) -> bool:
-    return not mark.startswith("resumed")
-
-
 def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
     for title, key in (
@@ -96,7 +88,7 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
         ("the number of validation windows", "valid_windows"),
         ("the length of a validation window", "seq_len"),
     ):
-        values = _values(runs, partial(_of_data, key=key))
+        values = _names_by_value(runs, [_data(run).get(key) for run in runs])
         if "None" in values:
             found.append(f"{title} of {_names(values['None'])} is unknown (origin.json does not say)")
         elif len(values) > 1:
@@ -109,14 +101,14 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     for title, (key, usual) in _CONDITIONS.items():
         # Threads decide nothing where another device computes.
         relevant = [run for run in runs if key != "threads" or run.origin.get("device_kind") == "cpu"]
-        values = _values(relevant, partial(_condition, key, usual))
+        values = _names_by_value(relevant, [run.origin.get(key, usual) for run in relevant])
         if len(values) > 1:
             seconds = "; seconds and throughput are not comparable" if title in ("device", "number of threads") else ""
             found.append(f"different {title}: {_split(values)}{seconds}")
-    values = _values(runs, lambda run: _data(run).get("train_hash"))
+    values = _names_by_value(runs, [_data(run).get("train_hash") for run in runs])
     if len(values) > 1:
         embedded = [run for run in runs if run.recipe.get("data.train", "stdlib") == "stdlib"]
-        python = _values(embedded, lambda run: run.origin.get("python"))
+        python = _names_by_value(embedded, [run.origin.get("python") for run in embedded])
         why = (
             f" (the standard library's source is that of the running Python: {_split(python)})" if len(python) > 1 else ""
         )
@@ -168,12 +160,10 @@ def _speed_warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def _seed_notes(groups: Sequence[Group]) -> list[Label]:
-    notes = []
-    seeds = {group.seeds for group in groups}
-    if len(seeds) > 1:
-        each = "; ".join(f"{group.label}: {', '.join(map(str, group.seeds))}" for group in groups)
-        notes.append(Label("note", f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired"))
-    return notes
+    if len({group.seeds for group in groups}) < 2:
+        return []
+    each = "; ".join(f"{group.label}: {', '.join(map(str, group.seeds))}" for group in groups)
+    return [Label("note", f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired")]
 
 
 def _same_recipe_notes(groups: Sequence[Group]) -> list[Label]:
@@ -196,16 +186,11 @@ def _data(run: RunNumbers) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _values(runs: Sequence[RunNumbers], read: Callable[[RunNumbers], object]) -> dict[str, list[str]]:
-    """Names of runs by the value they have."""
-    values: dict[str, list[str]] = {}
-    for run in runs:
-        values.setdefault(str(read(run)), []).append(run.name)
-    return values
-
-
-def _of_data(run: RunNumbers, key: str) -> object:
-    return _data(run).get(key)
+def _names_by_value(runs: Sequence[RunNumbers], values: Sequence[object]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for run, value in zip(runs, values, strict=True):
+        names.setdefault(str(value), []).append(run.name)
+    return names
 
 
 def _split(values: dict[str, list[str]]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,6 +12,7 @@ from efftrain_cli.compare.differences import PRIMARY, Cell
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.tables import Table, headline, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences
+from efftrain_cli.foundation.files import csv_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,12 +80,12 @@ def opening(comparison: Comparison) -> list[str]:
     return [*verdict_sentences(comparison), *headline(comparison)]
 
 
-def markdown(comparison: Comparison, tables: Sequence[Table] | None = None) -> str:
+def markdown(comparison: Comparison) -> str:
     """The tables in GitHub's Markdown."""
     from tabulate import tabulate
 
     parts = [f"{line}  " for line in opening(comparison)]
-    for table in tables if tables is not None else tables_of(comparison):
+    for table in tables_of(comparison):
         parts += ["", *([f"### {table.title}", ""] if table.title else [])]
         cells = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
         parts.append(tabulate(cells[1:], cells[0], tablefmt="github", disable_numparse=True))
@@ -116,13 +115,13 @@ _LATEX = {
 }
 
 
-def latex(comparison: Comparison, tables: Sequence[Table] | None = None) -> str:
+def latex(comparison: Comparison) -> str:
     """The tables for LaTeX with the booktabs package."""
     from tabulate import tabulate
 
     parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in opening(comparison))]
     parts += [f"% {SIGNS[label.severity]}: {label.text}" for label in comparison.labels]
-    for table in tables if tables is not None else tables_of(comparison):
+    for table in tables_of(comparison):
         words = ". ".join(_escape_latex(text).rstrip(".") for text in (table.title, table.note) if text)
         cells = [[_escape_latex(cell) for cell in row] for row in (table.header, *table.rows)]
         tabular = tabulate(cells[1:], cells[0], tablefmt="latex_raw", disable_numparse=True)
@@ -138,11 +137,10 @@ def _escape_latex(text: str) -> str:
 
 def comma_separated(comparison: Comparison) -> str:
     """One row per measure and recipe at full precision: values by seed, mean, spread, and the test against the baseline."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
+    header = (
         ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd", "difference", "kind", "low", "high", "p", "p_holm", "shared_seeds", "method", "verdict", "exploratory"]
     )
+    rows: list[list[str]] = []
     exploratory = str(comparison.exploratory).lower()
     tests = {(d.measure.key, d.label): d for d in comparison.differences}
     for measure in comparison.measures:
@@ -168,7 +166,7 @@ def comma_separated(comparison: Comparison) -> str:
                 row += [str(len(test.seeds)), method, test.verdict]
             else:
                 row += [""] * 9
-            writer.writerow([*row, exploratory])
+            rows.append([*row, exploratory])
     for score in comparison.zero_shot:
         for group in comparison.groups:
             values = score.scores[group.label]
@@ -183,8 +181,8 @@ def comma_separated(comparison: Comparison) -> str:
                 corrected = _blank(difference.p_holm)
                 row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), corrected, str(e.n)]
                 row += [e.method, difference.verdict]
-            writer.writerow([*row, exploratory])
-    return out.getvalue()
+            rows.append([*row, exploratory])
+    return csv_text(header, rows)
 
 
 def _blank(value: float | None) -> str:

@@ -26,7 +26,7 @@ FEWEST_PAIRS = 4
 MCNEMAR_FROM = 6
 """Pairs from which McNemar's exact test can reach 5 %."""
 
-Outcome = Literal["better", "worse", "equivalent", "noninferior", "undecided"]
+Outcome = Literal["better", "worse", "equivalent", "undecided"]
 Direction = Literal["different", "better", "noninferior", "equivalent"]
 ONE_SEED = "one seed: no claim"
 NO_SPREAD = "no spread between seeds: no claim"
@@ -80,9 +80,7 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     return _estimate(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", alpha)
 
 
-def difference_of_means(
-    baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
-) -> Estimate:
+def difference_of_means(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
     """Mean of `method` less mean of `baseline`, both by seed, with the interval that fits how their seeds overlap.
 
     All seeds shared: the paired t. None: Welch's t. Some: the t for partially overlapping samples (Derrick, Russ, Toher and
@@ -94,7 +92,7 @@ def difference_of_means(
         return Estimate(math.nan, reason="no values")
     shared = sorted(baseline.keys() & method.keys())
     if len(shared) == len(a) == len(b):
-        return paired_t([method[seed] - baseline[seed] for seed in shared], alpha)
+        return paired_t([method[seed] - baseline[seed] for seed in shared])
     mean, n = float(b.mean() - a.mean()), min(len(a), len(b))
     if n == 1:
         return Estimate(mean, n=1, reason=ONE_SEED)
@@ -116,19 +114,17 @@ def difference_of_means(
     elif shared:
         words = f"Welch's t; {len(shared)} shared seed{'s are' if len(shared) > 1 else ' is'} too few to pair"
     sd = math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
-    return _estimate(mean, math.sqrt(variance), df, n, sd, words, alpha)
+    return _estimate(mean, math.sqrt(variance), df, n, sd, words, ALPHA)
 
 
-def ratio_of_means(baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA) -> Estimate:
+def ratio_of_means(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
     """Geometric mean of `baseline` over that of `method`, both positive and by seed: above 1 the method needs less.
 
     Raises:
         ValueError: a value is not positive.
     """
-    if min((*baseline.values(), *method.values()), default=1.0) <= 0:
-        raise ValueError("ratios need positive values")
     a, b = ({seed: math.log(value) for seed, value in side.items()} for side in (baseline, method))
-    return exponentiated(difference_of_means(b, a, alpha))
+    return exponentiated(difference_of_means(b, a))
 
 
 def exponentiated(on_logs: Estimate) -> Estimate:
@@ -143,7 +139,7 @@ def exponentiated(on_logs: Estimate) -> Estimate:
     )
 
 
-def all_pairs(scores: Sequence[Sequence[float]], alpha: float = ALPHA) -> Estimate:
+def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
     """Mean of a score of every method's run (row) against every baseline's run (column), where no seeds are shared.
 
     The standard error is that of the row means and the column means together, with Welch's degrees of freedom: a run that
@@ -154,7 +150,7 @@ def all_pairs(scores: Sequence[Sequence[float]], alpha: float = ALPHA) -> Estima
         return Estimate(math.nan, reason="no values")
     # The columns' share enters a difference with the other sign; the mean of all is kept in the rows.
     rows, columns = table.mean(1), table.mean() - table.mean(0)
-    estimate = difference_of_means(dict(enumerate(columns)), {-1 - i: value for i, value in enumerate(rows)}, alpha)
+    estimate = difference_of_means(dict(enumerate(columns)), {-1 - i: value for i, value in enumerate(rows)})
     return replace(estimate, method="all pairs of runs, seeds not paired") if estimate.method else estimate
 
 
@@ -194,7 +190,7 @@ def _check_margin(margin: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an estimate says about a question, at error rate `alpha`."""
+    """What an estimate says about a question, at error rate ALPHA."""
 
     outcome: Outcome
     p: float | None
@@ -205,41 +201,29 @@ class Decision:
     """The smallest true difference that a study of this spread and size shows with power 0.8; for ratios the share less 1."""
 
 
-def decide(
-    results: Sequence[Estimate | ExactTest],
-    *,
-    margin: float | None = None,
-    direction: Direction = "different",
-    alpha: float = ALPHA,
-) -> list[Decision]:
-    """The outcome of each of several comparisons with one baseline, each kind of claim corrected by Holm over them.
-
-    "different": better or worse by the two-sided test; else equivalent, where a margin is given and both one-sided tests pass.
-    "better", "noninferior", "equivalent": that one claim, at one-sided `alpha` (two one-sided tests for the last), or undecided.
+def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None) -> list[Decision]:
+    """The outcome of each of several comparisons with one baseline, each kind of claim corrected by Holm over them: better or worse
+    by the two-sided test; else equivalent, where a margin is given and both one-sided tests pass.
 
     An exact test of ranks says nothing about a margin: it can show a difference, not an equivalence.
 
     Raises:
-        ValueError: the direction needs a margin, or the margin is not positive.
+        ValueError: the margin is not positive.
     """
-    if direction in ("noninferior", "equivalent") and margin is None:
-        raise ValueError(f"{direction!r} needs a margin: how much worse still counts as no worse")
     tested = [i for i, result in enumerate(results) if result.p is not None]
-    p = dict(zip(tested, holm([claim_p(results[i], direction, margin) for i in tested]), strict=True))
+    p = dict(zip(tested, holm([claim_p(results[i], "different", None) for i in tested]), strict=True))
     equal: dict[int, float] = {}
     if margin is not None:
         equal = dict(zip(tested, holm([claim_p(results[i], "equivalent", margin) for i in tested]), strict=True))
     found = []
     for i, result in enumerate(results):
         outcome: Outcome = "undecided"
-        if i in p and p[i] < alpha:
-            outcome = direction if direction != "different" else "better" if is_better(result) else "worse"
-        elif direction == "different" and equal.get(i, 1.0) < alpha:
+        if i in p and p[i] < ALPHA:
+            outcome = "better" if is_better(result) else "worse"
+        elif equal.get(i, 1.0) < ALPHA:
             outcome = "equivalent"
-        seen = None
-        if isinstance(result, Estimate):
-            # Planned for the strictest of Holm's steps.
-            seen = detectable(result, alpha / max(1, len(tested)), one_sided=direction in ("better", "noninferior"))
+        # Planned for the strictest of Holm's steps.
+        seen = detectable(result, ALPHA / max(1, len(tested))) if isinstance(result, Estimate) else None
         found.append(Decision(outcome, p.get(i), equal.get(i), seen))
     return found
 
@@ -286,7 +270,6 @@ def detectable(estimate: Estimate, alpha: float = ALPHA, power: float = POWER, o
 class ExactTest:
     """An exact test by counting, where some runs have no number."""
 
-    outcome: Outcome
     p: float
     """Two-sided."""
     smallest_p: float
@@ -301,7 +284,6 @@ def rank_sum(
     method: Sequence[float],
     baseline_beyond: Sequence[bool] | None = None,
     method_beyond: Sequence[bool] | None = None,
-    alpha: float = ALPHA,
 ) -> ExactTest:
     """Exact permutation test of the rank sum, lower values better, seeds not paired; ties and bounds allowed.
 
@@ -319,16 +301,12 @@ def rank_sum(
     scores = order.sum(1)
     n, k = len(values), len(method)
     if k == 0 or k == n:
-        return ExactTest("undecided", 1.0, 1.0, math.nan, "exact rank sum")
-    observed = int(scores[n - k :].sum())
-    p = _share_as_extreme(scores, k, observed)
+        return ExactTest(1.0, 1.0, math.nan, "exact rank sum")
+    p = _share_as_extreme(scores, k, int(scores[n - k :].sum()))
     smallest = min(1.0, 2 / math.comb(n, k))
     pairs = order[n - k :, : n - k]
     wins = float((pairs < 0).mean() + 0.5 * (pairs == 0).mean())
-    outcome: Outcome = "undecided"
-    if p < alpha:
-        outcome = "better" if observed < 0 else "worse"
-    return ExactTest(outcome, p, smallest, wins, "exact rank sum")
+    return ExactTest(p, smallest, wins, "exact rank sum")
 
 
 def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
@@ -343,7 +321,7 @@ def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
     return float(min(1.0, ways[k][far].sum() / ways[k].sum()))
 
 
-def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool], alpha: float = ALPHA) -> ExactTest:
+def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> ExactTest:
     """Exact test of whether runs fail equally often; True: the seed's run failed.
 
     McNemar's test where all seeds are shared and at least MCNEMAR_FROM, else Fisher's.
@@ -362,10 +340,7 @@ def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool], alpha
     wins = math.nan
     if na and nb:
         wins = (a * (nb - b) + 0.5 * (a * b + (na - a) * (nb - b))) / (na * nb)
-    outcome: Outcome = "undecided"
-    if p < alpha:
-        outcome = "better" if a * nb > b * na else "worse"
-    return ExactTest(outcome, p, smallest, wins, words)
+    return ExactTest(p, smallest, wins, words)
 
 
 def mcnemar(only_baseline: int, only_method: int) -> float:

@@ -56,7 +56,7 @@ class Gain:
     """Smallest gain that it can show."""
 
 
-def gains(baseline: Ladder, method: Ladder, alpha: float = inference.ALPHA) -> list[Gain]:
+def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
     """The gain at every budget that the method was trained with, over the seeds that both have.
 
     A seed counts at a rung where the method finished there and the baseline has two rungs or more.
@@ -76,7 +76,7 @@ def gains(baseline: Ladder, method: Ladder, alpha: float = inference.ALPHA) -> l
                 words.append(f"its smallest budget reached it already in {below} of {len(here)}")
             estimate = Estimate(math.nan, n=len(here), reason="; ".join(words), log=True)
         else:
-            estimate = inference.exponentiated(inference.paired_t(logs, alpha))
+            estimate = inference.exponentiated(inference.paired_t(logs))
         reach = [
             [rung.cost / rungs[seed].cost for rung in (baseline[seed][max(baseline[seed])], baseline[seed][min(baseline[seed])])]
             for seed in here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 from scipy import special
 
@@ -12,18 +13,18 @@ MOST_SEEDS = 10_000
 """`seeds_needed` looks no further."""
 
 
-def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
+def power_of(n: int, effect: float, paired: bool = True) -> float:
     """Chance that a two-sided t test finds a true difference of `effect` standard deviations with `n` seeds per recipe."""
     df, noncentrality = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
     if noncentrality > 30:
         return 1.0
-    critical = float(special.stdtrit(df, 1 - alpha / 2))
+    critical = float(special.stdtrit(df, 1 - ALPHA / 2))
     upper = special.nctdtr(df, noncentrality, critical)
     lower = special.nctdtr(df, noncentrality, -critical)
     return float(1 - upper + (0.0 if math.isnan(lower) else lower))
 
 
-def seeds_needed(difference: float, sd: float, paired: bool = True, alpha: float = ALPHA) -> int | None:
+def seeds_needed(difference: float, sd: float, paired: bool = True) -> int | None:
     """Fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
 
     `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False. None: more than
@@ -32,18 +33,8 @@ def seeds_needed(difference: float, sd: float, paired: bool = True, alpha: float
     if sd <= 0 or difference == 0 or not math.isfinite(difference):
         return None
     effect = abs(difference) / sd
-    low, high = 2, 2
-    while power_of(high, effect, paired, alpha) < POWER:
-        low, high = high, high * 2
-        if low > MOST_SEEDS:
-            return None
-    while low < high:
-        middle = (low + high) // 2
-        if power_of(middle, effect, paired, alpha) >= POWER:
-            high = middle
-        else:
-            low = middle + 1
-    return high if high <= MOST_SEEDS else None
+    n = 2 + bisect_left(range(2, MOST_SEEDS + 1), POWER, key=lambda n: power_of(n, effect, paired))
+    return n if n <= MOST_SEEDS else None
 
 
 def sd_interval(sd: float, n: int) -> tuple[float, float]:

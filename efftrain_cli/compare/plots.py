@@ -22,7 +22,7 @@ from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import human, quantity
-from efftrain_cli.compare.reading import AXES, SITE, RunNumbers, Series
+from efftrain_cli.compare.reading import AXES, RunNumbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def plots_of(comparison: Comparison) -> list[Plot]:
             draw = partial(_draw_series, comparison=comparison, name=name, label=label)
             plots.append(Plot(name.replace("_", "-"), title, draw))
     for group in comparison.groups:
-        run = next((run for run in group.runs if sites_of(run)), None)
+        run = next((run for run in group.runs if run.sites), None)
         if run is not None:
             letter = comparison.letter(group)
             title = f"Divergence from N(0, 1) by site: {letter}, seed {run.seed}"
@@ -88,24 +88,17 @@ def plots_of(comparison: Comparison) -> list[Plot]:
     return plots
 
 
-def sites_of(run: RunNumbers) -> dict[str, Series]:
-    """The run's divergence from N(0, 1) over its tokens, by site; empty without the standardization loss."""
-    return {name.removeprefix(SITE): series for name, series in run.series.items() if name.startswith(SITE)}
-
-
 def _draw_sites(axes: Axes, hover: Hover, run: RunNumbers) -> None:
     """A line per site: the colour is the kind of activation, a paler line stands earlier in the network."""
-    sites = sites_of(run)
-    kinds = list(dict.fromkeys(_kind_of(site) for site in sites))
+    kinds = list(dict.fromkeys(map(_kind_of, run.sites)))
     for kind in kinds:
-        same = [(site, series) for site, series in sites.items() if _kind_of(site) == kind]
+        same = [(site, series) for site, series in run.sites.items() if _kind_of(site) == kind]
         for number, (site, series) in enumerate(same):
             depth = (number + 1) / len(same)
             label = f"{kind} (paler: earlier blocks)" if depth == 1 and len(same) > 1 else kind if depth == 1 else None
             colour = COLOURS[kinds.index(kind) % len(COLOURS)]
             axes.plot(series.tokens, series.values, color=colour, alpha=0.25 + 0.75 * depth, linewidth=1.3, label=label)
-            for x, y in zip(*_thin(series.tokens, series.values, 60), strict=True):
-                hover.append((float(x), float(y), f"{site} at {human(x)} tokens: {y:.4g} nats per channel"))
+            _name(hover, site, series.tokens, series.values, "{:.4g} nats per channel", 60)
     axes.set_yscale("log")
     axes.set_xlabel(AXIS_LABELS["tokens"])
     axes.set_ylabel("nats per channel")
@@ -204,7 +197,7 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
         if len(curves) == 1:
             x, y = _thin(curves[0][0], curves[0][1], most)
             axes.plot(x, y, label=label, linewidth=1.6, **style)
-            _name(hover, letter, x, y, axis)
+            _name(hover, letter, x, y, "{:.4f} nats/token", 60, axis)
         else:
             end = min(x[-1] for x, _, _ in curves)
             start = max(x[0] for x, _, _ in curves)
@@ -213,7 +206,7 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
             losses = np.array([np.interp(grid, x, loss) for x, loss, _ in curves])
             axes.fill_between(grid, losses.min(0), losses.max(0), color=style["color"], alpha=0.2, linewidth=0)
             axes.plot(grid, losses.mean(0), label=label, linewidth=1.6, **style)
-            _name(hover, f"{letter}, mean", grid, losses.mean(0), axis)
+            _name(hover, f"{letter}, mean", grid, losses.mean(0), "{:.4f} nats/token", 60, axis)
             for x, loss, _ in curves:
                 beyond = x >= end
                 if beyond.sum() > 1:  # a seed that went on after another had ended
@@ -231,9 +224,10 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
         axes.set_xlim(left=start_share * max(run.evaluated[axis][-1] for run in comparison.runs if len(run.evaluated[axis])))
 
 
-def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, axis: str) -> None:
-    for i in np.unique(np.linspace(0, len(x) - 1, 60).astype(int)):
-        hover.append((float(x[i]), float(y[i]), f"{who} at {quantity(float(x[i]), axis)}: {y[i]:.4f} nats/token"))
+def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, form: str, most: int, axis: str = "tokens") -> None:
+    """Names at most so many points of a curve; `form` is how their y is written."""
+    for at, value in zip(*_thin(x, y, most), strict=True):
+        hover.append((float(at), float(value), f"{who} at {quantity(float(at), axis)}: {form.format(value)}"))
 
 
 def _limit_loss(axes: Axes, comparison: Comparison, axis: str, start_share: float) -> None:
@@ -262,9 +256,8 @@ def _draw_series(axes: Axes, hover: Hover, comparison: Comparison, name: str, la
             label_once = _legend(comparison, group) if i == 0 else None
             axes.plot(x, y, label=label_once, linewidth=0.8 if many else 1.2, alpha=0.8, **style)
             if not many:
-                for j in np.unique(np.linspace(0, len(x) - 1, 30).astype(int)):
-                    who = f"{letter}, seed {run.seed}" if measured and len(runs) > 1 else letter
-                    hover.append((float(x[j]), float(y[j]), f"{who} at {human(float(x[j]))} tokens: {y[j]:.4g}"))
+                who = f"{letter}, seed {run.seed}" if measured and len(runs) > 1 else letter
+                _name(hover, who, x, y, "{:.4g}", 30)
     if name == "loss_ratio":
         for threshold in (1.2, 1.5):
             axes.axhline(threshold, color=_INK, linewidth=0.8, alpha=0.6, linestyle=":")

@@ -131,6 +131,11 @@ class RunNumbers:
         return float(losses[-1]) if self.status == "finished" and len(losses) else None
 
     @property
+    def sites(self) -> dict[str, Series]:
+        """The divergence from N(0, 1) over the run's tokens, by site; empty without the standardization loss."""
+        return {name.removeprefix(SITE): series for name, series in self.series.items() if name.startswith(SITE)}
+
+    @property
     def has_diverged(self) -> bool:
         """It failed, or it diverged and was rewound."""
         return self.failed or self.nonfinite_stops > 0 or self.rewinds > 0
@@ -187,16 +192,7 @@ def read_numbers(path: Path) -> RunNumbers:
 
 
 def _no_rows() -> Rows:
-    return Rows(
-        {name: np.empty(0) for name in COLUMNS},
-        total=0,
-        superseded=0,
-        segments=0,
-        nonfinite_segments=0,
-        torn=False,
-        damaged=(),
-        unchecked=0,
-    )
+    return Rows({name: np.empty(0) for name in COLUMNS}, segments=0, nonfinite_segments=0, damaged=())
 
 
 def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
@@ -214,7 +210,8 @@ def _speeds(run: RunDirectory) -> tuple[float, ...]:
 
 
 def status_of(run: RunDirectory, rows: Rows) -> str:
-    """One of run.rows.STATUSES."""
+    """"running", "finished", "stopped", "diverged", "not started", or "crashed": it is not finished, nobody owns it, and its last
+    event is not an orderly end."""
     if run.locked:
         return "running"
     tokens = rows.columns["tokens"]

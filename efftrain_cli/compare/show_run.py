@@ -12,7 +12,7 @@ import numpy as np
 
 from efftrain_cli.compare.groups import shown
 from efftrain_cli.compare.measures import Costs, duration, human, measure_run, measures
-from efftrain_cli.compare.reading import SITE, RunNumbers, read_numbers
+from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, number_text
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.rows import read_events, read_run
@@ -116,13 +116,12 @@ def _time(run: RunNumbers) -> Table:
 
 def _sites(run: RunNumbers) -> list[Table]:
     """The standardization loss of each site at a few points of training, nats per channel."""
-    sites = {name.removeprefix(SITE): series for name, series in run.series.items() if name.startswith(SITE)}
-    longest = max((series.tokens for series in sites.values()), key=len, default=None)
+    longest = max((series.tokens for series in run.sites.values()), key=len, default=None)
     if longest is None:
         return []
     at = longest[np.unique(np.linspace(0, len(longest) - 1, SITE_POINTS).round().astype(int))]
     rows = []
-    for site, series in sites.items():
+    for site, series in run.sites.items():
         values = dict(zip(series.tokens.tolist(), series.values.tolist(), strict=True))
         rows.append((site, *(f"{values[tokens]:.3g}" if tokens in values else "-" for tokens in at.tolist())))
     return [Table("Divergence from N(0, 1) by site, nats per channel", ("after tokens", *(human(tokens) for tokens in at)), tuple(rows))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison
@@ -245,11 +246,7 @@ def _scores_text(row: ZeroShotRow, label: str) -> str:
     there = [score for score in scores if score is not None]
     if len(there) < len(scores):
         return f"missing ({len(scores) - len(there)} of {len(scores)} seeds)" if len(scores) > 1 else "missing"
-    mean = sum(there) / len(there)
-    if len(there) == 1:
-        return f"{mean:.4g}"
-    sd = math.sqrt(sum((score - mean) ** 2 for score in there) / (len(there) - 1))
-    return f"{mean:.4g} ± {sd:.2g}"
+    return f"{fmean(there):.4g}" + (f" ± {stdev(there):.2g}" if len(there) > 1 else "")
 
 
 def _zero_shot_text(comparison: Comparison, difference: ZeroShotDifference, others: int) -> str:
@@ -281,15 +278,14 @@ def cell_text(measure: Measure, cell: Cell) -> str:
 
 
 _COUNTS = ("tokens_to_target", "trained_tokens", "tokens_per_second")
-_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "K"))
+_SCALES = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "K"), (0.0, 1.0, ""))
 _SECONDS = ((7200.0, 3600.0, " h"), (120.0, 60.0, " min"), (0.0, 1.0, " s"))
 
 
 def _unit(measure: Measure, value: float) -> tuple[float, str]:
     """What a number is divided by for reading, and the suffix that says so; a mean and its spread share it."""
     if measure.key in _COUNTS:
-        suffix = next((suffix for limit, suffix in _SCALES if abs(value) >= limit), "")
-        return {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3, "": 1.0}[suffix], suffix
+        return next((divisor, suffix) for limit, divisor, suffix in _SCALES if abs(value) >= limit)
     if measure.key in ("flops_to_target", "trained_flops") and value:
         exponent = math.floor(math.log10(abs(value)))
         return 10.0**exponent, f"e{exponent}"

@@ -23,10 +23,11 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     estimate, reason = difference.estimate, difference.reason
     if reason:
         shown = f" ({_gap(estimate)})" if not math.isnan(estimate.mean) else ""
-        return f"{b} against {a}: {_words(reason)}{shown}."
+        return f"{b} against {a}: {reason.replace('pending:', 'the verdict waits:')}{shown}."
     if difference.exact is not None:
         return f"{b} {_claim(difference, a)}: {_ranks(difference.exact, difference.p_holm, comparison, group)}."
-    how = f"{_gap(estimate)}, {p_words(difference.p_holm)}, {runs_words(estimate)}"
+    behind = f"{estimate.n} pairs" if estimate.method.startswith("paired") else estimate.method
+    how = f"{_gap(estimate)}, {p_words(difference.p_holm)}, {behind}"
     if difference.verdict in ("better", "worse"):
         return f"{b} is {difference.verdict} than {a}: {how}.{_cost(comparison, group)}"
     if difference.verdict == "equivalent":
@@ -34,10 +35,6 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     seen = difference.decision.could_see
     could = f" This study could have seen {seen:.2g} nats/token or more." if seen else ""
     return f"{b} against {a} is undecided: {how}.{could}"
-
-
-def _words(reason: str) -> str:
-    return reason.replace("pending:", "the verdict waits:")
 
 
 def _claim(difference: Difference, baseline: str) -> str:
@@ -76,11 +73,6 @@ def _cost(comparison: Comparison, group: Group) -> str:
             share = f"{ratio:.2f}x fewer" if ratio > 1 else f"{1 / ratio:.2f}x more"
             return f" Tokens to {words}: {share}."
     return ""
-
-
-def runs_words(estimate: Estimate) -> str:
-    """What stands behind an estimate: "5 pairs", or how it was tested where not all runs are paired."""
-    return f"{estimate.n} pairs" if estimate.method.startswith("paired") else estimate.method
 
 
 def p_words(p: float | None) -> str:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.data.shards import SCHEMA_VERSION, Part, TokenShards, open_shard
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.data.shards import SCHEMA_VERSION, Part, TokenShards, damaged, open_shard
 from efftrain_cli.foundation.files import sha256_of
 
 
@@ -57,7 +56,6 @@ def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes
     Raises:
         DataError: a file is missing, cut short, damaged, or from another corpus or tokenizer.
     """
-    remedy = f"Delete the folder {folder} and run `efftrain prepare` again"
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -66,31 +64,28 @@ def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         intact = False
     if not intact:
-        raise DataError(f"{path}: missing or damaged. {remedy}")
+        raise damaged(path, "missing or damaged")
     if manifest["schema_version"] != SCHEMA_VERSION:
-        raise DataError(
-            f"{path}: written in format {manifest['schema_version']}, this version reads {SCHEMA_VERSION}. {remedy}"
-        )
+        raise damaged(path, f"written in format {manifest['schema_version']}, this version reads {SCHEMA_VERSION}")
     tokenizer_path = folder / "tokenizer.json"
     stated = manifest["tokenizer"]
     if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != stated["file_sha256"]:
-        raise DataError(f"{tokenizer_path}: missing or changed since the corpus was prepared. {remedy}")
+        raise damaged(tokenizer_path, "missing or changed since the corpus was prepared")
     splits = {}
     for name in ("train", "valid"):
         shards = []
         for entry in manifest[name]["shards"]:
             shard = open_shard(folder / entry["file"])
             header = shard.header
-            if (header.tokenizer_sha256, header.eot_id, header.vocab_size) != (
-                stated["sha256"], stated["eot_id"], stated["vocab_size"],
-            ):
-                raise DataError(
-                    f"{shard.path}: made with another tokenizer ({header.tokenizer_sha256[:12]}..., end of text "
-                    f"{header.eot_id}, {header.vocab_size} tokens) than the corpus ({stated['sha256'][:12]}..., "
-                    f"{stated['eot_id']}, {stated['vocab_size']}). {remedy}"
+            made_with = header.tokenizer_sha256, header.eot_id, header.vocab_size
+            if made_with != (stated["sha256"], stated["eot_id"], stated["vocab_size"]):
+                raise damaged(
+                    shard.path,
+                    f"made with another tokenizer ({header.tokenizer_sha256[:12]}..., end of text {header.eot_id}, {header.vocab_size} "
+                    f"tokens) than the corpus ({stated['sha256'][:12]}..., {stated['eot_id']}, {stated['vocab_size']})",
                 )
             if header.sha256 != entry["sha256"]:
-                raise DataError(f"{shard.path}: a sound shard, but not the one that belongs here. {remedy}")
+                raise damaged(shard.path, "a sound shard, but not the one that belongs here")
             shards.append(shard)
         counts = manifest[name].get("parts", [])
         parts = tuple(Part(*source, tokens) for source, tokens in zip(sources, counts, strict=True)) if counts else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, unus
 from efftrain_cli.foundation.errors import DataError
 
 PROBE_SECONDS = 1.0
+MODEL_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
+"""A model of the Hub: "owner/name" or "owner/name@revision"."""
 
 
 def hub_unreachable() -> str | None:

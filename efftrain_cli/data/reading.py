@@ -77,6 +77,13 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
     yield Document(str(source.path), text)
 
 
+def _document(id: str, text: str, bad: BadDocuments) -> Iterator[Document]:
+    """A record that could be read; one with an empty text is passed over."""
+    bad.seen += 1
+    if text:
+        yield Document(id, text)
+
+
 def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
     """One JSON object a line. Bytes are counted from the start of the file, uncompressed; blank lines are passed over."""
     start, number, any_line = 0, 0, False
@@ -88,13 +95,9 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
             elif line.strip():
                 any_line = True
                 try:
-                    text = _text_of(_parsed(line), text_field)
+                    yield from _document(f"{path}:{number}", _text_of(_parsed(line), text_field), bad)
                 except _BadLineError as error:
                     bad.found(f"{path}:{number}:{start + error.byte}", str(error))
-                else:
-                    bad.seen += 1
-                    if text:
-                        yield Document(f"{path}:{number}", text)
             start += length
     if not any_line:
         bad.found(str(path), "the file is empty" if start == 0 else "the file holds only blank lines")
@@ -110,13 +113,9 @@ def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Docum
         if isinstance(records, list | dict):
             for number, record in enumerate([records] if isinstance(records, dict) else records, 1):
                 try:
-                    text = _text_of(record, text_field)
+                    yield from _document(f"{path}:{number}", _text_of(record, text_field), bad)
                 except _BadLineError as error:
                     bad.found(f"{path}: record {number}", str(error))
-                else:
-                    bad.seen += 1
-                    if text:
-                        yield Document(f"{path}:{number}", text)
             if not records:
                 bad.found(str(path), "the file holds no records")
             return
@@ -147,10 +146,8 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
                 text = row[text_field]
                 if text is None:
                     bad.found(f"{path}:{number}", f"the row ends before column {text_field!r}")
-                    continue
-                bad.seen += 1
-                if text:
-                    yield Document(f"{path}:{number}", text)
+                else:
+                    yield from _document(f"{path}:{number}", text, bad)
         except csv.Error as error:
             raise DataError(f"{path}:{number}: not CSV: {error}") from error
         except UnicodeDecodeError as error:
@@ -286,10 +283,8 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
                     row += 1
                     if not isinstance(text, str):
                         bad.found(f"{path}: row {row}", f"column {text_field!r} is {type(text).__name__}, not text")
-                        continue
-                    bad.seen += 1
-                    if text:
-                        yield Document(f"{path}:{row}", text)
+                    else:
+                        yield from _document(f"{path}:{row}", text, bad)
             if row == 0:
                 bad.found(str(path), "the file holds no rows")
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:

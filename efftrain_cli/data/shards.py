@@ -26,7 +26,6 @@ SHARD_TOKENS = 1 << 26
 """A shard is closed with the document that reaches this many tokens: small enough to check in a tenth of a second."""
 _DIGEST_BYTES = 65  # 64 hex digits and a newline
 _CHUNK = 1 << 22  # tokens checked at a time
-_REMEDY = "Delete the folder {folder} and run `efftrain prepare` again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +131,9 @@ class ShardWriter:
         try:
             file = open(self.paths[-1], "r+b")  # noqa: SIM115  closed by close()
             if os.path.getsize(self.paths[-1]) < size:
-                raise DataError(f"{self.paths[-1]}: cut short. {_remedy(self.paths[-1])}")
+                raise damaged(self.paths[-1], "cut short")
         except OSError as error:
-            raise DataError(f"{self.paths[-1]}: cannot be read: {error.strerror}. {_remedy(self.paths[-1])}") from error
+            raise damaged(self.paths[-1], f"cannot be read: {error.strerror}") from error
         file.truncate(size)
         file.seek(HEADER_BYTES)
         self._hash = hashlib.sha256()
@@ -192,15 +191,11 @@ class Shard:
             digest.update(chunk.data)
             if int(chunk.max()) >= self.header.vocab_size:
                 at = start + int(np.argmax(chunk >= self.header.vocab_size))
-                raise DataError(
-                    f"{self.path}: token {at} (byte {HEADER_BYTES + at * self.ids.itemsize}) is {int(self.ids[at])}, but the "
-                    f"vocabulary has {self.header.vocab_size} tokens. {_remedy(self.path)}"
-                )
+                place = f"token {at} (byte {HEADER_BYTES + at * self.ids.itemsize})"
+                raise damaged(self.path, f"{place} is {int(self.ids[at])}, but the vocabulary has {self.header.vocab_size} tokens")
         if digest.hexdigest() != self.header.sha256:
-            raise DataError(
-                f"{self.path}: its tokens are not those that were written (sha256 {digest.hexdigest()[:12]}..., header "
-                f"{self.header.sha256[:12]}...): the file is damaged. {_remedy(self.path)}"
-            )
+            hashes = f"sha256 {digest.hexdigest()[:12]}..., header {self.header.sha256[:12]}..."
+            raise damaged(self.path, f"its tokens are not those that were written ({hashes}): the file is damaged")
         self.verified = True
 
     def check_size(self) -> None:
@@ -215,12 +210,10 @@ class Shard:
         except FileNotFoundError:
             return  # removed by its name only: what is mapped stays
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror}. {_remedy(self.path)}") from error
+            raise damaged(self.path, f"cannot be read: {error.strerror}") from error
         if size < expected:
-            raise DataError(
-                f"{self.path}: {size:,} bytes where {expected:,} were when it was opened: the file was cut short while in use. "
-                f"{_remedy(self.path)}"
-            )
+            sizes = f"{size:,} bytes where {expected:,} were when it was opened"
+            raise damaged(self.path, f"{sizes}: the file was cut short while in use")
 
 
 def open_shard(path: Path) -> Shard:
@@ -234,24 +227,21 @@ def open_shard(path: Path) -> Shard:
             start = file.read(HEADER_BYTES)
         size = path.stat().st_size
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}. {_remedy(path)}") from error
+        raise damaged(path, f"cannot be read: {error.strerror}") from error
     if len(start) < HEADER_BYTES:
-        raise DataError(f"{path}: only {size} bytes, less than the header: the file is cut short. {_remedy(path)}")
+        raise damaged(path, f"only {size} bytes, less than the header: the file is cut short")
     body, digest = start[:-_DIGEST_BYTES], start[-_DIGEST_BYTES:-1]
     if hashlib.sha256(body).hexdigest().encode() != digest:
-        what = "its header is damaged" if MAGIC.encode() in start else "not a token shard"
-        raise DataError(f"{path}: {what}. {_remedy(path)}")
+        raise damaged(path, "its header is damaged" if MAGIC.encode() in start else "not a token shard")
     fields = json.loads(body)
     if fields.get("schema_version") != SCHEMA_VERSION or fields["dtype"] not in ("uint16", "uint32"):
-        raise DataError(
-            f"{path}: written in format {fields.get('schema_version')}, this version reads {SCHEMA_VERSION}. {_remedy(path)}"
-        )
+        raise damaged(path, f"written in format {fields.get('schema_version')}, this version reads {SCHEMA_VERSION}")
     header = Header(**fields)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     expected = HEADER_BYTES + header.tokens * dtype.itemsize
     if size != expected:
         what = "cut short" if size < expected else "longer than its header says"
-        raise DataError(f"{path}: {size:,} bytes where {expected:,} are expected: the file is {what}. {_remedy(path)}")
+        raise damaged(path, f"{size:,} bytes where {expected:,} are expected: the file is {what}")
     # A plain array over the map: slicing np.memmap itself costs several times as much.
     ids = np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.tokens,)).view(np.ndarray)
     return Shard(path, header, ids)
@@ -334,5 +324,6 @@ class TokenShards:
         return shard.ids
 
 
-def _remedy(path: Path) -> str:
-    return _REMEDY.format(folder=path.parent)
+def damaged(path: Path, what: str) -> DataError:
+    """The error of a file of a prepared corpus that cannot be used, with the way out."""
+    return DataError(f"{path}: {what}. Delete the folder {path.parent} and run `efftrain prepare` again")

@@ -152,11 +152,6 @@ def _documents_from(place: Place, split: Split, source: Source, data: Data, bad:
     yield from documents
 
 
-def _hash_number(document: Document) -> int:
-    """The first 64 bits of the content's sha256."""
-    return int.from_bytes(hashlib.sha256(document.content()).digest()[:8], "big")
-
-
 def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
     """Reads all local text once before anything is written: finds every fault, and which documents to hold out.
 
@@ -173,7 +168,7 @@ def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
         numbers = []
         for source in ranked:
             for document in read_documents(source, data.text_field, bad, split.eot_id):
-                numbers.append(_hash_number(document))
+                numbers.append(int.from_bytes(hashlib.sha256(document.content()).digest()[:8], "big"))
                 tell("documents read", len(numbers), None)
         bad.check()
         if numbers:

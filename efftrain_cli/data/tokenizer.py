@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from efftrain_cli.data.hub import MODEL_NAME, hub_file
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
@@ -153,9 +154,6 @@ def bpe_size(spec: str) -> int | None:
     return int(number)
 
 
-_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
-
-
 def tokenizer_files(spec: str) -> tuple[Path, ...]:
     """The files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none for "gpt2" and "bpe:N". One of
     the Hub, "owner/name", is downloaded if the Hub's cache does not have it.
@@ -166,9 +164,7 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
     if spec == "gpt2" or bpe_size(spec) is not None:
         return ()
     path = Path(spec).expanduser()
-    if not path.exists() and (named := _HUB.fullmatch(spec)) is not None and path.suffix != ".json":
-        from efftrain_cli.data.hub import hub_file
-
+    if not path.exists() and (named := MODEL_NAME.fullmatch(spec)) is not None and path.suffix != ".json":
         try:
             found = hub_file(named[1], "tokenizer.json", named[2])
             with suppress(DataError):  # lies beside it then, and may name the end of text
@@ -208,8 +204,6 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     tokenizers = _library()
     spec = str(spec)
     if spec == "gpt2":
-        from efftrain_cli.data.hub import hub_file
-
         try:
             files: tuple[Path, ...] = (hub_file("openai-community/gpt2", "tokenizer.json"),)
         except DataError as error:

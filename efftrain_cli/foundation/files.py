@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import glob
 import hashlib
+import io
 import os
 import shutil
 import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import CheckpointError, DiskError
@@ -68,6 +71,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
         fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def csv_text(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV, each line ended by a newline alone."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def is_running(process: int | str) -> bool:

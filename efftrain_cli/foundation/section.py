@@ -35,17 +35,14 @@ def parse_count(value: Any) -> Any:
         # Decimal, not float: "0.3B" must be 300000000 exactly.
         from decimal import Decimal
 
-        exact = Decimal(number.replace("_", "")) * _SUFFIX[suffix.upper()]
-        if exact >= 2**63:
-            raise ValueError(f"{value!r} is beyond 64 bits")
-        if exact != int(exact):
-            raise ValueError(f"{value!r} is not a whole number")
-        return int(exact)
-    if not value.is_integer():
-        raise ValueError(f"{value!r} is not a whole number")
-    if value >= 2**63:
+        exact: Decimal | float = Decimal(number.replace("_", "")) * _SUFFIX[suffix.upper()]
+    else:
+        exact = value
+    if exact >= 2**63:
         raise ValueError(f"{value!r} is beyond 64 bits")
-    return int(value)
+    if exact % 1:
+        raise ValueError(f"{value!r} is not a whole number")
+    return int(exact)
 
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|min|h)\s*")

@@ -11,6 +11,7 @@ Signals belong to the process, so the state here does too. Without `stop_on_sign
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -120,6 +121,18 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         os.write(2, f"stopped by {name} outside of training: nothing is lost; give the same command again\n".encode())
     os._exit(75)
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not in a child between fork and exec
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """Asks the system to send SIGTERM to this process when its parent ends, however it ends. Linux only; elsewhere nothing."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended already
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end_undisturbed() -> None:

@@ -26,17 +26,11 @@ from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch, parse_operator
 from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run.directory import (
-    Run,
-    checkpoint_path,
-    checkpoints_of,
-    existing_run,
-    run_path,
-    take_lock,
-    taken,
-)
+from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of, existing_run, run_path, taken
+from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.rows import origin_data, read_counting
+from efftrain_cli.training.checkpoints import check_tokenizer
 from efftrain_cli.training.session import Session, fresh_state, origin_of, prepare_session
 from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
 from efftrain_cli.training.state import (
@@ -44,6 +38,7 @@ from efftrain_cli.training.state import (
     load_tensors,
     progress_from_json,
     read_checkpoint,
+    read_tensors,
     write_checkpoint,
 )
 from efftrain_cli.training.trained_model import find_checkpoint
@@ -230,12 +225,10 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
 
 def _state_of(checkpoint: Path, session: Session, weights_only: bool) -> TrainState:
     """The source's state, in its own size, under the new recipe."""
-    from safetensors.torch import load_file
-
     state = fresh_state(session)
     if weights_only:
         progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
-        model, optimizer, method = load_file(checkpoint / "model.safetensors"), None, dict[str, Tensor]()
+        model, optimizer, method = read_tensors(checkpoint / "model.safetensors"), None, dict[str, Tensor]()
     else:
         progress, model, optimizer, method = read_checkpoint(checkpoint)
     if method:
@@ -252,11 +245,7 @@ def _state_of(checkpoint: Path, session: Session, weights_only: bool) -> TrainSt
 def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
     """Refuses to continue a run on tokens that mean something else, or silently on another text."""
     origin = origin_data(source)
-    if (origin["tokenizer_hash"], origin["vocab_size"]) != (session.corpus.tokenizer_sha256, session.corpus.vocab_size):
-        raise CheckpointError(
-            f"run {source.name!r} was trained with another tokenizer than data.train and data.tokenizer make now: its weights "
-            "belong to other tokens. Restore the text"
-        )
+    check_tokenizer(source.name, origin, session.corpus)
     changed = origin["train_hash"] not in (None, session.corpus.train.sha256)
     if changed and not any(override.startswith("data.") for override in options.overrides):
         raise UsageError(

@@ -17,7 +17,6 @@ from efftrain_cli.grow.planner import (
     PAPER_THRESHOLD,
     RELEASED,
     Curve,
-    Projection,
     fitted,
     fitted_projection,
     fitted_switch,
@@ -31,6 +30,7 @@ from efftrain_cli.grow.planner import (
 )
 from efftrain_cli.grow.scaling_law import FittedLaw, PlannedStage, ScalingLaw, fit_law, relative_cost
 from efftrain_cli.methods.staged_growth import Operator
+from efftrain_cli.methods.variance_retention import parse_shape
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import existing_run, run_names
@@ -141,10 +141,10 @@ def csv_flops(
     width = math.prod(factor for kind, factor in operators if kind == "width")
     if shape is None:
         return (math.nan, 1 / (depth * width**2)), (math.nan, 1.0)
-    layers_text, cross, width_text = shape.partition("x")
-    if not cross or not layers_text.isdigit() or not width_text.isdigit():
-        raise UsageError(f"--shape {shape}: write the target's layers x width, as in 12x768")
-    layers, n_embd = int(layers_text), int(width_text)
+    try:
+        layers, n_embd = parse_shape(shape)
+    except ValueError as error:
+        raise UsageError(f"--shape {error}") from None
     if layers % depth or n_embd % width:
         raise UsageError(f"--shape {shape} cannot have grown by these operators: it is not a multiple of them")
 
@@ -172,7 +172,8 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
     if target is None:
         yield "give the curve of a run of the target's size too (--target) for the saving and for equal marginal cost"
         return
-    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(_steps_of(marginal_projection(small, target, window)))
+    marginal = marginal_projection(small, target, window)
+    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(None if marginal is None else marginal.small_steps)
     optimum, noisy_optimum = fitted_switch(target, PAPER_OPTIMALITY, window), released_switch(target, PAPER_OPTIMALITY)
     yield (
         f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above {PAPER_OPTIMALITY} at "
@@ -183,7 +184,7 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
     for projection in (
         released_projection(small, target, threshold),
         fitted_projection(small, target, threshold, window),
-        marginal_projection(small, target, window),
+        marginal,
     ):
         if projection is None:
             continue
@@ -203,10 +204,6 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
 
 def _step(step: float | None) -> str:
     return "never on this curve" if step is None else f"step {step:,.0f}"
-
-
-def _steps_of(projection: Projection | None) -> float | None:
-    return None if projection is None else projection.small_steps
 
 
 def plot_curves(small: Curve, target: Curve | None, threshold: float, window: int, path: Path) -> None:

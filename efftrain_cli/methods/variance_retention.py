@@ -86,15 +86,6 @@ def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
     return MOST_BITS
 
 
-def needed_bits_by_product(m_p: int, n: float, chunk: int) -> int:
-    """The fewest bits with v < 50 of the whole, its VRR being the product of the stages': the stricter reading."""
-    for m_acc in range(1, MOST_BITS):
-        ratio = math.prod(variance_retention(m_acc, bits, length) for bits, length in stages_of(m_acc, m_p, n, chunk))
-        if n * (1 - ratio) < LN_50:
-            return m_acc
-    return MOST_BITS
-
-
 MANTISSA_BITS = {"fp32": 23, "bf16": 7, "fp8_e4m3": 3, "fp8_e5m2": 2}
 
 

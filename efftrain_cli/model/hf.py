@@ -206,14 +206,8 @@ def write_hf(
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} exists and is not an empty directory; name another one")
-    eot = next(
-        (
-            token["content"]
-            for token in json.loads(tokenizer_json).get("added_tokens", [])
-            if token["id"] == eot_id
-        ),
-        None,
-    )
+    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
+    eot = names.get(eot_id)
     tokenizer_config = {
         # The plain class takes tokenizer.json as it is; GPT2Tokenizer would build its own from vocabulary and merges.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -229,10 +223,7 @@ def write_hf(
     (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     for name, content in (
         ("config.json", to_hf_config(model.config, eot_id)),
-        (
-            "generation_config.json",
-            {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True},
-        ),
+        ("generation_config.json", {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True}),
         ("tokenizer_config.json", tokenizer_config),
         *([(EXPORTED_FROM, exported_from)] if exported_from is not None else []),
     ):
@@ -310,14 +301,11 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
     for name in names:
         path = directory / name
         if not path.exists():
-            pickled = (directory / "pytorch_model.bin").exists()
             way_out = (
                 "; pytorch_model.bin is a pickle, which is never opened here: convert it with transformers' "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
-                if pickled
-                else ""
             )
-            raise CheckpointError(f"{path} is missing{way_out}")
+            raise CheckpointError(f"{path} is missing{way_out if (directory / 'pytorch_model.bin').exists() else ''}")
         try:
             tensors |= load_file(path)
         except (SafetensorError, OSError) as error:

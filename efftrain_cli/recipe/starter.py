@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from efftrain_cli.recipe.recipe import Recipe
+import re
+
+from efftrain_cli.recipe.recipe import Recipe, flat_values
 from efftrain_cli.recipe.toml import toml_value
 
 _TEMPLATE = """\
@@ -15,35 +17,35 @@ _TEMPLATE = """\
 base = {base}
 
 [data]
-train = {train}
+train = {data.train}
 # A file, folder or glob of .txt, .jsonl, .json.gz or .parquet, or a Hugging Face dataset "owner/name".
-valid_fraction = {valid_fraction}
+valid_fraction = {data.valid_fraction}
 # This share of the text is held out for validation. For a validation text of your own: valid = "held-out.txt"
-tokenizer = {tokenizer}
+tokenizer = {data.tokenizer}
 # "bpe:N" trains a tokenizer of N tokens on this text; "gpt2" is GPT-2's, of 50,257.
-repeat = {repeat}
+repeat = {data.repeat}
 # true: a text smaller than the budget is read several times. Many passes overfit; watch the validation loss.
 
 [model]
-n_layer = {n_layer}
-n_head = {n_head}
-n_embd = {n_embd}
-seq_len = {seq_len}
+n_layer = {model.n_layer}
+n_head = {model.n_head}
+n_embd = {model.n_embd}
+seq_len = {model.seq_len}
 # Blocks, attention heads, width and context in tokens. Without embeddings a model has 12 n_layer n_embd^2 parameters.
 
 [optim]
-lr = {lr}
-min_lr = {min_lr}
-warmup_steps = {warmup_steps}
+lr = {optim.lr}
+min_lr = {optim.min_lr}
+warmup_steps = {optim.warmup_steps}
 # The peak that the learning rate climbs to, and where it falls to by the end. Larger models need a lower peak.
 
 [train]
-tokens = {tokens}
-batch_size = {batch_size}
+tokens = {train.tokens}
+batch_size = {train.batch_size}
 # The budget; 20 tokens a parameter is a common choice. Sequences of one optimizer step.
 
 [eval]
-every = {every}
+every = {eval.every}
 # Steps between two validations. To see text while it trains: sample = "Once upon a time"
 
 # A method is on where its section is there; `efftrain recipes list` shows recipes of each. For example:
@@ -55,20 +57,6 @@ every = {every}
 
 def starter(name: str, base: str, recipe: Recipe) -> str:
     """The text of a recipe `name` on `base`, with the values of `recipe`, which is `base` and what the user overrides."""
-    values = {
-        "train": recipe.data.train,
-        "valid_fraction": recipe.data.valid_fraction,
-        "tokenizer": recipe.data.tokenizer,
-        "repeat": recipe.data.repeat,
-        "n_layer": recipe.model.n_layer,
-        "n_head": recipe.model.n_head,
-        "n_embd": recipe.model.n_embd,
-        "seq_len": recipe.model.seq_len,
-        "lr": recipe.optim.lr,
-        "min_lr": recipe.optim.min_lr,
-        "warmup_steps": recipe.optim.warmup_steps,
-        "tokens": recipe.train.tokens,
-        "batch_size": recipe.train.batch_size,
-        "every": recipe.eval.every,
-    }
-    return _TEMPLATE.format(name=name, base=toml_value(base), **{key: toml_value(value) for key, value in values.items()})
+    values = {**flat_values(recipe), "base": base}
+    text = _TEMPLATE.replace("{name}", name)
+    return re.sub(r"\{([\w.]+)\}", lambda key: toml_value(values[key[1]]), text)

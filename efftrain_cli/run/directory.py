@@ -13,21 +13,19 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import (
     CheckpointError,
     DataError,
@@ -36,10 +34,11 @@ from efftrain_cli.foundation.errors import (
     UsageError,
     nearest,
 )
-from efftrain_cli.foundation.files import fsync, open_to_write
+from efftrain_cli.foundation.files import fsync
 from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
-from efftrain_cli.run.rows import SCHEMA_VERSION, read_counting, read_origin
+from efftrain_cli.run.lock import take_lock
+from efftrain_cli.run.rows import SCHEMA_VERSION, read_counting, read_origin, unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10))}
@@ -50,6 +49,19 @@ _TEMPORARY = re.compile(r"step-\d{8,}(\.old)?\.tmp")
 def runs_root() -> Path:
     """The folder of all runs: EFFTRAIN_RUNS, or ./runs."""
     return Path(os.environ.get("EFFTRAIN_RUNS") or "runs")
+
+
+@contextlib.contextmanager
+def runs_in(folder: Path) -> Iterator[None]:
+    """While the block runs, `folder` is the folder of all runs, of processes that are started meanwhile too."""
+    before = os.environ.get("EFFTRAIN_RUNS")
+    os.environ["EFFTRAIN_RUNS"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["EFFTRAIN_RUNS"]
+        if before is not None:
+            os.environ["EFFTRAIN_RUNS"] = before
 
 
 def run_path(name: str, root: Path | None = None) -> Path:
@@ -103,16 +115,6 @@ def existing_run(name: str) -> Path:
     return path
 
 
-def check_free(name: str) -> None:
-    """Looks whether a run exists and nobody owns it.
-
-    Raises:
-        UsageError: there is no such run.
-        RunLockedError: another process owns it.
-    """
-    take_lock(existing_run(name) / "lock").close()
-
-
 def unused_name(name: str) -> str:
     """`name`-2, `name`-3, ...: the first that is free."""
     number = 2
@@ -162,18 +164,12 @@ class Run:
         root = path.parent
         # Made beside its place and renamed, so that a kill leaves no half of a run that would block the name.
         temporary = root / f".{name}.{os.getpid()}.tmp"
+        run = None
         try:
             root.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(root)
             temporary.mkdir()
             run = cls(temporary)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise DiskError(
-                f"{error.filename or root}: {error.strerror}: no run can be made in {root}. Make it writable, or set EFFTRAIN_RUNS to "
-                "another folder"
-            ) from None
-        try:
             (temporary / "origin.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1))
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, temporary / "tokenizer.json")
@@ -183,16 +179,19 @@ class Run:
             temporary.rename(path)  # fails where a directory with files stands
             fsync(root)
         except BaseException as error:
-            with contextlib.suppress(DiskError):
-                run.close()
+            if run is not None:
+                with contextlib.suppress(DiskError):
+                    run.close()
             shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, OSError) and path.exists():
+            if not isinstance(error, OSError):
+                raise
+            if path.exists():
                 raise taken(name) from None
-            if isinstance(error, OSError):
-                raise DiskError(f"{error.filename or root}: {error.strerror}: the run could not be made") from None
-            raise
-        run.path, run.name = path, name
-        run._metrics.path, run._events.path = path / "metrics.jsonl", path / "events.jsonl"
+            raise DiskError(
+                f"{error.filename or root}: {error.strerror}: no run can be made in {root}. Make it writable, or set EFFTRAIN_RUNS to "
+                "another folder"
+            ) from None
+        run._is_now_at(path)
         return run
 
     @classmethod
@@ -213,10 +212,16 @@ class Run:
                 f"{error.filename or path}: {error.strerror}: the run cannot be continued where nothing can be written. Make it "
                 "writable, or copy the run to another disk and set EFFTRAIN_RUNS"
             ) from None
-        for left in _left_by_saves(path):
-            shutil.rmtree(left, ignore_errors=True)
-            run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
+        with contextlib.suppress(OSError):  # temporary files of others are not ours to remove
+            for left in sorted((path / "checkpoints").iterdir()):
+                if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+                    run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
         return run
+
+    def _is_now_at(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        self._metrics.path, self._events.path = path / "metrics.jsonl", path / "events.jsonl"
 
     def log(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory and written when there is room."""
@@ -247,12 +252,10 @@ class Run:
         are damaged."""
         there = {row["step"] for row in read_lines(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
         missing = [number for number in range(1, step + 1) if number not in there]
-        while missing:
-            length = next((i for i, number in enumerate(missing) if number != missing[0] + i), len(missing))
-            first, last = missing[0], missing[length - 1]
-            missing = missing[length:]
-            self.event("gap", {"first": first, "last": last})
-            print(f"warning: {self.path / 'metrics.jsonl'}: rows of steps {first} to {last} are missing", file=sys.stderr)
+        for _, stretch in groupby(enumerate(missing), lambda place: place[1] - place[0]):
+            steps = [number for _, number in stretch]
+            self.event("gap", {"first": steps[0], "last": steps[-1]})
+            print(f"warning: {self.path / 'metrics.jsonl'}: rows of steps {steps[0]} to {steps[-1]} are missing", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
         """The number of the rows that this process will write: one more than that of any row, and than `after`; from 0."""
@@ -288,25 +291,22 @@ class Run:
         Raises:
             DiskError: it was deleted.
         """
-        try:
-            if os.path.samestat(os.stat(self.path), os.fstat(self._folder)):
-                return
-        except OSError:
-            pass
-        try:
-            now = Path(os.readlink(f"/proc/self/fd/{self._folder}"))
-            found = os.path.samestat(os.stat(now), os.fstat(self._folder))
-        except OSError:
-            found = False
-        if not found:
+        if self._is_at(self.path):
+            return
+        before, now = self.path, Path(f"/proc/self/fd/{self._folder}").resolve()
+        if not self._is_at(now):
             self.gone = True
             raise DiskError(f"{self.path} was deleted or moved away while the run was training: nothing more can be saved")
-        before, self.path, self.name = self.path, now, now.name
-        self._metrics.path, self._events.path = now / "metrics.jsonl", now / "events.jsonl"
+        self._is_now_at(now)
         self.verified = {now / "checkpoints" / path.name for path in self.verified}
         self.damaged = {now / "checkpoints" / path.name for path in self.damaged}
         self.event("moved", {"from": str(before), "to": str(now)})
         ask_to_stop(f"the renaming of {before} to {now}")
+
+    def _is_at(self, path: Path) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.stat(path), os.fstat(self._folder))
+        return False
 
     def __enter__(self) -> Run:
         return self
@@ -392,38 +392,5 @@ def checkpoints_of(run: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+        raise unreadable(folder, error) from None
     return sorted(found, key=checkpoint_step)
-
-
-def _left_by_saves(run: Path) -> list[Path]:
-    """What a save that was killed left among the checkpoints; temporary files of others are not ours to remove."""
-    with contextlib.suppress(OSError):
-        there = sorted((run / "checkpoints").iterdir())
-        return [path for path in there if _TEMPORARY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
-    return []
-
-
-def take_lock(path: Path) -> IO[str]:
-    """An exclusive lock that dies with its process, so that a killed owner never blocks a run.
-
-    Raises:
-        RunLockedError: another process owns the run.
-        CheckpointError: the lock file is a link.
-    """
-    file = os.fdopen(open_to_write(path, os.O_RDWR | os.O_APPEND), "a+", encoding="utf-8", errors="replace")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        owner = printable(file.read(200).strip()) or "another process"
-        file.close()
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        raise RunLockedError(
-            f"run {path.parent.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
-        ) from None
-    with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
-        os.ftruncate(file.fileno(), 0)
-        os.pwrite(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
-    return file

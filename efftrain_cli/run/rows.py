@@ -5,7 +5,6 @@ Nothing here writes, locks or imports torch, so a run can be read while it train
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tomllib
@@ -18,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError, NewerFormatError
 from efftrain_cli.run.lines import Lines, parse, read_lines, split_lines
+from efftrain_cli.run.lock import is_locked
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas as pd
 
 SCHEMA_VERSION = 1
 """Format of a run directory."""
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
 """Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one recipe."""
-STATUSES = ("running", "finished", "stopped", "diverged", "crashed", "not started")
-"""What a run can be. "crashed": it is not finished, nobody owns it, and its last event is not an orderly end."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +37,12 @@ class Rows:
 
     columns: dict[str, np.ndarray]
     """float64, one value per step in increasing order, NaN where a row has null or lacks the key."""
-    total: int
-    """Rows in the file."""
-    superseded: int
-    """Rows that a later segment replaced."""
     segments: int
     """Starts and resumes that wrote rows."""
     nonfinite_segments: int
     """Segments with a step whose loss or gradient was not finite, replaced ones included."""
-    torn: bool
-    """The last line was torn, and dropped."""
     damaged: tuple[tuple[int, str], ...]
-    """(number, what is wrong) of the other lines that are not rows, or not the row that was written. They were dropped."""
-    unchecked: int
-    """Rows without a check value: an older version wrote them."""
+    """(number, what is wrong) of lines that are not rows, or not the row that was written. They were dropped."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +73,15 @@ def read_run(path: Path) -> RunDirectory:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{file} is damaged: {error}. {_RESTORE}") from None
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+        raise unreadable(file, error) from None
     return RunDirectory(
         printable(path.name), path, recipe, cleaned(read_origin(path)), read_events(path), is_locked(path / "lock")
     )
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """The error of a file or folder of a run that the system does not let us read."""
+    return DataError(f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy")
 
 
 def check_schema(values: dict[str, Any], path: Path) -> None:
@@ -157,29 +151,13 @@ def read_counting(path: Path, until: int | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def read_metrics(path: Path) -> pd.DataFrame:
-    """The rows of metrics.jsonl that count, one per step in increasing order, with every column; null is NaN.
+def read_rows(path: Path, columns: Sequence[str]) -> Rows:
+    """The rows of metrics.jsonl that count, as float64 arrays of `columns`: the fast way, through Arrow.
 
     `path` is the file or its run directory.
 
     Raises:
         DataError: the file is missing, holds no rows, or is damaged in more places than its kills explain.
-    """
-    import pandas as pd
-
-    if not _metrics_path(path).exists():
-        raise _not_logged(_metrics_path(path))
-    read_rows(path, ("step",))  # refuses what it must
-    rows = read_counting(path)
-    names = dict.fromkeys(key for row in rows for key in row) or {"step": None}
-    return pd.DataFrame({name: _array([row.get(name) for row in rows]) for name in names})
-
-
-def read_rows(path: Path, columns: Sequence[str]) -> Rows:
-    """The rows of metrics.jsonl that count, as float64 arrays of `columns`: the fast way, through Arrow.
-
-    Raises:
-        DataError: as `read_metrics`.
     """
     import numpy as np
 
@@ -190,7 +168,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
     if found is None:
         rows, damaged = rows_of(lines, columns)
         _refuse_ruins(lines, rows, damaged, path)
-        found = {name: np.asarray(_array([row.get(name) for row in rows]), float) for name in wanted}, damaged
+        found = {name: np.array([row.get(name) for row in rows], float) for name in wanted}, damaged
     arrays, damaged = found
     step, segment, nonfinite = arrays["step"], np.nan_to_num(arrays["segment"]), np.nan_to_num(arrays["nonfinite"])
     current = counting(step)
@@ -201,13 +179,9 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
     starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
     return Rows(
         {name: kept[name] for name in columns},
-        total=len(step),
-        superseded=len(step) - len(kept["step"]),
         segments=len(np.unique(starts)),
         nonfinite_segments=len(np.unique(starts[nonfinite > 0])),
-        torn=lines.torn,
         damaged=damaged,
-        unchecked=lines.checked.count(False),
     )
 
 
@@ -228,17 +202,13 @@ def _metrics_path(path: Path) -> Path:
     return path / "metrics.jsonl" if path.is_dir() else path
 
 
-def _not_logged(path: Path) -> DataError:
-    return DataError(f"{path} is missing: the run has not logged a step yet")
-
-
 def _read(path: Path) -> Lines:
     try:
         return split_lines(path.read_bytes())
     except FileNotFoundError:
-        raise _not_logged(path) from None
+        raise DataError(f"{path} is missing: the run has not logged a step yet") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+        raise unreadable(path, error) from None
 
 
 Damage = tuple[tuple[int, str], ...]
@@ -352,19 +322,6 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
     return arrays, tuple(sorted(damaged.items()))
 
 
-def _array(values: list[Any]) -> np.ndarray:
-    """A column of JSON values: null is NaN among numbers, truth values are 0 and 1."""
-    import numpy as np
-
-    there = [value for value in values if value is not None]
-    if not all(isinstance(value, (int, float)) for value in there):
-        return np.array(values, object)
-    if len(there) < len(values) or not there:
-        return np.array([np.nan if value is None else value for value in values], float)
-    array = np.array(values)
-    return array.astype(np.int8) if array.dtype == bool else array
-
-
 def _last_there(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
     """One value per step where row `twice[i]` and the next are of one step: the later one, or the earlier where that is null."""
     import numpy as np
@@ -391,7 +348,7 @@ def read_origin(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DataError(f"{file} is missing: without it nobody can say what the run was trained on. {_RESTORE}") from None
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}. Make it readable, or restore it from a copy") from None
+        raise unreadable(file, error) from None
     except (ValueError, RecursionError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
         raise DataError(f"{file} is damaged: {reason}. {_RESTORE}") from None
@@ -415,19 +372,6 @@ def origin_data(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or any(name not in data for name in needed):
         raise DataError(f"{path / 'origin.json'} is damaged: its `data` does not say {', '.join(needed)}. {_RESTORE}")
     return data
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a living process on this machine holds the lock file; False where there is none."""
-    try:
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
-    except OSError:
-        return False
 
 
 def cleaned(value: Any) -> Any:

@@ -40,7 +40,8 @@ class Writer:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in grouped(row).items() if _is_number(value)]
+        numbers = {tag: float(value) for tag, value in grouped(row).items() if isinstance(value, (int, float))}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
         self._writer.add_event(Event(step=int(row["step"]), wall_time=float(row.get("wall_seconds") or 0), summary=Summary(value=values)))
 
     def close(self) -> None:
@@ -48,36 +49,22 @@ class Writer:
         self._writer.close()
 
 
-def write(run: Path) -> tuple[Path, int]:
-    """Writes the run's rows; returns the folder and the number of rows.
+def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[Path, int]:
+    """Writes the run's rows, with `follow` also those that are written until standard input closes; returns the folder and the number
+    of rows.
 
     Raises:
         UsageError: tensorboard is not installed.
     """
     folder = run / FOLDER
     writer = Writer(folder)
-    rows = read_counting(run)
-    for row in rows:
-        writer.add(row)
-    writer.close()
-    return folder, len(rows)
-
-
-def follow(run: Path, poll_seconds: float = 1.0) -> tuple[Path, int]:
-    """As `write`, and then rows as they are written, until standard input closes."""
-    folder = run / FOLDER
-    writer = Writer(folder)
     count, last = 0, -1
     for row in read_counting(run):
         writer.add(row)
         count, last = count + 1, int(row["step"])
-    for _, row in as_written([run / "metrics.jsonl"], poll_seconds):
+    for _, row in as_written([run / "metrics.jsonl"], poll_seconds) if follow else ():
         if isinstance(row.get("step"), int) and row["step"] > last:
             writer.add(row)
             count, last = count + 1, row["step"]
     writer.close()
     return folder, count
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))

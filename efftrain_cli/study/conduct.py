@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +12,11 @@ from efftrain_cli.compare.fairness import check
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
-from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import Judgement, judge
-from efftrain_cli.study.phases import NamedTrial, confirmation, over_rates, tried_settings, tuning
+from efftrain_cli.study.phases import NamedTrial, confirmation, over_rates, tuning
 from efftrain_cli.sweep.runner import Crew
 from efftrain_cli.sweep.trials import Choice, Trial, choose, read_trial, state_of
 
@@ -51,7 +49,7 @@ def conduct(
     if trials:
         crew.train([trial for _, trial in trials], "tuning")
         write_receipts(file)
-    chosen = {tuned.arm: tuned.settings for tuned in choices(file)}
+    chosen = settings_of(choices(file))
     judgement = judge_runs(file, chosen, allow)
     while not judgement.complete:
         seeds = file.seeds[: file.looks[judgement.look]]
@@ -85,6 +83,11 @@ def choices(file: StudyFile) -> list[Tuned]:
         grid_part = len(file.settings_of(arm))
         found.append(Tuned(arm.name, best.settings[grid_part:], tuple(tried), edge_warnings(file, arm.name, best)))
     return found
+
+
+def settings_of(tuned: Sequence[Tuned]) -> dict[str, tuple[str, ...]]:
+    """Arm -> the overrides that its confirmation runs get."""
+    return {each.arm: each.settings for each in tuned}
 
 
 def edge_warnings(file: StudyFile, arm_name: str, best: Choice) -> tuple[str, ...]:
@@ -178,9 +181,8 @@ def all_trials(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = Non
 
 def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> Path:
     """Writes receipts.csv: one row per run that has begun, whatever came of it."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["phase", "arm", "settings", "seed", "run", "status", "final_loss", "tokens", "train_seconds", "marks"])
+    header = ["phase", "arm", "settings", "seed", "run", "status", "final_loss", "tokens", "train_seconds", "marks"]
+    rows: list[list[object]] = []
     for phase, (arm, trial) in all_trials(file, chosen):
         run = read_trial(trial)
         if run is None:
@@ -188,46 +190,26 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
         loss = "" if run.final_loss is None else f"{run.final_loss:.6f}"
         settings = " ".join(trial.settings)
         numbers = [loss, f"{run.tokens:.0f}", f"{run.seconds:.1f}", "; ".join(run.marks)]
-        writer.writerow([phase, arm, settings, trial.seed, trial.name, run.status, *numbers])
-    return _write(file, "receipts.csv", out.getvalue())
+        rows.append([phase, arm, settings, trial.seed, trial.name, run.status, *numbers])
+    return _write(file, "receipts.csv", csv_text(header, rows))
 
 
 def write_looks(file: StudyFile, judgement: Judgement) -> Path:
     """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
-    path = _folder(file) / "looks.csv"
-    before = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8")))) if path.exists() else []
+    path = run_path(f"{file.name}-study") / "looks.csv"
+    before = list(csv.reader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
     header = ["look", "seeds", "measure", "direction", "margin", "arm", "estimate", "low", "high", "p", "p_holm", "outcome"]
-    kept = [row for row in before[1:] if row and int(row[0]) < judgement.look]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(kept)
+    rows: list[list[object]] = [list(row) for row in before[1:] if row and int(row[0]) < judgement.look]
     for verdict in judgement.verdicts:
         estimate, primary = verdict.estimate, verdict.primary
         numbers = [_number(value) for value in (estimate.mean, estimate.low, estimate.high, verdict.p, verdict.p_holm)]
         words = [primary.measure, primary.direction, "" if primary.margin is None else primary.margin, verdict.arm]
-        writer.writerow([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])
-    return _write(file, "looks.csv", out.getvalue())
-
-
-def tokens_of(file: StudyFile) -> dict[str, int]:
-    """Run -> its budget in tokens, of every run of the study."""
-    settings = {trial.name: (trial.recipe, trial.settings) for _, (_, trial) in all_trials(file)}
-    budgets = {key: load_recipe(*key).train.tokens for key in dict.fromkeys(settings.values())}
-    return {name: budgets[key] for name, key in settings.items()}
-
-
-def grids(file: StudyFile) -> dict[str, int]:
-    """Arm -> how many settings are tried for it."""
-    return {arm.name: len(tried_settings(file, arm.name)) for arm in file.study.arms}
-
-
-def _folder(file: StudyFile) -> Path:
-    return run_path(f"{file.name}-study")
+        rows.append([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])
+    return _write(file, "looks.csv", csv_text(header, rows))
 
 
 def _write(file: StudyFile, name: str, text: str) -> Path:
-    path = _folder(file) / name
+    path = run_path(f"{file.name}-study") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     return path

@@ -181,7 +181,7 @@ def _verdict(
         reason = reason or other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})
         why = reason and f"not judged: {reason}"
     if why:
-        return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
+        return _undecided(primary, arm, seeds, Estimate(math.nan, reason=why), why)
     scores = [score(primary, baseline[seed], method[seed]) for seed in seeds]
     if not all(map(math.isfinite, scores)):
         return _ranked(file, primary, arm, baseline, method, taken)
@@ -211,7 +211,7 @@ def _sensitivity_verdict(
         if not why and None in losses:  # every loss would be that before training: as if nothing depended on the rate
             why = f"not judged: with seed {seeds[losses.index(None)]} no run of {group.label} finished, at any learning rate"
     if why:
-        return Verdict(primary, arm, seeds, Estimate(math.nan, reason=why), 1.0, 1.0, "undecided", False, None, why)
+        return _undecided(primary, arm, seeds, Estimate(math.nan, reason=why), why)
     scores = [_sensitivity_of(method, seed) - _sensitivity_of(baseline, seed) for seed in seeds]
     verdict = _by_t(file, primary, arm, scores, taken)
     # A recipe that learns little at every rate is not sensitive either: its best loss stands beside.
@@ -220,6 +220,10 @@ def _sensitivity_verdict(
     note = f"its best loss is {means[1]:.3f} on average, {file.study.baseline}'s {means[0]:.3f}"
     note += f"; {failed} of its {len(after.runs)} runs diverged" if failed else ""
     return replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
+
+
+def _undecided(primary: Primary, arm: str, seeds: tuple[int, ...], estimate: Estimate, why: str) -> Verdict:
+    return Verdict(primary, arm, seeds, estimate, 1.0, 1.0, "undecided", False, None, why)
 
 
 def _sensitivity_of(side: Mapping[float, Mapping[int, RunNumbers]], seed: int) -> float:
@@ -241,7 +245,7 @@ def _by_t(file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], 
     estimates = [_paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)]
     estimate = estimates[-1]
     if estimate.se is None:
-        return Verdict(primary, arm, seeds, estimate, 1.0, 1.0, "undecided", False, None, estimate.reason)
+        return _undecided(primary, arm, seeds, estimate, estimate.reason)
     p = _over_looks(primary, estimates, looks)
     last = nominal_levels(alpha / comparisons, looks, sides_of(primary))[taken - 1]
     # Of two one-sided tests that must both pass, each may miss half of what the two together may.

@@ -26,6 +26,7 @@ from efftrain_cli.study.conduct import (
     choices,
     conduct,
     judge_runs,
+    settings_of,
     tuning_done,
 )
 from efftrain_cli.study.file import StudyFile, read_study
@@ -63,7 +64,8 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
 
 def print_status(file: StudyFile, as_json: bool) -> None:
     """Prints one line per run, and the verdict so far."""
-    chosen = {tuned.arm: tuned.settings for tuned in choices(file)} if tuning_done(file) else {}
+    tuned = choices(file) if tuning_done(file) else []
+    chosen = settings_of(tuned)
     rows = []
     for phase, (arm, trial) in all_trials(file, chosen):
         # Before tuning has ended, nobody knows the recipe of a confirmation run.
@@ -76,7 +78,6 @@ def print_status(file: StudyFile, as_json: bool) -> None:
     phases = phases_of(file)
     left = left_of(phases)
     registration = check_registered(file, allow=True) if (study_folder(file.name) / "plan.json").exists() else None
-    tuned = choices(file) if tuning_done(file) else []
     judgement = judge_runs(file, chosen, allow=True)
     if as_json:
         print(json.dumps(verdict_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
@@ -140,7 +141,7 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[
     """
     registration = check_registered(file, allow)
     tuned = choices(file) if tuning_done(file) else []
-    judgement = judge_runs(file, {each.arm: each.settings for each in tuned}, allow)
+    judgement = judge_runs(file, settings_of(tuned), allow)
     return judgement, registration, tuned
 
 
@@ -177,8 +178,8 @@ def verdict_json(
 def learning_rates(file: StudyFile) -> list[Curve]:
     """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty where there are neither."""
     if file.rates:
-        chosen = {tuned.arm: tuned.settings for tuned in choices(file)} if tuning_done(file) else {}
-        return sensitivity_curves(over_rates(file, chosen), read_trial)
+        chosen = choices(file) if tuning_done(file) else []
+        return sensitivity_curves(over_rates(file, settings_of(chosen)), read_trial)
     named = []
     for arm, trial in tuning(file):
         tried = trial.settings[len(file.settings_of(next(a for a in file.study.arms if a.name == arm))) :]

@@ -32,16 +32,6 @@ def tuning(file: StudyFile) -> list[NamedTrial]:
     return found
 
 
-def tried_settings(file: StudyFile, arm_name: str) -> list[tuple[str, ...]]:
-    """Every point of an arm's grid as overrides, in the grid's order; one empty point where it is not tuned."""
-    arm = next(arm for arm in file.study.arms if arm.name == arm_name)
-    grid = file.grid_of(arm)
-    return [
-        tuple(f"{key}={toml_value(value)}" for key, value in zip(grid, values, strict=True))
-        for values in itertools.product(*grid.values())
-    ]
-
-
 def confirmation(file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None) -> list[NamedTrial]:
     """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost. None where the only primary is
     lr_sensitivity, which is judged by `over_rates`.
@@ -49,21 +39,8 @@ def confirmation(file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Se
     Args:
         seeds: those of one look; default: all.
     """
-    if all(primary.measure == "lr_sensitivity" for primary in file.study.primary):
-        return []
-    return [
-        (
-            arm.name,
-            Trial(
-                file.recipe_path(arm),
-                (*file.settings_of(arm), *chosen.get(arm.name, ())),
-                seed,
-                run_name([f"{file.name}-{arm.name}", f"seed{seed}"], ()),
-            ),
-        )
-        for seed in (file.seeds if seeds is None else seeds)
-        for arm in file.study.arms
-    ]
+    only_rates = all(primary.measure == "lr_sensitivity" for primary in file.study.primary)
+    return [] if only_rates else _judged(file, chosen, seeds, ((),))
 
 
 def over_rates(
@@ -78,11 +55,18 @@ def over_rates(
         seeds: those of one look; default: all.
         rates: some of its learning rates; default: all.
     """
+    return _judged(file, chosen, seeds, [(toml_value(rate),) for rate in (file.rates if rates is None else rates)])
+
+
+def _judged(
+    file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None, rates: Sequence[tuple[str, ...]]
+) -> list[NamedTrial]:
+    """A run of every arm by every seed at each of `rates`: one optim.lr, or none where the recipe's own stays."""
     found = []
     for seed in file.seeds if seeds is None else seeds:
         for arm in file.study.arms:
-            for rate in file.rates if rates is None else rates:
-                settings = (*file.settings_of(arm), *chosen.get(arm.name, ()), f"optim.lr={toml_value(rate)}")
-                name = run_name([f"{file.name}-{arm.name}", setting_word("optim.lr", toml_value(rate)), f"seed{seed}"], ())
-                found.append((arm.name, Trial(file.recipe_path(arm), settings, seed, name)))
+            for rate in rates:
+                settings = (*file.settings_of(arm), *chosen.get(arm.name, ()), *(f"optim.lr={value}" for value in rate))
+                words = [f"{file.name}-{arm.name}", *(setting_word("optim.lr", value) for value in rate), f"seed{seed}"]
+                found.append((arm.name, Trial(file.recipe_path(arm), settings, seed, run_name(words, ()))))
     return found

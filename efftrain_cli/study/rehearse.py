@@ -6,7 +6,6 @@ the seeds and of each grid a few values are left. Methods stay on, and everythin
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from efftrain_cli.plan.plan import shares
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
 from efftrain_cli.recipe.toml import toml_value
+from efftrain_cli.run.directory import runs_in
 from efftrain_cli.study.file import Arm, StudyFile
 
 STEPS = 12
@@ -37,14 +37,8 @@ def rehearsal(file: StudyFile, folder: Path, devices: int = 1) -> Iterator[Study
     (folder / "text.txt").write_text(_text(60_000, 1), encoding="utf-8")
     (folder / "valid.txt").write_text(_text(6_000, 2), encoding="utf-8")
     small = toy_study(file, folder, devices)
-    before = os.environ.get("EFFTRAIN_RUNS")
-    os.environ["EFFTRAIN_RUNS"] = str(folder)
-    try:
+    with runs_in(folder):
         yield small
-    finally:
-        del os.environ["EFFTRAIN_RUNS"]
-        if before is not None:
-            os.environ["EFFTRAIN_RUNS"] = before
 
 
 def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:

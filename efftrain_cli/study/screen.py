@@ -14,6 +14,7 @@ from efftrain_cli.study.conduct import Tuned
 from efftrain_cli.study.file import LOSSES, Primary, StudyFile
 from efftrain_cli.study.judge import Judgement, Verdict, sides_of
 from efftrain_cli.study.registration import Registration
+from efftrain_cli.sweep.screen import settings_table
 from efftrain_cli.sweep.trials import RULE
 
 MEASURES = {
@@ -35,7 +36,7 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
     lines.append(f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts")
     arms = ", ".join(f"{arm.name} (baseline)" if arm.name == study.baseline else arm.name for arm in study.arms)
     lines += [f"arms       {arms}", f"seeds      {study.seeds}, judged after {_numbers(file.looks)} seeds"]
-    lines += [f"primary    {line}" for line in primary_lines(file)]
+    lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
     lines += [f"looks      {looks_line(file)}", ""]
     rows: list[Row] = []
     for phase in phases:
@@ -57,11 +58,6 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
     if study.looks > 1:
         lines.append("It ends at the first look at which every primary is decided, and is cheaper then.")
     return lines
-
-
-def primary_lines(file: StudyFile) -> list[str]:
-    """Each primary in words."""
-    return [primary_text(primary, file.study.baseline) for primary in file.study.primary]
 
 
 def primary_text(primary: Primary, baseline: str) -> str:
@@ -117,21 +113,9 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
     """Every setting tried with its losses, what was chosen, by which rule, and what to doubt."""
     if not any(arm.tried for arm in tuned):
         return []
-    rows: list[Row] = []
-    for arm in tuned:
-        for choice in arm.tried:
-            losses = [loss for loss in choice.losses if loss is not None]
-            failed = len(choice.losses) - len(losses)
-            mean = f"{sum(losses) / len(losses):.4f}" if losses and not failed else "-"
-            each = " ".join("diverged" if loss is None else f"{loss:.4f}" for loss in choice.losses)
-            tried = " ".join(choice.settings[-_varied(arm) :])
-            rows.append((arm.arm, tried, mean, each, "chosen" if choice.best else ""))
-    lines = ["Tuning", *table_lines(("arm", "setting", "mean loss", "by tuning seed", ""), rows), f"rule: {RULE}"]
+    named = [(arm.arm, " ".join(choice.settings[-max(1, len(arm.settings)) :]), choice) for arm in tuned for choice in arm.tried]
+    lines = ["Tuning", *settings_table(("arm", "setting", "mean loss", "by tuning seed", ""), named, "diverged", "chosen")]
     return [*lines, *(f"warning: {warning}" for arm in tuned for warning in arm.warnings)]
-
-
-def _varied(arm: Tuned) -> int:
-    return max(1, len(arm.settings))
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -149,16 +133,8 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines.append("")
     rows: list[Row] = []
     for verdict in judgement.verdicts:
-        rows.append(
-            (
-                MEASURES[verdict.primary.measure],
-                verdict.arm,
-                interval_text(verdict.estimate),
-                _p(verdict.p_holm),
-                str(len(verdict.seeds)),
-                verdict.outcome,
-            )
-        )
+        words, interval, seeds = MEASURES[verdict.primary.measure], interval_text(verdict.estimate), str(len(verdict.seeds))
+        rows.append((words, verdict.arm, interval, _p(verdict.p_holm), seeds, verdict.outcome))
     level = 100 * (1 - file.study.alpha)
     lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
     unit = "arm less baseline, nats per token" if any(v.primary.measure in LOSSES for v in judgement.verdicts) else ""

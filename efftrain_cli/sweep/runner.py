@@ -8,7 +8,6 @@ signal, the next start waits for the runs that are still going.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -21,8 +20,14 @@ from pathlib import Path
 from typing import Protocol
 
 from efftrain_cli.foundation.console import human_seconds, silent
-from efftrain_cli.foundation.errors import EfftrainError, RunLockedError, StoppedError, UsageError
-from efftrain_cli.foundation.signals import SECOND_CTRL_C
+from efftrain_cli.foundation.errors import (
+    DivergedError,
+    EfftrainError,
+    RunLockedError,
+    StoppedError,
+    UsageError,
+)
+from efftrain_cli.foundation.signals import SECOND_CTRL_C, end_with
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.rows import last_row
 from efftrain_cli.sweep.claims import SILENT, Claims
@@ -30,8 +35,6 @@ from efftrain_cli.sweep.needs import check_memory
 from efftrain_cli.sweep.trials import Trial, recipe_of, state_of
 from efftrain_cli.training.launch import check_devices
 
-DIVERGED = 4
-STOPPED = 75
 TICK = 0.1
 """Seconds between two looks at the processes."""
 STATUS_EVERY = 30.0
@@ -95,20 +98,8 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) 
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             process_group=0,
-            preexec_fn=lambda: _end_with(parent),
+            preexec_fn=lambda: end_with(parent),
         )
-
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with(parent: int) -> None:
-    """In the new process: SIGTERM when the parent dies, however it dies."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died in between
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
@@ -119,7 +110,7 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     """
     if jobs == 1:
         return [(device, {})]
-    cores = _cores()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if jobs > cores:
         raise UsageError(f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer")
     wanted = os.environ.get("OMP_NUM_THREADS", "")
@@ -128,11 +119,6 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     threads = {"OMP_NUM_THREADS": str(each), "EFFTRAIN_JOBS": str(jobs)}
     gpus = _gpus() if device in ("auto", "cuda") else 0
     return [(f"cuda:{place % gpus}" if gpus else device, threads) for place in range(jobs)]
-
-
-def _cores() -> int:
-    """Processor threads that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> int:
@@ -178,7 +164,11 @@ class Crew:
         self.silent = silent
         self.claims = Claims(folder / "claims")
         self.root = root
+        self._waiting: list[Trial] = []
         self._active: dict[int, _Slot] = {}
+        self._elsewhere: dict[str, Trial] = {}  # another process trains them
+        self._ends: dict[str, End] = {}
+        self._tokens: dict[str, int] = {}  # run -> its budget
         self._stopping: str | None = None
         self._last_ctrl_c = -SECOND_CTRL_C - 1
         self._last_status = time.monotonic()
@@ -201,62 +191,57 @@ class Crew:
         # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
         states = {trial.name: state_of(trial) for trial in trials}
         recipes = {trial.name: recipe_of(trial) for trial in trials}
-        tokens = {name: recipe.train.tokens for name, recipe in recipes.items()}
+        self._tokens = {name: recipe.train.tokens for name, recipe in recipes.items()}
         if not any(device.startswith("cuda") for device, _ in self.places):
             check_memory(list(recipes.values()), len(self.places))
-        numbers = {trial.name: i + 1 for i, trial in enumerate(trials)}
-        ends: dict[str, End] = {}
-        for trial in trials:
-            if states[trial.name] in ("finished", "diverged"):
-                ends[trial.name] = End(trial, states[trial.name], 0.0)
-        waiting = [trial for trial in trials if trial.name not in ends]
-        if waiting:
-            already = f", {len(ends)} of {len(trials)} trained already" if ends else f", {len(trials)} runs"
-            if title or ends:
-                self._progress(f"{title or 'sweep'}{already}")
+        ended = [trial for trial in trials if states[trial.name] in ("finished", "diverged")]
+        self._ends = {trial.name: End(trial, states[trial.name], 0.0) for trial in ended}
+        self._waiting, self._elsewhere = [trial for trial in trials if trial.name not in self._ends], {}
+        if self._waiting and (title or ended):
+            already = f", {len(ended)} of {len(trials)} trained already" if ended else f", {len(trials)} runs"
+            self._progress(f"{title or 'sweep'}{already}")
         with self._signals():
             try:
-                self._work(waiting, ends, tokens, numbers)
+                self._work()
             finally:
                 self._end_all()
                 for name in list(self.claims.mine):
                     self.claims.give_back(name)
-        return [ends[trial.name] for trial in trials]
+        return [self._ends[trial.name] for trial in trials]
 
-    def _work(self, waiting: list[Trial], ends: dict[str, End], tokens: dict[str, int], numbers: dict[str, int]) -> None:
-        elsewhere: dict[str, Trial] = {}
+    def _work(self) -> None:
         looked = time.monotonic()
-        while waiting or self._active or elsewhere:
-            self._fill(waiting, elsewhere, ends)
-            self._show_status(waiting, tokens)
+        while self._waiting or self._active or self._elsewhere:
+            self._fill()
+            self._show_status()
             time.sleep(TICK)
             self.claims.beat()
             for place, slot in list(self._active.items()):
                 code = slot.child.poll()
                 if code is not None:
                     del self._active[place]
-                    self._ended(slot, code, ends, numbers, waiting, tokens)
+                    self._ended(slot, code)
             if self._stopping is not None:
-                raise self._stopped()
-            if elsewhere and not waiting and not self._active and time.monotonic() - looked >= 10 * TICK:
+                self._end_all()
+                raise StoppedError(f"stopped by {self._stopping}; every run is saved: give the same command again to continue")
+            if self._elsewhere and not self._waiting and not self._active and time.monotonic() - looked >= 10 * TICK:
                 looked = time.monotonic()
-                self._look_elsewhere(waiting, elsewhere, ends)
+                self._look_elsewhere()
 
-    def _fill(self, waiting: list[Trial], elsewhere: dict[str, Trial], ends: dict[str, End]) -> None:
+    def _fill(self) -> None:
         """Starts runs in free places."""
-        while waiting and len(self._active) < len(self.places) and self._stopping is None:
-            trial = waiting.pop(0)
-            owner = self.claims.take(trial.name)
-            if owner is not None:
-                elsewhere[trial.name] = trial
+        while self._waiting and len(self._active) < len(self.places) and self._stopping is None:
+            trial = self._waiting.pop(0)
+            if self.claims.take(trial.name) is not None:
+                self._elsewhere[trial.name] = trial
                 continue
             state = state_of(trial)  # another process may have trained it meanwhile
             if state in ("finished", "diverged", "running"):
                 self.claims.give_back(trial.name)
                 if state == "running":
-                    elsewhere[trial.name] = trial
+                    self._elsewhere[trial.name] = trial
                 else:
-                    ends[trial.name] = End(trial, state, 0.0)
+                    self._ends[trial.name] = End(trial, state, 0.0)
                 continue
             if state == "new":
                 _clear_leftover(run_path(trial.name))
@@ -266,22 +251,14 @@ class Crew:
             child = self.launch(pretrain_arguments(trial, state, device, self.devices), environment, log)
             self._active[place] = _Slot(trial, child, log, time.monotonic(), tokens_so_far(trial.name))
 
-    def _ended(
-        self,
-        slot: _Slot,
-        code: int,
-        ends: dict[str, End],
-        numbers: dict[str, int],
-        waiting: Sequence[Trial],
-        tokens: dict[str, int],
-    ) -> None:
+    def _ended(self, slot: _Slot, code: int) -> None:
         name, seconds = slot.trial.name, time.monotonic() - slot.started
         self.claims.give_back(name)
-        if code == STOPPED or code == -signal.SIGTERM:
+        if code in (StoppedError.exit_code, -signal.SIGTERM):
             # Somebody stopped this run; where it was not us, the whole is stopped too.
             self._stopping = self._stopping or f"{name} was stopped"
             return
-        if code not in (0, DIVERGED):
+        if code not in (0, DivergedError.exit_code):
             error = EfftrainError(
                 f"{name} failed with exit code {code}; the other runs are saved, the same command continues\n"
                 f"  its output is in {slot.log} and ends with:\n{_tail(slot.log)}"
@@ -291,57 +268,54 @@ class Crew:
         status = state_of(slot.trial)
         if status not in ("finished", "diverged"):
             raise EfftrainError(f"{name} ended before its budget was used up; the same command continues. Its output: {slot.log}")
-        ends[name] = End(slot.trial, status, seconds)
+        self._ends[name] = End(slot.trial, status, seconds)
         self._tokens_done += tokens_so_far(name) - slot.tokens_before
         loss = last_loss(name)
         result = f"val loss {loss:.4f}" if status == "finished" and loss is not None else status
-        line = f"[{numbers[name]}/{len(numbers)}] {name}: {result}, {human_seconds(seconds)}"
-        (self._progress if status == "finished" else self._line)(line + self._eta(waiting, tokens, "; {} left"))
+        number = list(self._tokens).index(name) + 1
+        line = f"[{number}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
+        (self._progress if status == "finished" else self._line)(line + self._eta())
 
-    def _eta(self, waiting: Sequence[Trial], tokens: dict[str, int], form: str) -> str:
+    def _eta(self) -> str:
         """How long the rest takes at the speed so far, "" where nothing is left or known."""
         under_way = [(tokens_so_far(slot.trial.name), slot) for slot in self._active.values()]
         done = self._tokens_done + sum(now - slot.tokens_before for now, slot in under_way)
-        left = sum(tokens[trial.name] - tokens_so_far(trial.name) for trial in waiting)
-        left += sum(max(0, tokens[slot.trial.name] - now) for now, slot in under_way)
+        left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
+        left += sum(max(0, self._tokens[slot.trial.name] - now) for now, slot in under_way)
         elapsed = time.monotonic() - self._began
-        if done <= 0 or left <= 0:
-            return ""
-        return form.format(f"about {human_seconds(left / done * elapsed)}")
+        return f"; about {human_seconds(left / done * elapsed)} left" if done > 0 and left > 0 else ""
 
-    def _look_elsewhere(self, waiting: list[Trial], elsewhere: dict[str, Trial], ends: dict[str, End]) -> None:
+    def _look_elsewhere(self) -> None:
         """Nothing is left to do here: waits for what other processes train, and continues what they give back."""
-        for name, trial in list(elsewhere.items()):
+        for name, trial in list(self._elsewhere.items()):
             owner, state = self.claims.owner(name), state_of(trial)
             if state in ("finished", "diverged"):
-                del elsewhere[name]
-                ends[name] = End(trial, state, 0.0)
+                del self._elsewhere[name]
+                self._ends[name] = End(trial, state, 0.0)
             elif (owner is None or owner.host == os.uname().nodename) and state != "running":
                 # Given back unfinished, or its process has died: `take` decides which.
-                del elsewhere[name]
-                waiting.append(trial)
+                del self._elsewhere[name]
+                self._waiting.append(trial)
             elif owner is not None and owner.host != os.uname().nodename and self.claims.silent_for(name) > self.silent:
                 raise RunLockedError(
                     f"{name} is claimed by {owner}, which has been silent for {human_seconds(self.claims.silent_for(name))}\n"
                     f"  if that machine no longer works on it, give the command again with --take-over {owner.host}"
                 )
-        if elsewhere and time.monotonic() - self._last_status > STATUS_EVERY:
+        if self._elsewhere and time.monotonic() - self._last_status > STATUS_EVERY:
             self._last_status = time.monotonic()
-            name = next(iter(elsewhere))
+            name = next(iter(self._elsewhere))
             owner = self.claims.owner(name)
-            which = name if len(elsewhere) == 1 else f"{len(elsewhere)} runs, such as {name},"
+            which = name if len(self._elsewhere) == 1 else f"{len(self._elsewhere)} runs, such as {name},"
             self._progress(f"waiting for {which} of {owner or 'another process'}")
 
-    def _show_status(self, waiting: Sequence[Trial], tokens: dict[str, int]) -> None:
+    def _show_status(self) -> None:
         terminal = sys.stderr.isatty()
         if silent() or time.monotonic() - self._last_status < (1.0 if terminal else STATUS_EVERY) or not self._active:
             return
         self._last_status = time.monotonic()
-        under_way = []
-        for slot in self._active.values():
-            share = min(1.0, tokens_so_far(slot.trial.name) / tokens[slot.trial.name])
-            under_way.append(f"{slot.trial.name} {100 * share:.0f} %")
-        text = f"training {', '.join(under_way)}" + self._eta(waiting, tokens, "; {} left")
+        names = [slot.trial.name for slot in self._active.values()]
+        shares = [f"{name} {min(1.0, tokens_so_far(name) / self._tokens[name]):.0%}".replace("%", " %") for name in names]
+        text = f"training {', '.join(shares)}{self._eta()}"
         if terminal:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[K{text[:width]}")
@@ -400,10 +374,6 @@ class Crew:
             time.sleep(TICK)
             self.claims.beat()
 
-    def _stopped(self) -> StoppedError:
-        self._end_all()
-        return StoppedError(f"stopped by {self._stopping}; every run is saved: give the same command again to continue")
-
 
 def tokens_so_far(name: str) -> int:
     """Tokens of a run's last row; 0 where it has none."""
@@ -416,12 +386,9 @@ def last_loss(name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _tail(log: Path, lines: int = 5) -> str:
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        text = []
-    return "\n".join(f"    {line}" for line in text[-lines:]) or "    (nothing)"
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return "\n".join(f"    {line}" for line in lines[-5:]) or "    (nothing)"
 
 
 def _clear_leftover(path: Path) -> None:

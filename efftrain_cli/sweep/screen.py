@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
@@ -30,16 +31,21 @@ def plan_lines(trials: Sequence[tuple[Trial, str, int, float | None, int]], jobs
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
     """Every setting that was tried, and which one each recipe is compared with."""
+    named = [(choice.recipe, " ".join(choice.settings), choice) for choice in choices]
+    lines = ["Settings tried", *settings_table(("recipe", "setting", "mean loss", "by seed", ""), named, "-", "compared")]
+    return [*lines, "They were chosen on these same runs, so both sides look a little better than on new seeds."]
+
+
+def settings_table(head: Row, named: Sequence[tuple[str, str, Choice]], without: str, best: str) -> list[str]:
+    """(owner, setting, choice) as a table with the rule; `without` stands for a seed without a loss, `best` beside the best setting."""
     rows: list[Row] = []
-    for choice in choices:
+    for owner, setting, choice in named:
         there = [loss for loss in choice.losses if loss is not None]
         missing = len(choice.losses) - len(there)
         mean = f"{sum(there) / len(there):.4f}" if there and not missing else f"{missing} of {len(choice.losses)} not finished"
-        each = " ".join("-" if loss is None else f"{loss:.4f}" for loss in choice.losses)
-        rows.append((choice.recipe, " ".join(choice.settings), mean, each, "compared" if choice.best else ""))
-    lines = ["Settings tried", *table_lines(("recipe", "setting", "mean loss", "by seed", ""), rows)]
-    lines.append(f"rule: {RULE}")
-    return [*lines, "They were chosen on these same runs, so both sides look a little better than on new seeds."]
+        each = " ".join(without if loss is None else f"{loss:.4f}" for loss in choice.losses)
+        rows.append((owner, setting, mean, each, best if choice.best else ""))
+    return [*table_lines(head, rows), f"rule: {RULE}"]
 
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
@@ -82,11 +88,7 @@ def _sensitivity(curve: Curve) -> str:
     values = curve.sensitivities
     if not values:
         return f"{curve.pending} runs not ended"
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return f"{mean:.4f}"
-    sd = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-    return f"{mean:.4f} ± {sd:.4f}"
+    return f"{fmean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 
 def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -> list[str]:

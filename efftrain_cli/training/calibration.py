@@ -7,6 +7,8 @@ from statistics import median
 
 import torch
 
+from efftrain_cli.training.stopwatch import wait_for
+
 _SIZE = {"cpu": 256, "cuda": 2048}
 _REPEATS = 5
 
@@ -23,16 +25,11 @@ def calibrated_gflops(device: torch.device) -> float:
     products = 10
     rates = []
     for stretch in range(_REPEATS + 1):
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         for _ in range(products):
             torch.matmul(a, a, out=out)
-        _wait(device)
+        wait_for(device)
         if stretch:  # the first one warms up
             rates.append(products * 2 * n**3 / (time.perf_counter() - start) / 1e9)
     return round(median(rates), 3)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from efftrain_cli.training.state import (
     nonfinite_tensors,
     progress_to_json,
     read_checkpoint,
+    read_tensors,
     whole_tensors,
     write_checkpoint,
 )
@@ -146,15 +147,8 @@ def _check_finite(path: Path, files: frozenset[str]) -> None:
     Raises:
         CheckpointError: naming the first of them.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     for name in sorted({"model.safetensors", "optimizer.safetensors"} & files):
-        try:
-            wrong = nonfinite_tensors(load_file(path / name))
-        except SafetensorError as error:
-            raise CheckpointError(f"{path / name} is not a safetensors file, although it matches its sha256: {error}") from None
-        if wrong:
+        if wrong := nonfinite_tensors(read_tensors(path / name)):
             raise CheckpointError(f"{path / name}: {some_tensors(wrong)} not finite")
 
 
@@ -173,11 +167,12 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
     state.progress = progress
 
 
-def drop_in_flight(state: TrainState, recipe: Recipe) -> str | None:
-    """Empties the method tensors of a state that its recipe cannot use, and says why; None where they are of use."""
+def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
+    """Empties the method tensors of a state that its recipe cannot use, records that and says why; None where they are of use."""
     reason = dropped(state.method_tensors, recipe.ouroboros, state.model.config)
     if reason is not None:
         state.method_tensors.clear()
+        run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
     return reason
 
 
@@ -229,15 +224,24 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
         UsageError: other tokens, and `override` is not given.
     """
     origin = origin_data(run.path)
-    if (origin["tokenizer_hash"], origin["vocab_size"]) != (corpus.tokenizer_sha256, corpus.vocab_size):
-        raise CheckpointError(
-            f"run {run.name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, "
-            f"{origin['tokenizer_hash'][:12]}...) than data.train and data.tokenizer make now ({corpus.vocab_size} tokens, "
-            f"{corpus.tokenizer_sha256[:12]}...): its weights belong to other tokens. Restore the text, or start a new run"
-        )
+    check_tokenizer(run.name, origin, corpus)
     now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
     differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] not in (None, now[key])]
     accept_differences(run, differences, override, "the text has changed")
+
+
+def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> None:
+    """Compares the tokenizer that a run was trained with, by the data of its origin, with that of a corpus.
+
+    Raises:
+        CheckpointError: it is another.
+    """
+    if (origin["tokenizer_hash"], origin["vocab_size"]) != (corpus.tokenizer_sha256, corpus.vocab_size):
+        raise CheckpointError(
+            f"run {name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, {origin['tokenizer_hash'][:12]}...) than "
+            f"data.train and data.tokenizer make now ({corpus.vocab_size} tokens, {corpus.tokenizer_sha256[:12]}...): its weights "
+            "belong to other tokens. Restore the text, or start a new run"
+        )
 
 
 def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:

@@ -190,8 +190,7 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
         except CheckpointError as error:
             run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
             continue
-        if (reason := drop_in_flight(state, session.recipe)) is not None:
-            run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
+        drop_in_flight(run, state, session.recipe)
         break
     here, spent = state.progress, diverged.progress
     segment = run.next_segment(spent.segment)

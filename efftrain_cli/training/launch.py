@@ -5,7 +5,6 @@ This process trains nothing. It passes signals on, waits, and ends with the exit
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
-from efftrain_cli.foundation.signals import STOPPABLE
+from efftrain_cli.foundation.signals import STOPPABLE, end_with
 
 PARENT = "EFFTRAIN_PARENT"
 """Environment variable that names the launching process in those that it started."""
@@ -191,10 +190,5 @@ def speaks() -> bool:
 
 def end_with_parent() -> None:
     """Asks the system to send SIGTERM to this process when the one that launched it ends. Linux only; elsewhere nothing."""
-    parent = os.environ.get(PARENT)
-    if parent is None or not sys.platform.startswith("linux"):
-        return
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # it has ended already
-        os.kill(os.getpid(), signal.SIGTERM)
+    if PARENT in os.environ:
+        end_with(int(os.environ[PARENT]))

@@ -246,11 +246,8 @@ def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
     def look_up(module: object, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         return F.embedding(arguments[0], lookup) if torch.is_grad_enabled() else None
 
-    handle = model.wte.register_forward_hook(look_up)
-    try:
+    with model.wte.register_forward_hook(look_up):
         yield
-    finally:
-        handle.remove()
 
 
 class LateStep(NamedTuple):
@@ -283,7 +280,7 @@ class LateGradients:
 
     def __init__(self, section: Ouroboros, model: GPT, modules: Modules, split: Sequence[int], grad_clip: float) -> None:
         self.modules, self.split = modules, split
-        self._section, self._model, self._modules, self._grad_clip = section, model, modules, grad_clip
+        self._section, self._model, self._grad_clip = section, model, grad_clip
         self._parameters = dict(model.named_parameters())
         self._groups = groups_of(section, modules, list(self._parameters))
         self._layout = layout_of(section, split)
@@ -295,8 +292,11 @@ class LateGradients:
 
     def clip(self) -> Tensor:
         """Clips the gradients in `.grad` of a step without delay; returns their norm before."""
-        fresh = {name: parameter.grad for name, parameter in self._parameters.items()}
-        grad_norm, gradients = clipped(fresh, norms_of(fresh), self._groups, self._grad_clip)
+        return self._leave({name: parameter.grad for name, parameter in self._parameters.items()})
+
+    def _leave(self, gradients: Mapping[str, Tensor | None]) -> Tensor:
+        """Leaves gradients, clipped, in `.grad`; returns their norm before."""
+        grad_norm, gradients = clipped(gradients, norms_of(gradients), self._groups, self._grad_clip)
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
         return grad_norm
@@ -304,13 +304,13 @@ class LateGradients:
     def scalars(self, step: LateStep | None) -> dict[str, Tensor]:
         """The columns of a step, None for one without delay: each module's staleness in steps (NaN where it waited), and cosines (NaN
         where none was measured)."""
-        staleness = [0.0] * self._modules.count if step is None else step.staleness
+        staleness = [0.0] * self.modules.count if step is None else step.staleness
         values = torch.tensor(staleness, device=self._model.device).unbind()
         found = {f"ouroboros_staleness_{number}": value for number, value in enumerate(values, 1)}
         if self._section.cosine_every:
             none = torch.full((), math.nan, device=self._model.device)
             cosines = {} if step is None else step.cosines
-            found |= {f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self._modules.count)}
+            found |= {f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self.modules.count)}
         return found
 
     def step(
@@ -325,7 +325,7 @@ class LateGradients:
         Args:
             backward: adds the gradient of micro-batches at today's weights to `.grad` and returns their losses.
         """
-        section, modules = self._section, self._modules
+        section, modules = self._section, self.modules
         if section.variant == "stash":
             with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
                 losses = backward(micro_batches)
@@ -337,10 +337,7 @@ class LateGradients:
         if section.cosine_every:
             cosines = self._cosines(late, after, micro_batches, plan.step, backward)
         _forget(after, before=plan.step - modules.count + 1)
-        gradients = joined(modules, late, list(self._parameters), section.embedding_gradient == "mean")
-        grad_norm, gradients = clipped(gradients, norms_of(gradients), self._groups, self._grad_clip)
-        for name, parameter in self._parameters.items():
-            parameter.grad = gradients[name]
+        grad_norm = self._leave(joined(modules, late, list(self._parameters), section.embedding_gradient == "mean"))
         after[f"{PREFIX}layout"] = self._layout
         fresh = [tensor for name, tensor in after.items() if name not in in_flight and tensor.is_floating_point()]
         # Times 0: nothing where all is finite, and not a number where a gradient is not that would be applied only later.
@@ -367,15 +364,11 @@ class LateGradients:
             kept = {name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")}
             if gradients is None or not self._section.measures_cosine_at(step) or not kept:
                 continue
-            with lookup_apart(self._model, self._modules.leaves[0]["wte.weight"]), unnoticed(self._model):
+            with lookup_apart(self._model, self.modules.leaves[0]["wte.weight"]), unnoticed(self._model):
                 # Their number is not that of the step: 0 is as good as any, where nothing is drawn by it.
                 backward([MicroBatch(0, part, after[name.replace("tokens", "targets")]) for name, part in kept.items()])
-            fresh = {}
-            for k in range(1, self._modules.count + 1):
-                taken = self._modules.take(k)
-                if k == module:
-                    fresh = taken
-            cosines[module] = cosine(gradients, fresh)
+            fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
+            cosines[module] = cosine(gradients, fresh[module - 1])
         oldest = step - self._section.staleness(1)
         for kind in ("tokens", "targets"):
             pop(after, f"{PREFIX}{kind}.{oldest}.")

@@ -5,9 +5,11 @@ Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.limits import limits_of
 from efftrain_cli.data.progress import prepare_shown
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.plan.cost import gradient_copies
@@ -29,11 +32,14 @@ from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.run.directory import Run
+from efftrain_cli.run.rows import read_origin
 from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer, compute_dtype
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.sharding import shards
 from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.stopwatch import wait_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +153,7 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
         start = time.perf_counter()
         with interruptible(rescuable=True):
             forward_backward(Batch(tokens, tokens), plan)
-        if session.device.type == "cuda":
-            torch.cuda.synchronize(session.device)
+        wait_for(session.device)
         seconds = time.perf_counter() - start
     # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
     del held
@@ -160,13 +165,37 @@ def environment_of(session: Session) -> dict[str, object]:
     """What may move the last bits of a result although the recipe and the data are the same."""
     return {
         "device": str(session.device),
-        "device_name": torch.cuda.get_device_name(session.device) if session.device.type == "cuda" else _cpu_name(),
+        "device_name": _device_name(session.device),
         "efftrain": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "dtype": compute_dtype(session.recipe.train.dtype, session.device),
         "devices": session.ranks.world_size,
     }
+
+
+def environment_now(run: Run, session: Session) -> dict[str, object]:
+    """Where the run is continued; says in one line what is not as it was, and whether results may then differ in their last bits."""
+    now = environment_of(session)
+    recipe = session.recipe
+    starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
+    origin = read_origin(run.path)
+    before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
+    changed = {key: f"{key} {printable(str(before[key]))} -> {now[key]}" for key in now if before.get(key) not in (None, now[key])}
+    if str(before.get("device")).partition(":")[0] == session.device.type:
+        changed.pop("device", None)  # which one it is of several decides nothing: its name is compared too
+    if session.device.type != "cpu":
+        changed.pop("threads", None)
+    if not changed:
+        return now
+    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    note = f"note: continued with {', '.join(changed.values())}"
+    if list(changed) == ["devices"] and lanes is not None:
+        note += f": by parallel.lanes = {lanes} the same bits"
+    else:
+        note += ": the last bits of the results may differ"
+    print(note, file=sys.stderr)
+    return {**now, "changed": list(changed.values())}
 
 
 def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
@@ -183,7 +212,7 @@ def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> d
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(session.device) if session.device.type == "cuda" else _cpu_name(),
+        "device": _device_name(session.device),
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
         # How many runs a sweep trains side by side on this machine: they slow each other down.
@@ -206,9 +235,7 @@ def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> d
 
 def _git_commit() -> str | None:
     root = Path(__file__).resolve().parent.parent.parent
-    if not (root / ".git").exists():
-        return None
-    return _git(root, "rev-parse", "HEAD")
+    return _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
 
 
 def project_commit(folder: Path) -> dict[str, object] | None:
@@ -227,11 +254,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _cpu_name() -> str:
-    try:
+def _device_name(device: torch.device) -> str:
+    """The device's model, as its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or "cpu"

@@ -200,13 +200,18 @@ def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[
         raise CheckpointError(f"{directory / 'progress.json'} is not a JSON object, although it matches its sha256")
     return (
         progress_from_json(values),
-        _load_file(directory / "model.safetensors"),
-        _load_file(directory / "optimizer.safetensors"),
-        _load_file(directory / "method.safetensors") if "method.safetensors" in files else {},
+        read_tensors(directory / "model.safetensors"),
+        read_tensors(directory / "optimizer.safetensors"),
+        read_tensors(directory / "method.safetensors") if "method.safetensors" in files else {},
     )
 
 
-def _load_file(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a verified file, on the CPU.
+
+    Raises:
+        CheckpointError: it is not a safetensors file.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 import torch
 
 
+def wait_for(device: torch.device) -> None:
+    """Returns once a CUDA device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class Stopwatch:
     """Seconds between two points of the device's own time line; reading them waits for the device, so read late.
 
@@ -18,8 +24,8 @@ class Stopwatch:
 
     def __init__(self, device: torch.device, idle: bool = False) -> None:
         self._device = device
-        if idle and device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if idle:
+            wait_for(device)
         self.cpu_seconds = -time.process_time()
         """Processor seconds of this process between construction and `stop`."""
         self._start: float | torch.cuda.Event = self._now()

@@ -18,7 +18,7 @@ from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing
 from efftrain_cli.run.manifest import MANIFEST, verify_checkpoint
 from efftrain_cli.training.checkpoints import newest_sound
 from efftrain_cli.training.gradient import build_model
-from efftrain_cli.training.state import progress_from_json
+from efftrain_cli.training.state import progress_from_json, read_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,7 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     model, _ = read_hf(directory)
     model.to(device).eval()
     shape = model.config
-    sizes = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd, "seq_len": shape.seq_len}
-    recipe = load_recipe("small", [f"model.{name}={size}" for name, size in sizes.items()])
+    recipe = load_recipe("small", [f"model.{name}={getattr(shape, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_len")])
     weights = directory / "model.safetensors"
     try:
         source = json.loads((directory / EXPORTED_FROM).read_text(encoding="utf-8"))
@@ -148,9 +147,7 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
 
 
 def _load_weights(model: GPT, path: Path) -> None:
-    from safetensors.torch import load_file
-
     try:
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(read_tensors(path))
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit the recipe beside it and the run's tokenizer: {error}") from None

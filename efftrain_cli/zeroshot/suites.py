@@ -31,11 +31,6 @@ class Task:
     file: str | None = None
     """Name of its file in a --data-dir."""
 
-    @property
-    def own(self) -> bool:
-        """Not lm-evaluation-harness's: scored by our own protocol."""
-        return self.definition is None
-
 
 _LENGTH_NORMED = frozenset({"hellaswag", "piqa", "arc_easy", "arc_challenge", "openbookqa"})
 _PASSAGES = {"hub": "EleutherAI/lambada_openai", "file": "lambada_openai.jsonl"}

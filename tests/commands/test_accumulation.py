@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli import accumulation
-from efftrain_cli.accumulation import BITS, CHUNKS, SumReport, analyse, csv_text, lines, save
+from efftrain_cli.accumulation import BITS, CHUNKS, SumReport, analyse, as_csv, lines, save
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
 from efftrain_cli.model.accumulation import sum_in_order, sums_in_order
@@ -106,7 +106,7 @@ def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_pa
     rows = [line for line in shown if line.startswith(("h.", "head"))]
     assert len(rows) == len(analysis.reports)
     assert max(map(len, shown)) < 170
-    written = list(csv.DictReader(csv_text(analysis).splitlines()))
+    written = list(csv.DictReader(as_csv(analysis).splitlines()))
     assert len(written) == len(analysis.reports) * len(BITS) * len(CHUNKS)
     row = next(r for r in written if (r["layer"], r["role"], r["bits"], r["chunk"]) == ("head", "grad_weight", "7", "64"))
     report = next(r for r in analysis.reports if (r.layer, r.role) == ("head", "grad_weight"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -13,9 +12,7 @@ import pytest
 from scipy import stats
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.comparison import Comparison, compare, read_all
 from efftrain_cli.compare.formats import as_json
-from efftrain_cli.compare.groups import select_runs
 from efftrain_cli.compare.measures import (
     Costs,
     loss_at,
@@ -25,39 +22,10 @@ from efftrain_cli.compare.measures import (
     smooth_end,
 )
 from efftrain_cli.compare.reading import read_numbers
-from efftrain_cli.compare.tables import answers, plan_table, tables_of
+from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
-from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.zeroshot.results import save_result
+from tests.compare.known_runs import PLD, SLW, curve, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
-
-SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
-PLD = "\n[progressive_layer_drop]\ntheta = 0.5\n"
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of runs."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
-    return tmp_path
-
-
-def of(*names: str, **options: object) -> Comparison:
-    return compare(read_all(select_runs(names)), **options)  # type: ignore[arg-type]
-
-
-def pair(root: Path, seeds: int = 3) -> None:
-    for seed in range(seeds):
-        write_run(root, "small", seed)
-        write_run(root, "small-slw", seed, speed=1.3, more=SLW)
-
-
-def curve(root: Path, losses: list[float], name: str = "c", seed: int = 0, **options: object) -> Path:
-    """A run whose evaluated losses are given, one per 10 steps of 1024 tokens, 6e5 FLOPs a token and 0.05 s a step."""
-    rows = rows_of(10 * (len(losses) - 1), seed)
-    for row in rows:
-        row["val_loss"] = losses[row["step"] // 10] if row["step"] % 10 == 0 else None
-    return write_run(root, name, seed, steps=10 * (len(losses) - 1), rows=rows, **options)  # type: ignore[arg-type]
 
 
 def test_interpolation_by_hand(root: Path) -> None:
@@ -121,11 +89,11 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
 
 def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:
     """The line through the last four of twenty evaluations, at the last: 2.0 where they lie on it, and the mean of what jitters."""
-    (run,) = read_all([curve(root, [6.0] * 16 + [2.3, 2.2, 2.1, 2.0], "line")])
+    run = read_numbers(curve(root, [6.0] * 16 + [2.3, 2.2, 2.1, 2.0], "line"))
     assert smooth_end(run, "tokens") == pytest.approx(2.0)
-    (run,) = read_all([curve(root, [6.0] * 16 + [3.1, 2.9, 2.9, 3.1], "jitter")])
+    run = read_numbers(curve(root, [6.0] * 16 + [3.1, 2.9, 2.9, 3.1], "jitter"))
     assert smooth_end(run, "tokens") == pytest.approx(3.0)
-    (run,) = read_all([curve(root, [6.0] * 10 + [2.2, 2.1, 2.0], "few")])
+    run = read_numbers(curve(root, [6.0] * 10 + [2.2, 2.1, 2.0], "few"))
     assert smooth_end(run, "tokens") == 2.0, "a line through two says no more than the last"
 
 
@@ -204,70 +172,6 @@ def test_20_seeds_are_judged_by_t_as_3_are(root: Path) -> None:
     assert found.estimate.method == "paired t on log ratios" and found.estimate.n == 20
 
 
-def test_recipe_differences_are_exactly_the_keys_that_differ(root: Path) -> None:
-    write_run(root, "small", 0)
-    write_run(root, "small-slw", 0, lr=2e-3, more=SLW + '\n[wandb]\nmode = "offline"\n')
-    comparison = of("small", "small-slw")
-    assert comparison.recipe_differences == (
-        ("optim.lr", ("0.001", "0.002")),
-        ("seq_len_warmup.start", ("-", "8")),
-        ("seq_len_warmup.steps", ("-", "10")),
-    )
-    assert any("different learning rate" in label.text for label in comparison.labels)
-
-
-@pytest.mark.parametrize(
-    ("data", "word"),
-    [
-        ({"valid_hash": "d" * 64}, "the validation text differs"),
-        ({"tokenizer_hash": "d" * 64}, "the tokenizer differs"),
-        ({"valid_windows": 32}, "number of validation windows differs"),
-        ({"seq_len": 64}, "length of a validation window differs"),
-        ({"valid_hash": None}, "the validation text of small-slw-seed0 is unknown"),
-    ],
-)
-def test_incomparable_runs_are_refused_or_labelled(root: Path, data: dict[str, object], word: str) -> None:
-    """F49."""
-    write_run(root, "small", 0)
-    write_run(root, "small-slw", 0, more=SLW, data=data)
-    with pytest.raises(UsageError, match=word) as refusal:
-        of("small", "small-slw")
-    assert refusal.value.exit_code == 2 and "--allow" in str(refusal.value)
-    shown = of("small", "small-slw", allow=True)
-    assert any(label.severity == "allowed" and word in label.text for label in shown.labels)
-    # Shown is not judged.
-    assert {d.verdict for d in shown.differences} <= {"not judged: these losses are not comparable", "none"}
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"origin": {"device": "Other"}}, "different device: Some CPU in small-seed0; Other in small-slw-seed0"),
-        ({"origin": {"torch": "2.11"}}, "different torch version"),
-        ({"origin": {"threads": 8}}, "seconds and throughput are not comparable"),
-        ({"origin": {"git_commit": "ffff"}}, "different efftrain commit"),
-        ({"origin": {"dtype": "bf16"}}, "different compute type"),
-        ({"data": {"train_hash": "d" * 64}, "origin": {"python": "3.12.1"}}, "standard library's source"),
-        ({"budget": 100 * 1024 - 1}, "different budget: train.tokens"),
-    ],
-)
-def test_other_differences_are_said(root: Path, options: dict[str, object], word: str) -> None:
-    """F49."""
-    write_run(root, "small", 0)
-    write_run(root, "small-slw", 0, more=SLW, **options)  # type: ignore[arg-type]
-    assert any(label.severity == "warning" and word in label.text for label in of("small", "small-slw").labels)
-
-
-def test_an_unsteady_machine_is_said(root: Path) -> None:
-    pair(root)
-    rows = [row | {"train_seconds": row["step"] * 0.1} for row in rows_of(100, 1)]
-    write_rows(root / "small-seed1", rows)
-    texts = [label.text for label in of("small", "small-slw").labels]
-    assert texts == [
-        "small ran 2.0 times as fast in small-seed2 as in small-seed1: the machine was not steady, so do not trust seconds"
-    ]
-
-
 def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     """F49: crashed, stopped, diverged, rewound, resumed, unfinished."""
     start = {"event": "start"}
@@ -302,243 +206,6 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     assert (numbers["rewound"].rewinds, numbers["rewound"].nonfinite_stops) == (1, 1)
     labels = [label.text for label in of(*(f"{name}-seed0" for name in numbers)).labels]
     assert all(any(f"{name}-seed0: {mark}" == text for text in labels) for name, n in numbers.items() for mark in n.marks)
-
-
-def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
-    write_run(root, "small", 0)
-    write_run(root, "small-slw", 0, steps=50, budget=102400, more=SLW)
-    comparison = of("small", "small-slw")
-    assert comparison.cells["final_loss", "small-slw"].values == ("crashed",)
-    assert {d.verdict for d in comparison.differences} == {"pending: 1 of 2 runs not finished"}
-    assert any("the verdict waits" in label.text for label in comparison.labels)
-    assert comparison.points["tokens"].limited_by == "small-seed0"  # what has not finished moves no point
-    # It is never the baseline while another has finished, whatever the order.
-    assert of("small-slw", "small").baseline.label == "small"
-    write_run(root, "small-pld", 0, more=PLD)
-    assert of("small-slw", "small-pld").baseline.label == "small-pld"
-
-
-def test_a_run_that_was_not_started_is_pending(root: Path) -> None:
-    pair(root)
-    (root / "small-slw-seed1" / "metrics.jsonl").unlink()
-    assert of("small", "small-slw").difference("final_loss", "small-slw").verdict.startswith("pending: 1 of 6")
-
-
-def test_a_failed_seed_is_the_worst_rank_and_moves_nothing(root: Path) -> None:
-    for seed in range(5):
-        write_run(root, "small-slw", seed, speed=1.3, more=SLW)
-        dead = {"steps": 30, "budget": 102400, "events": [{"event": "start"}, {"event": "diverged", "step": 30}]}
-        write_run(root, "small", seed, **(dead if seed < 4 else {}))
-    comparison = of("small", "small-slw")
-    final = comparison.difference("final_loss", "small-slw")
-    assert final.exact.p == pytest.approx(2 / 252) and final.verdict == "better"
-    assert comparison.points["tokens"].value == 102400
-    diverged = comparison.difference("diverged", "small-slw")
-    assert diverged.exact.method == "Fisher's exact test" and diverged.exact.p == pytest.approx(10 / 210)
-    assert "4 of 5 runs of A failed, 0 of 5 runs of B failed" in verdict_sentences(comparison)[0]
-
-
-def test_the_sentence_about_ranks_says_the_adjusted_p(root: Path) -> None:
-    dead = {"steps": 30, "budget": 102400, "events": [{"event": "start"}, {"event": "diverged", "step": 30}]}
-    for seed in range(5):
-        write_run(root, "small", seed)
-        write_run(root, "small-slw", seed, more=SLW, **dead)
-        write_run(root, "small-pld", seed, more=PLD, **dead)
-    sentences = verdict_sentences(of("small", "small-slw", "small-pld"))
-    assert all("p = 0.016" in sentence for sentence in sentences)  # 2 * 2 / 252 by Holm
-
-
-def test_three_failed_of_three_is_undecided_with_its_reason(root: Path) -> None:
-    for seed in range(3):
-        write_run(root, "small-slw", seed, more=SLW)
-        write_run(root, "small", seed, steps=30, budget=102400, events=[{"event": "diverged", "step": 30}])
-    verdict = of("small", "small-slw", baseline="small").difference("final_loss", "small-slw").verdict
-    assert verdict == "undecided: so few runs cannot give p below 0.1"
-
-
-def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None:
-    """Twice as fast a machine: at equal seconds the baseline is at half its decay. Tokens are judged, seconds are not."""
-    speed = [{"event": "start", "calibrated_gflops": 10.0}, {"event": "end", "status": "finished", "calibrated_gflops": 10.0}]
-    for seed in range(3):
-        write_run(root, "small", seed, events=speed)
-        fast = [row | {"train_seconds": row["train_seconds"] / 2} for row in rows_of(100, seed, 1.3)]
-        write_run(root, "small-slw", seed, rows=fast, more=SLW, events=speed)
-    comparison = of("small", "small-slw")
-    at = comparison.difference("loss_at_seconds", "small-slw")
-    assert at.verdict == "not judged: small is at 50 % of its decay, small-slw at 100 %" and at.p_holm is None
-    assert comparison.difference("final_loss", "small-slw").verdict == "better"
-    assert comparison.difference("seconds_to_match", "small-slw").verdict == "better"
-    # A decay that was cut short is said for the final loss too; 2 % and less are not.
-    for seed in range(3):
-        write_run(root, "short", seed, more=SLW + "\n", lr=2e-3)
-        text = (root / f"short-seed{seed}" / "recipe.toml").read_text()
-        (root / f"short-seed{seed}" / "recipe.toml").write_text(text.replace("[optim]", "[optim]\ndecay_tokens = 200_000"))
-    assert of("small", "short").difference("final_loss", "short").verdict == (
-        "not judged: small is at 100 % of its decay, short at 51 %"
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({}, ""),
-        ({"origin": {"device": "GPU"}}, "different device"),
-        ({"origin": {"threads": 1}}, "different number of threads"),
-        ({"origin": {"dtype": "bf16"}}, "different compute type"),
-        ({"origin": {"torch": "2.12"}}, "different torch version"),
-        ({"origin": {"jobs": 2}}, "different number of runs side by side"),
-        ({"events": [{"event": "start"}]}, "was not measured before and after"),
-        ({"resume": {"threads": 4}}, "small-slw-seed0 ran with threads 2 and 4"),
-        ({"resume": {"torch": "2.14"}}, "small-slw-seed0 ran with PyTorch 2.13.0+cpu and 2.14"),
-        ({"speed": 11.4}, ""),
-        ({"speed": 11.6}, "varied 1.16x, more than 1.15x"),
-    ],
-)
-def test_seconds_are_judged_only_on_one_machine_at_one_speed(root: Path, change: dict[str, object], word: str) -> None:
-    def events(rate: object) -> list[dict[str, object]]:
-        return [{"event": "start", "calibrated_gflops": 10.0}, {"event": "end", "status": "finished", "calibrated_gflops": rate}]
-
-    rate = change.pop("speed", 10.0)
-    if "resume" in change:
-        resume = {"event": "resume", "calibrated_gflops": 10.0} | change.pop("resume")
-        change["events"] = [events(rate)[0], resume, events(rate)[1]]
-    for seed in range(3):
-        write_run(root, "small", seed, events=events(10.0))
-        write_run(root, "small-slw", seed, speed=1.3, more=SLW, **{"events": events(rate), **change})
-    comparison = of("small", "small-slw")
-    verdict = comparison.difference("seconds_to_match", "small-slw").verdict
-    assert verdict == "better" if not word else verdict.startswith("not judged: ") and word in verdict
-    assert comparison.difference("tokens_to_match", "small-slw").verdict == "better"
-
-
-def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
-    """After a sweep: the worst learning rate comes first by name, and must not be the baseline."""
-    for seed in range(3):
-        for name, lr, speed, more in (("a", 1e-3, 0.7, ""), ("b", 2e-3, 1.2, ""), ("a", 1e-3, 1.0, SLW), ("b", 2e-3, 1.1, SLW)):
-            recipe = "small-slw" if more else "small"
-            write_run(root, recipe, seed, name=f"{recipe}-{name}-seed{seed}", lr=lr, speed=speed, more=more)
-    comparison = of("small", "small-slw")
-    assert [group.label for group in comparison.groups] == ["small optim.lr=0.002", "small-slw optim.lr=0.002"]
-    assert comparison.difference("final_loss", "small-slw optim.lr=0.002").verdict == "worse"
-    assert [(trial.label, trial.chosen) for trial in comparison.trials] == [
-        ("small optim.lr=0.001", False),
-        ("small optim.lr=0.002", True),
-        ("small-slw optim.lr=0.001", False),
-        ("small-slw optim.lr=0.002", True),
-    ]
-    assert any("at its own best setting: the setting with the fewest unfinished runs" in label.text for label in comparison.labels)
-    assert len(of("small", "small-slw", every_setting=True).groups) == 4
-    named = of("small", "small-slw", baseline="small optim.lr=0.001")
-    assert [group.label for group in named.groups] == ["small optim.lr=0.001", "small-slw optim.lr=0.002"]
-    # Settings of one recipe are not tested against whichever comes first.
-    alone = of("small")
-    assert alone.baseline.label == "small optim.lr=0.002"
-    assert alone.difference("final_loss", "small optim.lr=0.001").verdict.startswith("settings of one recipe")
-    assert of("small", baseline="small optim.lr=0.001").difference("final_loss", "small optim.lr=0.002").verdict == "better"
-
-
-def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> None:
-    """The better learning rate has a run to come; as if it had failed, the worse one would be taken."""
-    for seed in range(3):
-        for lr, speed in ((1e-3, 0.7), (2e-3, 1.2)):
-            half = {"steps": 50, "budget": 102400} if lr == 2e-3 and seed == 2 else {}
-            write_run(root, "small", seed, name=f"small-{lr}-seed{seed}", lr=lr, speed=speed, **half)
-        write_run(root, "small-slw", seed, more=SLW)
-    comparison = of("small", "small-slw")
-    assert comparison.baseline.label == "small optim.lr=0.001"
-    assert comparison.difference("final_loss", "small-slw").verdict == "pending: the best setting waits for small-0.002-seed2"
-    assert "the verdict waits: the best setting waits for small-0.002-seed2" in verdict_sentences(comparison)[0]
-    named = of("small", "small-slw", baseline="small optim.lr=0.001")
-    assert named.difference("final_loss", "small-slw").verdict == "better"
-
-
-def test_only_common_evaluations_are_compared(root: Path) -> None:
-    for seed in range(3):
-        write_run(root, "small", seed, more="\n[eval]\nevery = 10\n")
-        write_run(root, "small-slw", seed, rows=rows_of(100, seed, every=15), more=SLW + "\n[eval]\nevery = 15\n")
-    comparison = of("small", "small-slw")
-    assert {tuple(run.evaluated["step"].tolist()) for run in comparison.runs} == {(0, 30, 60, 90, 100)}
-    assert any("only the 5 evaluations" in label.text for label in comparison.labels)
-
-
-def test_a_run_that_failed_takes_no_common_evaluations_away(root: Path) -> None:
-    for seed in range(3):
-        write_run(root, "small", seed, more="\n[eval]\nevery = 10\n")
-        more = SLW + "\n[eval]\nevery = 20\n"
-        write_run(root, "small-slw", seed, rows=rows_of(100, seed, every=20), more=more)
-    dead = [{"event": "start"}, {"event": "diverged", "step": 25}]
-    write_run(root, "small-slw", 3, rows=rows_of(25, 3, every=20), budget=102400, more=more, events=dead)
-    finished = [run for run in of("small", "small-slw").runs if run.status == "finished"]
-    assert {tuple(run.evaluated["step"].tolist()) for run in finished} == {(0, 20, 40, 60, 80, 100)}
-
-
-@pytest.mark.parametrize(
-    ("base", "method", "verdict"),
-    [
-        ("", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on the learning-rate schedule is known only at the run's end"),
-        ("[[stages]]\nn_layer = 2\n", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on"),
-        ('schedule = "constant"', "", "not judged: b is at 50 % of its decay, a does not decay"),
-        ('schedule = "constant"', 'schedule = "constant"\nmin_lr = 0', "worse"),
-    ],
-)
-def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(root: Path, base: str, method: str, verdict: str) -> None:
-    """At the FLOPs of `a`, whose tokens cost half as many, `b` is in the middle of its run."""
-    for seed in range(3):
-        for name, own, share, speed in (("a", base, 0.5, 1.0), ("b", method, 1.0, 1.1)):
-            rows = [row | {"total_flops": share * row["total_flops"]} for row in rows_of(100, seed, speed)]
-            more = f"\n{own}" if own.startswith("[[") else ""
-            path = write_run(root, name, seed, rows=rows, more=more)
-            if own and not more:
-                recipe = path / "recipe.toml"
-                recipe.write_text(recipe.read_text().replace("[optim]", f"[optim]\n{own}"))
-    found = of("a", "b", baseline="a").difference("loss_at_flops", "b")
-    assert found.verdict.startswith(verdict)
-    assert of("a", "b", baseline="a").difference("final_loss", "b").verdict == "better"
-
-
-def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
-    """One recipe with twice the budget: to the shorter one's loss it would be called slower."""
-    for seed in range(3):
-        write_run(root, "short", seed, steps=50)
-        write_run(root, "long", seed, rows=rows_of(100, seed, speed=0.6), steps=100)
-    found = of("short", "long", baseline="short").difference("tokens_to_match", "long")
-    assert found.verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in found.verdict
-    assert found.p_holm is None
-
-
-def test_cost_to_a_target_is_not_judged_over_different_budgets(root: Path) -> None:
-    """The longer run comes down to the target too, in the middle of its decay."""
-    for seed in range(3):
-        write_run(root, "short", seed, steps=50)
-        write_run(root, "long", seed, rows=rows_of(100, seed), steps=100)
-        write_run(root, "quick", seed, rows=rows_of(50, seed, speed=1.3), steps=50)
-    compared = of("short", "long", "quick", baseline="short", target_loss=4.4)
-    for axis in ("tokens", "flops"):
-        verdict = compared.difference(f"{axis}_to_target", "long").verdict
-        assert verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in verdict
-    assert compared.difference("tokens_to_target", "quick").verdict == "better"
-
-
-def test_cost_to_match_is_ranked_only_at_equal_cost(root: Path) -> None:
-    """The method has the lower loss at three times the FLOPs; one of its runs failed."""
-    for seed in range(5):
-        write_run(root, "small", seed)
-        rows = [row | {"total_flops": 3 * row["total_flops"]} for row in rows_of(100 if seed else 30, seed, 1.3)]
-        dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
-        write_run(root, "small-slw", seed, rows=rows, budget=102400, more=SLW, events=None if seed else dead)
-    comparison = of("small", "small-slw")
-    flops = comparison.difference("flops_to_match", "small-slw")
-    assert flops.verdict == "not judged: cost to match cannot be ranked where a run failed and costs differ"
-    assert comparison.difference("tokens_to_match", "small-slw").reason == ""
-
-
-def test_a_run_that_failed_after_the_target_is_the_worst_rank(root: Path) -> None:
-    dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
-    for seed in range(5):
-        curve(root, [6.0, 4.0, 3.5, 3.0], "base", seed)
-        curve(root, [6.0, 2.0, 2.0, 2.0], "method", seed, more=SLW, budget=102400, events=dead)
-    tokens = of("base", "method", target_loss=3.2, baseline="base").difference("tokens_to_target", "method")
-    assert tokens.exact.wins == 0 and tokens.verdict == "worse"
 
 
 def test_tokens_that_a_rewind_abandoned_are_cost(root: Path) -> None:
@@ -599,58 +266,6 @@ def test_duplicate_rows_and_torn_lines_change_nothing(root: Path) -> None:
     assert before == after
 
 
-def test_names_globs_recipes_and_paths(root: Path) -> None:
-    pair(root)
-    write_run(root, "other", 0, name="small-slw", more=SLW, lr=2e-3)
-    names = lambda *given: [path.name for path in select_runs(given)]  # noqa: E731
-    assert names("small") == ["small-seed0", "small-seed1", "small-seed2"]
-    assert names("small-slw") == ["small-slw"]  # a run wins over a recipe of its name
-    assert names("small-slw-*") == ["small-slw-seed0", "small-slw-seed1", "small-slw-seed2"]
-    assert names("small-seed1", "small") == ["small-seed1", "small-seed0", "small-seed2"]
-    assert names(str(root / "small-seed0")) == ["small-seed0"]
-    with pytest.raises(UsageError, match=r"'smal' \(did you mean small or small-slw"):
-        select_runs(["smal"])
-    with pytest.raises(UsageError, match="nothing-\\*"):
-        select_runs(["nothing-*"])
-
-
-def test_seeds_are_ordered_as_numbers(root: Path) -> None:
-    for seed in (10, 9, 2):
-        write_run(root, "small", seed)
-    assert [path.name for path in select_runs(["small"])] == ["small-seed2", "small-seed9", "small-seed10"]
-
-
-def test_copies_of_a_run_are_refused(root: Path) -> None:
-    write_run(root, "small", 0)
-    write_run(root, "small", 0, name="small-seed0-2", origin={"started": "2026-02-02"})
-    with pytest.raises(UsageError, match="small-seed0, small-seed0-2 are runs of one recipe and seed"):
-        of("small")
-    assert [run.name for run in of("small", allow=True).runs] == ["small-seed0-2"]
-
-
-def test_unknown_baseline_is_refused(root: Path) -> None:
-    pair(root, 1)
-    with pytest.raises(UsageError, match="'small', 'small-slw'"):
-        of("small", "small-slw", baseline="tiny")
-    assert of("small", "small-slw", baseline="small-slw-seed0").baseline.label == "small-slw"
-
-
-def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> None:
-    write_run(root, "small", 0)
-    write_run(root, "small", 0, name="small-fast", lr=3e-3)
-    assert {group.label for group in of("small").groups} == {"small optim.lr=0.003", "small optim.lr=0.001"}
-
-
-def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
-    """Its recipe.toml lacks keys that came later, and computed what their defaults say."""
-    write_run(root, "small", 0)
-    for seed, norm in ((1, "layernorm"), (2, "none")):
-        path = write_run(root, "small", seed) / "recipe.toml"
-        path.write_text(path.read_text().replace("seq_len = 128", f'seq_len = 128\nnorm = "{norm}"'))
-    groups = {group.label: group.seeds for group in of("small").groups}
-    assert groups == {"small model.norm=layernorm": (0, 1), "small model.norm=none": (2,)}
-
-
 def test_price_and_energy(root: Path) -> None:
     curve(root, [6.0, 4.0, 3.0])
     comparison = of("c", target_loss=4.0, costs=Costs(price_per_hour=3600.0, power_watts=3.6e6))
@@ -690,97 +305,6 @@ def test_plan_gives_seeds_for_wanted_differences(root: Path) -> None:
     assert int(final[3]) > int(final[4]) >= 2
     pair_of_one = plan_table(of("small-seed0", "small-slw-seed0"), [0.01])
     assert pair_of_one.rows[0][-1] == "one seed: no claim"
-
-
-def zero_shot(path: Path, right: list[bool], limit: int | None = None, task: str = "lambada") -> None:
-    """Results in the format of eval-zeroshot."""
-    key = {"checkpoint_sha256": path.name, "task": task, "protocol": "p", "limit": limit}
-    acc = {"value": float(np.mean(right)), "stderr": 0.1}
-    entry = {"schema_version": 1, **key, "checkpoint": "step-00000100", "metric": "acc", "metrics": {"acc": acc}}
-    save_result(path, entry, [{"doc_id": i, "doc_hash": "h", "acc": float(value)} for i, value in enumerate(right)])
-
-
-def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
-    a, b = write_run(root, "small", 0), write_run(root, "small-slw", 0, more=SLW)
-    # 30 items: 10 both right, 12 only the method, 3 only the baseline, 5 neither.
-    zero_shot(a, [True] * 10 + [False] * 12 + [True] * 3 + [False] * 5)
-    zero_shot(b, [True] * 10 + [True] * 12 + [False] * 3 + [False] * 5)
-    zero_shot(b, [True] * 9, limit=9)
-    rows = of("small", "small-slw").zero_shot
-    assert [(row.task, row.limit, row.metric) for row in rows] == [("lambada", "", "acc"), ("lambada", "9", "acc")]
-    (difference,) = rows[0].differences
-    assert difference.over_items.mean == pytest.approx(0.3) and difference.over_items.n == 30
-    assert difference.mcnemar_p == pytest.approx(stats.binomtest(3, 15).pvalue)
-    assert difference.verdict == "one seed: no claim; on its items these two checkpoints differ (p = 0.035)"
-    # Under a limit the baseline has no result: nothing is compared with the full one.
-    assert rows[1].scores == {"small": (None,), "small-slw": (1.0,)}
-    assert rows[1].differences[0].verdict == "missing: no claim"
-
-
-def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
-    pair(root)
-    for seed in range(3):
-        zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
-        zero_shot(root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
-    (row,) = of("small", "small-slw").zero_shot
-    assert row.differences[0].over_seeds.mean == pytest.approx(7 / 30)
-    assert row.differences[0].verdict == "better"
-    # Items speak for two single checkpoints only.
-    assert row.differences[0].over_items is None and row.differences[0].mcnemar_p is None
-    table = next(table for table in tables_of(of("small", "small-slw")) if table.title == "Zero-shot")
-    assert table.rows[0][1] == "0.3667 ± 0.033"
-
-
-def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root: Path) -> None:
-    pair(root)
-    for seed in range(3):
-        for task, more in (("a", 2), ("b", 0)):
-            zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed), task=task)
-            right = 12 + 2 * seed + more
-            zero_shot(root / f"small-slw-seed{seed}", [True] * right + [False] * (30 - right), task=task)
-    rows = of("small", "small-slw").zero_shot
-    raw = [row.differences[0].over_seeds.p for row in rows]
-    assert [row.differences[0].p_holm for row in rows] == pytest.approx(inference.holm(raw)) and raw[0] != raw[1]
-    # Another checkpoint of one run: 50 steps instead of 100.
-    results = json.loads((root / "small-seed1" / "zeroshot.json").read_text())
-    for entry in results:
-        entry["checkpoint"] = "step-00000050"
-    (root / "small-seed1" / "zeroshot.json").write_text(json.dumps(results))
-    verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
-    assert verdicts == {"not judged: checkpoints after different tokens (51.2K to 102.4K)"}
-    allowed = of("small", "small-slw", allow=True).zero_shot[0].differences[0]
-    assert allowed.p_holm is not None and allowed.verdict.endswith(" (but checkpoints after different tokens (51.2K to 102.4K))")
-    for entry in results:
-        entry["checkpoint"] = "imported"
-    (root / "small-seed1" / "zeroshot.json").write_text(json.dumps(results))
-    verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
-    assert verdicts == {"not judged: the tokens of a checkpoint are unknown"}
-
-
-def test_zero_shot_items_are_corrected_over_tasks(root: Path) -> None:
-    a, b = write_run(root, "small", 0), write_run(root, "small-slw", 0, more=SLW)
-    for task in ("a", "b"):  # 12 against 3 each: p = 0.035 alone, twice that of two
-        zero_shot(a, [False] * 12 + [True] * 3, task=task)
-        zero_shot(b, [True] * 12 + [False] * 3, task=task)
-    verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
-    assert verdicts == {"one seed: no claim; on its items these two checkpoints do not differ clearly (p = 0.07)"}
-
-
-def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(root: Path) -> None:
-    pair(root)
-    for seed in range(3):
-        zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
-        zero_shot(root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
-        write_run(root, "small", seed, name=f"small-fast-seed{seed}", lr=2e-3)
-        zero_shot(root / f"small-fast-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
-    settings = [f"small{which}-seed{seed}" for which in ("", "-fast") for seed in range(3)]
-    assert of(*settings).zero_shot[0].differences[0].verdict.startswith("settings of one recipe: name one with --baseline")
-    named = of(*settings, baseline="small optim.lr=0.001")
-    assert named.zero_shot[0].differences[0].verdict == "better"
-    dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
-    write_run(root, "small-slw", 3, steps=30, budget=102400, more=SLW, events=dead)
-    difference = of("small-seed*", "small-slw").zero_shot[0].differences[0]
-    assert difference.verdict == "not judged: 1 failed run has no score" and difference.p_holm is None
 
 
 def code_blocks(kind: str) -> list[str]:

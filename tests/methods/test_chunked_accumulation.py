@@ -22,7 +22,6 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.variance_retention import (
     log_v,
     needed_bits,
-    needed_bits_by_product,
     product_bits,
     swamping_offset,
     variance_retention,
@@ -589,7 +588,6 @@ def test_needed_bits_are_those_of_the_table() -> None:
     assert [needed_bits(7, n) for n in lengths] == normal
     assert [needed_bits(5, n, 64) for n in lengths] == [4, 4, 4, 4, 4, 4, 4, 5, 6, 7, 7, 8, 9]
     assert [needed_bits(7, n, 128) for n in lengths] == [4, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 7, 9]
-    assert [needed_bits_by_product(5, n, 64) for n in lengths] == [4, 5, 6, 6, 7, 7, 8, 8, 9, 10, 10, 11, 12]
 
 
 @pytest.mark.parametrize(("bits", "n"), [(5, 1024), (6, 4096)])

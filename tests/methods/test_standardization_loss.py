@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.compare.comparison import compare, read_all
+from efftrain_cli.compare.comparison import compare, read_sound
 from efftrain_cli.compare.plots import inline_svg, plots_of
 from efftrain_cli.compare.show_run import tables_of_run
 from efftrain_cli.foundation.errors import RecipeError, UsageError
@@ -442,7 +442,7 @@ def test_a_runs_sites_are_shown_over_training(tmp_path: Path, monkeypatch: pytes
     assert table.header == ("after tokens", "10.24K", "20.48K", "30.72K", "40.96K")
     assert table.rows[0] == ("h.0.attn.c_attn", "0.1", "0.05", "0.0333", "0.025")
     assert [row[0] for row in table.rows] == sites
-    comparison = compare(read_all([path]))
+    comparison = compare(read_sound([path])[0])
     assert {"sites-A", "standardization-loss"} <= {plot.name for plot in plots_of(comparison)}
     (plot,) = [plot for plot in plots_of(comparison) if plot.name == "sites-A"]
     assert "h.1.mlp.c_fc at 40.96K tokens" in inline_svg(plot, comparison)

@@ -11,8 +11,8 @@ import pytest
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run.lines import sealed
-from efftrain_cli.run.rows import read_counting, read_metrics, read_rows, read_run
+from efftrain_cli.run.lines import sealed, split_lines
+from efftrain_cli.run.rows import read_counting, read_rows, read_run
 from efftrain_cli.runs import verify_rows
 from tests.fake_runs import rows_of, write_rows, write_run
 
@@ -49,7 +49,8 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks:
         seal(tmp_path / "metrics.jsonl")
     names = ["step", "whole", "real", "mixed", "flag", "late", "empty", "nowhere"]
     fast = read_rows(tmp_path, names)
-    assert (fast.total, fast.damaged, fast.torn, fast.unchecked) == (5000, (), False, 0 if with_checks else 5000)
+    lines = split_lines((tmp_path / "metrics.jsonl").read_bytes())
+    assert (fast.damaged, lines.torn, lines.checked) == ((), False, [with_checks] * 5000)
     for name in names:
         expected = [np.nan if row.get(name) is None else float(row[name]) for row in rows]
         np.testing.assert_array_equal(fast.columns[name], expected)
@@ -92,7 +93,7 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> N
         problems = verify_rows(path.parent)
         assert any("metrics.jsonl" in problem and "line" in problem for problem in problems)
     path.write_bytes(sound[:-1] + b"\x0b")
-    assert read_rows(path, ("step",)).torn
+    assert split_lines(path.read_bytes()).torn
     assert "ends inside a line" in verify_rows(path.parent)[0]
 
 
@@ -120,7 +121,8 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
     with path.open("a") as file:
         file.writelines(sealed(row) + "\n" for row in rows_of(100, 0, segment=1, first=41))
     read = read_rows(path, ("step",))
-    assert (len(read.columns["step"]), read.unchecked, read.damaged) == (101, 61, ())
+    assert (len(read.columns["step"]), read.damaged) == (101, ())
+    assert split_lines(path.read_bytes()).checked.count(False) == 61
     assert verify_rows(path.parent) == []
 
 
@@ -168,26 +170,23 @@ def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
     """F30."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    frame = read_metrics(path)
-    assert list(frame.step) == list(range(100))
-    assert read_rows(path, ["loss"]).torn
+    assert list(read_rows(path, ["step"]).columns["step"]) == list(range(100))
+    assert split_lines(path.read_bytes()).torn
 
 
 def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) -> None:
     """F30: duplicates after a kill at step 60 and a resume from the checkpoint of step 40."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0))
-    frame = read_metrics(path)
-    assert list(frame.step) == list(range(101))
-    assert set(frame.segment[frame.step > 40]) == {1} and set(frame.segment[frame.step <= 40]) == {0}
-    rows = read_rows(path, ["loss"])
-    assert (rows.total, rows.superseded, rows.segments) == (121, 20, 2)
+    rows = read_rows(path, ["step", "segment", "loss"])
+    assert (list(rows.columns["step"]), rows.segments) == (list(range(101)), 2)
+    assert list(rows.columns["segment"]) == [0] * 41 + [1] * 60
     assert set(rows.columns["loss"][41:]) == {7.0}
 
 
 def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path: Path) -> None:
     """The run is where its last segment left it: older rows beyond belong to a past that was given up."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(50, 0, segment=1, first=41))
-    assert list(read_metrics(path).step) == list(range(51))
+    assert list(read_rows(path, ["step"]).columns["step"]) == list(range(51))
 
 
 def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path) -> None:
@@ -196,10 +195,10 @@ def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path)
     late = {key: first[0][key] for key in first[0]} | {"step": 40, "segment": 1, "tokens": 40960, "val_loss": 4.5, "grad_norm": None}
     first[40]["val_loss"] = None
     path = write_run(tmp_path, "r", 0, rows=[*first, late, *rows_of(60, 0, segment=1, first=41)])
-    frame = read_metrics(path)
-    assert list(frame.step) == list(range(61))
-    assert (frame.val_loss[40], frame.loss[40], frame.segment[40]) == (4.5, first[40]["loss"], 1)
-    assert frame.grad_norm[40] == first[40]["grad_norm"], "a later null takes no value away"
+    columns = read_rows(path, ["step", "val_loss", "loss", "segment", "grad_norm"]).columns
+    assert list(columns["step"]) == list(range(61))
+    assert [columns[name][40] for name in ("val_loss", "loss", "segment")] == [4.5, first[40]["loss"], 1]
+    assert columns["grad_norm"][40] == first[40]["grad_norm"], "a later null takes no value away"
 
 
 def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
@@ -207,7 +206,7 @@ def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0, rows=[*rows_of(60, 0, segment=2), *rows_of(100, 0, segment=0, first=61)])
     assert [row["step"] for row in read_counting(path)] == list(range(101))
     rows = read_rows(path, ["step"])
-    assert (len(rows.columns["step"]), rows.superseded, rows.segments) == (101, 0, 2)
+    assert (len(rows.columns["step"]), rows.segments) == (101, 2)
 
 
 @pytest.mark.parametrize("with_check", [False, True])
@@ -218,7 +217,7 @@ def test_a_last_line_without_its_newline(tmp_path: Path, with_check: bool) -> No
         seal(path)
     path.write_bytes(path.read_bytes()[:-1])
     assert len(read_counting(path)) == 100 + with_check
-    assert read_rows(path, ("step",)).torn is not with_check
+    assert split_lines(path.read_bytes()).torn is not with_check
 
 
 def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_more_damage_than_the_kills_explain_is_refused(tmp_path: Path) -> None:
     lines[20] = lines[50] = "{broken"
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match="line 21 is the first"):
-        read_metrics(path)
+        read_rows(path, ["step"])
 
 
 def test_nan_is_not_json(tmp_path: Path) -> None:
@@ -247,16 +246,15 @@ def test_nan_is_not_json(tmp_path: Path) -> None:
         lines[i] = lines[i].replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match="not a JSON object"):
-        read_metrics(path)
+        read_rows(path, ["step"])
 
 
 def test_empty_and_missing_files(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0, rows=[])
-    assert len(read_metrics(path)) == 0
     assert len(read_rows(path, ["loss"]).columns["loss"]) == 0
     (path / "metrics.jsonl").unlink()
     with pytest.raises(DataError, match="not logged"):
-        read_metrics(path)
+        read_rows(path, ["loss"])
 
 
 @pytest.mark.parametrize(("version", "word"), [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")])

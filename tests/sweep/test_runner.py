@@ -57,7 +57,7 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path)
 
 
 def test_as_many_runs_at_once_as_jobs_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_cores", lambda: 7)
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(7)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     trials = grid(["plain.toml", "warm.toml"], (0, 1, 2), [])
     launch = Pretrain(trials, polls=4)
@@ -67,7 +67,7 @@ def test_as_many_runs_at_once_as_jobs_and_no_more(folder: Path, monkeypatch: pyt
 
 
 def test_threads_are_divided_and_never_more_than_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_cores", lambda: 16)
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3", "EFFTRAIN_JOBS": "4"})] * 4
     assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2", "EFFTRAIN_JOBS": "8"}
@@ -80,7 +80,7 @@ def test_threads_are_divided_and_never_more_than_the_user_allows(monkeypatch: py
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_all_runs_saved(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(runner, "_cores", lambda: 4)
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
     launch = Pretrain(trials, polls=10**9)
 
@@ -122,7 +122,7 @@ def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
 
 
 def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_cores", lambda: 2)
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(2)), raising=False)
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
     launch = Pretrain(trials, {"plain-seed0": 6})
     launch.on_launch = lambda name: setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
@@ -262,7 +262,7 @@ def test_more_runs_than_memory_holds_are_refused(folder: Path, monkeypatch: pyte
     needs.check_memory([recipe], 2)
     with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
         needs.check_memory([recipe], 3)
-    monkeypatch.setattr(runner, "_cores", lambda: 4)
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     trials = grid(["plain.toml"], (0, 1, 2), [])
     launch = Pretrain(trials)
     with pytest.raises(OutOfMemoryError):

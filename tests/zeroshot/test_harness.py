@@ -129,13 +129,13 @@ def compare_with_hflm(task: str, ours: LanguageModel, theirs, data_dir: Path, li
 
 @pytest.mark.parametrize("file", sorted(MADE))
 def test_scores_are_hflm_s_on_made_sets(file: str, ours: LanguageModel, theirs, made: Path, tmp_path: Path) -> None:
-    task = next(name for name, task in TASKS.items() if task.file == file and not task.own)
+    task = next(name for name, task in TASKS.items() if task.file == file and task.definition)
     compare_with_hflm(task, ours, theirs, made, None, tmp_path)
 
 
 @pytest.mark.slow
 def test_scores_are_hflm_s_on_real_sets(shared_data: Path, ours: LanguageModel, theirs, tmp_path: Path) -> None:
-    tasks = [name for name in tasks_in(shared_data / "evalpack") if not TASKS[name].own]
+    tasks = [name for name in tasks_in(shared_data / "evalpack") if TASKS[name].definition]
     assert len(tasks) == 13
     for task in tasks:
         limit = 2 if task == "wikitext" else 6

@@ -1,0 +1,128 @@
+"""Which runs may be compared, what is said of those that differ, and which runs are meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.compare.groups import select_runs
+from efftrain_cli.foundation.errors import UsageError
+from tests.compare.known_runs import SLW, of, pair
+from tests.fake_runs import rows_of, write_rows, write_run
+
+
+def test_recipe_differences_are_exactly_the_keys_that_differ(root: Path) -> None:
+    write_run(root, "small", 0)
+    write_run(root, "small-slw", 0, lr=2e-3, more=SLW + '\n[wandb]\nmode = "offline"\n')
+    comparison = of("small", "small-slw")
+    assert comparison.recipe_differences == (
+        ("optim.lr", ("0.001", "0.002")),
+        ("seq_len_warmup.start", ("-", "8")),
+        ("seq_len_warmup.steps", ("-", "10")),
+    )
+    assert any("different learning rate" in label.text for label in comparison.labels)
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        ({"valid_hash": "d" * 64}, "the validation text differs"),
+        ({"tokenizer_hash": "d" * 64}, "the tokenizer differs"),
+        ({"valid_windows": 32}, "number of validation windows differs"),
+        ({"seq_len": 64}, "length of a validation window differs"),
+        ({"valid_hash": None}, "the validation text of small-slw-seed0 is unknown"),
+    ],
+)
+def test_incomparable_runs_are_refused_or_labelled(root: Path, data: dict[str, object], word: str) -> None:
+    """F49."""
+    write_run(root, "small", 0)
+    write_run(root, "small-slw", 0, more=SLW, data=data)
+    with pytest.raises(UsageError, match=word) as refusal:
+        of("small", "small-slw")
+    assert refusal.value.exit_code == 2 and "--allow" in str(refusal.value)
+    shown = of("small", "small-slw", allow=True)
+    assert any(label.severity == "allowed" and word in label.text for label in shown.labels)
+    # Shown is not judged.
+    assert {d.verdict for d in shown.differences} <= {"not judged: these losses are not comparable", "none"}
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"origin": {"device": "Other"}}, "different device: Some CPU in small-seed0; Other in small-slw-seed0"),
+        ({"origin": {"torch": "2.11"}}, "different torch version"),
+        ({"origin": {"threads": 8}}, "seconds and throughput are not comparable"),
+        ({"origin": {"git_commit": "ffff"}}, "different efftrain commit"),
+        ({"origin": {"dtype": "bf16"}}, "different compute type"),
+        ({"data": {"train_hash": "d" * 64}, "origin": {"python": "3.12.1"}}, "standard library's source"),
+        ({"budget": 100 * 1024 - 1}, "different budget: train.tokens"),
+    ],
+)
+def test_other_differences_are_said(root: Path, options: dict[str, object], word: str) -> None:
+    """F49."""
+    write_run(root, "small", 0)
+    write_run(root, "small-slw", 0, more=SLW, **options)  # type: ignore[arg-type]
+    assert any(label.severity == "warning" and word in label.text for label in of("small", "small-slw").labels)
+
+
+def test_an_unsteady_machine_is_said(root: Path) -> None:
+    pair(root)
+    rows = [row | {"train_seconds": row["step"] * 0.1} for row in rows_of(100, 1)]
+    write_rows(root / "small-seed1", rows)
+    texts = [label.text for label in of("small", "small-slw").labels]
+    assert texts == [
+        "small ran 2.0 times as fast in small-seed2 as in small-seed1: the machine was not steady, so do not trust seconds"
+    ]
+
+
+def test_names_globs_recipes_and_paths(root: Path) -> None:
+    pair(root)
+    write_run(root, "other", 0, name="small-slw", more=SLW, lr=2e-3)
+    names = lambda *given: [path.name for path in select_runs(given)]  # noqa: E731
+    assert names("small") == ["small-seed0", "small-seed1", "small-seed2"]
+    assert names("small-slw") == ["small-slw"]  # a run wins over a recipe of its name
+    assert names("small-slw-*") == ["small-slw-seed0", "small-slw-seed1", "small-slw-seed2"]
+    assert names("small-seed1", "small") == ["small-seed1", "small-seed0", "small-seed2"]
+    assert names(str(root / "small-seed0")) == ["small-seed0"]
+    with pytest.raises(UsageError, match=r"'smal' \(did you mean small or small-slw"):
+        select_runs(["smal"])
+    with pytest.raises(UsageError, match="nothing-\\*"):
+        select_runs(["nothing-*"])
+
+
+def test_seeds_are_ordered_as_numbers(root: Path) -> None:
+    for seed in (10, 9, 2):
+        write_run(root, "small", seed)
+    assert [path.name for path in select_runs(["small"])] == ["small-seed2", "small-seed9", "small-seed10"]
+
+
+def test_copies_of_a_run_are_refused(root: Path) -> None:
+    write_run(root, "small", 0)
+    write_run(root, "small", 0, name="small-seed0-2", origin={"started": "2026-02-02"})
+    with pytest.raises(UsageError, match="small-seed0, small-seed0-2 are runs of one recipe and seed"):
+        of("small")
+    assert [run.name for run in of("small", allow=True).runs] == ["small-seed0-2"]
+
+
+def test_unknown_baseline_is_refused(root: Path) -> None:
+    pair(root, 1)
+    with pytest.raises(UsageError, match="'small', 'small-slw'"):
+        of("small", "small-slw", baseline="tiny")
+    assert of("small", "small-slw", baseline="small-slw-seed0").baseline.label == "small-slw"
+
+
+def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> None:
+    write_run(root, "small", 0)
+    write_run(root, "small", 0, name="small-fast", lr=3e-3)
+    assert {group.label for group in of("small").groups} == {"small optim.lr=0.003", "small optim.lr=0.001"}
+
+
+def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
+    """Its recipe.toml lacks keys that came later, and computed what their defaults say."""
+    write_run(root, "small", 0)
+    for seed, norm in ((1, "layernorm"), (2, "none")):
+        path = write_run(root, "small", seed) / "recipe.toml"
+        path.write_text(path.read_text().replace("seq_len = 128", f'seq_len = 128\nnorm = "{norm}"'))
+    groups = {group.label: group.seeds for group in of("small").groups}
+    assert groups == {"small model.norm=layernorm": (0, 1), "small model.norm=none": (2,)}
