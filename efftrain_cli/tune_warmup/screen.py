@@ -145,7 +145,9 @@ def announce(console: Console, search: Search, probe: Probe, receipts: Sequence[
     left = search.worst_case(receipts)
     going_on = next((receipt for receipt in receipts if receipt.probe.name == probe.name), None)
     text = f"probe {len(receipts) + (going_on is None)}: {_setting(search, probe)}"
-    if going_on is not None:
+    if going_on is not None and going_on.lost_tokens == going_on.tokens:
+        text += ", from its beginning, as its checkpoint is gone"
+    elif going_on is not None:
         text += f", on from step {going_on.stopped_at_step:,}"
     tokens = sum(receipt.tokens for receipt in receipts)
     if tokens:

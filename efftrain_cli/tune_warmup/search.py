@@ -62,7 +62,7 @@ class Receipt:
     max_loss_ratio: float | None = None
     """Largest training loss over the best before it."""
     lost_tokens: int = 0
-    """Tokens trained before the probe's checkpoint was removed: asked for a longer horizon, it begins anew, and these were paid twice."""
+    """Tokens trained before the probe began anew, its checkpoint being gone: these were paid twice."""
     lost_seconds: float = 0.0
 
     @property

@@ -104,11 +104,14 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
             start = search.grid.starts[0]
             longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
             session.train_data.check_budget(longest.windows, search.recipe.data)
-            receipts = [_count_lost(folder, search, receipt) for receipt in read_receipts(folder, search.recipe.seed)]
-            show_plan(console, search, receipts)
-            while isinstance(probe := search.next(receipts), Probe):
-                announce(console, search, probe, receipts)
-                before = next((receipt for receipt in receipts if receipt.probe.name == probe.name), None)
+            receipts = _calm_judged_again(console, search, read_receipts(folder, search.recipe.seed))
+            show_plan(console, search, _as_they_stand(folder, search, receipts))
+            while isinstance(probe := search.next(standing := _as_they_stand(folder, search, receipts)), Probe):
+                announce(console, search, probe, standing)
+                before = next((receipt for receipt in standing if receipt.probe.name == probe.name), None)
+                if before is not None and before not in receipts:
+                    # Before it begins anew: afterwards there are checkpoints again.
+                    write_receipt(folder / "probes" / probe.name, before)
                 receipt = _run_probe(
                     folder, search, probe, before, _session_of(session, search, probe), recipe_name, console, next(probes)
                 )
@@ -226,7 +229,6 @@ def _run_probe(
         if goes_on:
             session.ranks.enter("save")
             save(run, state, recipe)
-        release(state, session.ranks)
         run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
         rows = run.rows(state.progress.step)
 
@@ -253,20 +255,39 @@ def _run_probe(
         write_receipt(run.path, receipt)
         if not goes_on:
             _forget_checkpoints(run.path)
+        release(state, session.ranks)  # last: where another rank was asked to stop, this ends the search, and the probe is finished
     return receipt
 
 
-def _count_lost(folder: Path, search: Search, receipt: Receipt) -> Receipt:
-    """The receipt, with what was trained counted as lost where the probe may be asked for more and its checkpoint is gone, as after the
-    end of a search that other seeds continue."""
-    path = folder / "probes" / receipt.probe.name
-    goes_on = receipt.verdict == "stable" and search.may_be_prolonged(receipt.probe)
-    if not goes_on or receipt.lost_tokens == receipt.tokens or checkpoints_of(path):
-        return receipt
-    # Written at once: when the probe has begun anew, its checkpoints do not tell.
-    receipt = replace(receipt, lost_tokens=receipt.tokens, lost_seconds=receipt.seconds)
-    write_receipt(path, receipt)
-    return receipt
+def _as_they_stand(folder: Path, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
+    """The receipts, with what was trained counted as lost for each probe that would begin anew if it were asked for more, as its
+    checkpoint is gone: after the end of a search, say, that other seeds continue."""
+
+    def begins_anew(receipt: Receipt) -> bool:
+        more = receipt.answers(search.grid.horizon(receipt.probe.start, receipt.probe.steps)) is None
+        return more and not checkpoints_of(folder / "probes" / receipt.probe.name)
+
+    return [
+        replace(receipt, lost_tokens=receipt.tokens, lost_seconds=receipt.seconds) if begins_anew(receipt) else receipt
+        for receipt in receipts
+    ]
+
+
+def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
+    """The receipts, without the verdict of those that ended early by a weaker bound than this version's: such a probe was seen for as long
+    as it was, and no longer."""
+    kept = []
+    for receipt in receipts:
+        if receipt.calm is not None:
+            critical = search.grid.critical(receipt.probe.steps)
+            first_look = critical + search.grid.window
+            chance = chance_of_fluctuation(receipt.curve, critical, first_look, receipt.probe.horizon, search.threshold)
+            receipt = replace(receipt, calm=chance if chance < search.calm else None)
+        kept.append(receipt)
+    again = sum(new.calm is None and old.calm is not None for new, old in zip(kept, receipts, strict=True))
+    if again:
+        console.print(f"again      {counted(again, 'probe')} ended early by an older, weaker bound; if asked for, seen to the end")
+    return kept
 
 
 def _forget_checkpoints(path: Path) -> None:
@@ -387,7 +408,7 @@ def _finish(
     if search.kind == "batch" and recipe.batch_size_warmup is not None:
         setting += f", a ramp of {recipe.batch_size_warmup.sequences} sequences"
     if not outcome.complete:
-        more = share_up(search.budget_to_go_on(receipts), budget)
+        more = share_up(search.budget_to_go_on(_as_they_stand(folder, search, receipts)), budget)
         console.print(f"more       the same command with {more} or more goes on from here", markup=False)
     word = "tuned" if outcome.verified else "untuned"
     run = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")  # the rival's name, where one was tuned
@@ -402,8 +423,8 @@ def _finish(
 
 def _advise(console: Console, folder: Path, search: Search) -> None:
     """What to do where nothing is stable."""
-    seeds = f" --seeds {','.join(map(str, search.seeds))}" if search.seeds else ""
-    searched = f"efftrain tune-warmup --recipe {folder / 'search.toml'}{seeds}"
+    searched = f"efftrain tune-warmup --recipe {folder / 'search.toml'}{_options_of(search)}"
+    tuned = f" --tune {search.tune}" if search.tune else ""
     start, steps = search.grid.own
     setting = f"{steps} steps" if search.kind == "lr" else f"start {start}, {steps} steps"
     lines = [f"NOT STABLE {search.grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
@@ -411,12 +432,26 @@ def _advise(console: Console, folder: Path, search: Search) -> None:
         lines += ["  is a longer learning-rate warmup stable?", f"    {searched} --tune lr --name {folder.name}-lr"]
     lines += [
         "  a lower learning rate",
-        f"    {searched} --set optim.lr={search.recipe.optim.lr / 2:g} --name {folder.name}-lower-lr",
+        f"    {searched}{tuned} --set optim.lr={search.recipe.optim.lr / 2:g} --name {folder.name}-lower-lr",
         "  or train as it is; what is unstable at first may recover",
         f"    efftrain pretrain --recipe {folder / 'tuned.toml'} --name {folder.name}-untuned",
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _options_of(search: Search) -> str:
+    """The search's options that are not the defaults, as they are given to the command; what is tuned is not among them."""
+    given = {
+        "--seeds": ",".join(map(str, search.seeds)) or None,
+        "--budget": search.budget,
+        "--multiples": None if search.multiples == Search.multiples else search.multiples,
+        "--threshold": None if search.threshold == Search.threshold else search.threshold,
+        "--max-share": None if search.max_share == Search.max_share else search.max_share,
+        "--eval-every": search.eval_every,
+        "--calm": None if search.calm == Search.calm else search.calm,
+    }
+    return "".join(f" {option} {value}" for option, value in given.items() if value is not None)
 
 
 def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:

@@ -17,11 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.errors import DivergedError, UsageError
+from efftrain_cli.foundation.console import make_console
+from efftrain_cli.foundation.errors import DivergedError, StoppedError, UsageError
+from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup import tune as tune_warmup
-from efftrain_cli.tune_warmup.search import Probe, Search
+from efftrain_cli.tune_warmup.receipts import write_receipt
+from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from tests.conftest import REPOSITORY
 from tests.trained_run import TEXT
 
@@ -227,6 +230,64 @@ def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeyp
         for column in ("seconds", "tokens", "share_of_budget", "lost_tokens"):
             del receipt[column]
     assert receipts == whole
+
+
+def receipt_of(probe: Probe, **changed: object) -> Receipt:
+    """A receipt of a probe that was stable for its horizon, a validation every step."""
+    values: dict = {
+        **{"stable": True, "max_fluctuation": 1.0, "fluctuation_step": 1, "stopped_at_step": probe.horizon, "tokens": 500, "seconds": 1.0},
+        **{"curve": tuple((step, 5.0 - 0.01 * step) for step in range(probe.horizon + 1)), **changed},
+    }
+    return Receipt(probe=probe, **values)
+
+
+def test_a_finished_search_given_again_changes_nothing(recipe: Recipe) -> None:
+    search = Search(recipe=recipe, multiples=1)
+    folder = tune_warmup.tune(search, recipe_name="tiny")
+    # A survivor of another seed's search that was asked for no more; its checkpoint went with the end of the search.
+    probe = Probe(start=search.grid.starts[-1], steps=6, seed=7, horizon=2)
+    (folder / "probes" / probe.name).mkdir()
+    write_receipt(folder / "probes" / probe.name, receipt_of(probe))
+    tune_warmup.tune(search, recipe_name="tiny")
+    kept = ("*.json", "*.csv", "*.toml")
+    before = {path: path.read_bytes() for pattern in kept for path in folder.rglob(pattern)}
+    written = {path: path.stat().st_mtime_ns for path in folder.rglob("probe.json")}
+    tune_warmup.tune(search, recipe_name="tiny")
+    assert {path: path.read_bytes() for pattern in kept for path in folder.rglob(pattern)} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("probe.json")} == written
+    assert {line["lost_tokens"] for line in lines(folder)} == {"0"}
+
+
+def test_calm_ends_by_an_older_bound_are_judged_again(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
+    search = Search(recipe=replace(recipe, optim=replace(recipe.optim, warmup_steps=20)))
+    probe = Probe(start=8, steps=40, seed=recipe.seed, horizon=60)
+    rising = tuple((step, 5.0 + (0.003 * (step - 20) if step > 20 else -0.01 * step)) for step in range(0, 45, 2))
+    falling = tuple((step, 5.0 - 0.01 * step) for step in range(0, 45, 2))
+    old = [receipt_of(probe, curve=curve, calm=0.005, stopped_at_step=44) for curve in (rising, falling)]
+    assert all(receipt.answers(60) for receipt in old)
+    new = tune_warmup._calm_judged_again(make_console(), search, old)
+    assert [receipt.verdict for receipt in new] == ["stable", "calm"]
+    assert [receipt.answers(60) for receipt in new] == [None, True]
+    assert "1 probe ended early by an older, weaker bound" in capsys.readouterr().out
+
+
+def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise Stop("a signal to another process")
+
+    monkeypatch.setattr(tune_warmup, "release", stopped)
+    search = Search(recipe=recipe)
+    with pytest.raises(StoppedError):
+        tune_warmup.tune(search, recipe_name="tiny")
+    (receipt,) = tune_warmup.read_receipts(Path(os.environ["EFFTRAIN_RUNS"]) / "tiny-tune", recipe.seed)
+    assert receipt.stopped_at_step > 0 and receipt.tokens > 0
+
+
+def test_advice_repeats_the_options_of_the_search(recipe: Recipe) -> None:
+    assert tune_warmup._options_of(Search(recipe=recipe, tune="lr")) == ""
+    search = Search(recipe=recipe, seeds=(0, 3), budget=4000, multiples=2, threshold=1.2, max_share=0.5, eval_every=2, calm=0.0)
+    expected = " --seeds 0,3 --budget 4000 --multiples 2 --threshold 1.2 --max-share 0.5 --eval-every 2 --calm 0.0"
+    assert tune_warmup._options_of(search) == expected
 
 
 def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
