@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -107,7 +108,7 @@ def lead(run: Path, state: TrainState, session: Session, until: int | None, atte
     )
     if not attempt:
         ranks.check_alike(_facts(session))
-    _share(ranks, state)
+    _share(ranks, state, session.recipe)
     shard_state(state, session.recipe, ranks, session.device)
 
 
@@ -181,7 +182,7 @@ def _train_along(heard: Mapping[str, Any], session: Session) -> None:
     state.progress = progress
     for name, (shape, dtype) in heard["method_tensors"].items():
         state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=session.device)
-    _share(ranks, state)
+    _share(ranks, state, recipe)
     shard_state(state, recipe, ranks, session.device)
     with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, until)):
         try:
@@ -196,7 +197,19 @@ def _train_along(heard: Mapping[str, Any], session: Session) -> None:
         ranks.end(state.progress.step)
 
 
-def _share(ranks: Ranks, state: TrainState) -> None:
+NCCL_THAT_REPEATS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
+"""Read by NCCL when the devices first exchange something. Sums in a switch (NVLS) come in another order from call to call (NCCL's issue 1497)."""
+
+
+def fix_sums(recipe: Recipe) -> None:
+    """Has NCCL add up in one order where the recipe asks for kernels that repeat themselves; a setting of the user's own stands."""
+    if recipe.train.deterministic:
+        for name, value in NCCL_THAT_REPEATS.items():
+            os.environ.setdefault(name, value)
+
+
+def _share(ranks: Ranks, state: TrainState, recipe: Recipe) -> None:
+    fix_sums(recipe)
     ranks.share(model_tensors(state))
     ranks.share(state.optimizer.tensors())
     ranks.share(state.method_tensors)

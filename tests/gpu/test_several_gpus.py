@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.conftest import REPOSITORY
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,8 +29,8 @@ def losses(folder: Path, run: str) -> list[float]:
     return [row["loss"] for row in map(json.loads, lines) if row.get("loss") is not None]
 
 
-def train(efftrain: Efftrain, name: str, *args: str) -> None:
-    done = efftrain("pretrain", "--recipe", "small", "--name", name, "--no-probe", *SHORT, *args, timeout=600)
+def train(efftrain: Efftrain, name: str, *args: str, **env: str) -> None:
+    done = efftrain("pretrain", "--recipe", "small", "--name", name, "--no-probe", *SHORT, *args, timeout=600, **env)
     assert done.returncode == 0, done.stderr
 
 
@@ -42,6 +45,18 @@ def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path: Path, efftrain: 
     for name, devices in (("one", "1"), ("two", "2")):
         train(efftrain, name, "--devices", devices, "--set", "parallel.lanes=2")
     assert losses(tmp_path, "two") == losses(tmp_path, "one")
+
+
+def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path: Path, efftrain: Efftrain) -> None:
+    """In small buckets, of which some are sent early."""
+    patch = "import efftrain_cli.training.buckets as buckets\nbuckets.BUCKET = 1 << 16\n"
+    after = "import efftrain_cli.training.gradient as gradient\ngradient.OVERLAPPING = frozenset()\n"
+    for name, code in (("beside", patch), ("after", patch + after)):
+        (tmp_path / name).mkdir()
+        indented = "".join(f"    {line}\n" for line in code.splitlines())
+        (tmp_path / name / "sitecustomize.py").write_text(f"import os\nif 'RANK' in os.environ:\n{indented}")
+        train(efftrain, name, "--devices", "2", PYTHONPATH=f"{tmp_path / name}{os.pathsep}{REPOSITORY}")
+    assert losses(tmp_path, "beside") == losses(tmp_path, "after")
 
 
 def test_two_gpus_resume_exactly(tmp_path: Path, efftrain: Efftrain) -> None:

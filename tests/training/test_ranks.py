@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from dataclasses import replace
@@ -18,6 +19,7 @@ from efftrain_cli.plan.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
+from efftrain_cli.training.following import fix_sums
 from efftrain_cli.training.gradient import add_lanes
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 from efftrain_cli.training.launch import _wait, launch, refuse_several
@@ -49,6 +51,18 @@ def test_a_process_alone_looks_for_no_others(monkeypatch: pytest.MonkeyPatch) ->
     # A shell inside an allocation has the job's variables, and is not a step of srun.
     set_all(monkeypatch, SLURM_JOB_ID="7", SLURM_PROCID="0", SLURM_JOB_NODELIST="a,b")
     assert ranks_wanted() is None
+
+
+def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    fix_sums(RECIPE)
+    assert not any(name in os.environ for name in names)
+    set_all(monkeypatch, NCCL_PROTO="LL")
+    fix_sums(replace(RECIPE, train=replace(RECIPE.train, deterministic=True)))
+    assert [os.environ[name] for name in names] == ["Ring", "LL", "0"], "the user's own choice stands"
 
 
 def test_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
