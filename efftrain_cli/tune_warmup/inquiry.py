@@ -35,6 +35,8 @@ class Outcome:
     """Nothing was left out for want of budget."""
     statement: str
     """What the search has and has not shown."""
+    tried_start: int | None = None
+    """Where no duration from a start is stable, and longer starts are left: that start."""
 
 
 class Question(NamedTuple):
@@ -70,7 +72,7 @@ class Answer(NamedTuple):
         low, high = share_interval(self.stable_seeds, self.of)[0], share_interval(self.stable_seeds + self.of - self.seeds, self.of)[1]
         probed = f"{self.seeds} seeds" if self.seeds == self.of else f"{self.seeds} seeds probed, {self.of} given"
         return (
-            f"{'stable' if self.stable else 'unstable'} by majority: stable on {self.stable_seeds} of {probed} "
+            f"{'stable by majority, on' if self.stable else 'unstable by majority, stable on'} {self.stable_seeds} of {probed} "
             f"(95 % interval of the share {low:.0%} to {high:.0%}){f', unstable first{where}' if where else ''}"
         )
 
@@ -195,7 +197,9 @@ class Inquiry:
                 steps=None,
                 verified=False,
                 complete=True,
-                statement=f"No duration that was probed{self._from(start)} is stable: {tried}. Lower optim.lr"
+                tried_start=start if start != self.grid.starts[-1] else None,
+                statement=f"No duration that was probed{self._from(start)} is stable: {tried}."
+                f"{' Longer starts were not probed with them.' if start != self.grid.starts[-1] else ''} Lower optim.lr"
                 f"{'' if self.grid.kind == 'lr' else ' or lengthen optim.warmup_steps'}.",
             )
         at = low if low >= 0 else again[0]
@@ -213,10 +217,13 @@ class Inquiry:
             limit = "an eighth of the recipe's" if self.grid.kind == "lr" else f"--max-share {self.grid.max_share:g} of the budget"
             statement += f" It is the {word} allowed ({limit})."
             if all(answer.stable for answer in answers.values()):
+                never = all(answer.failed_at is None for answer in answers.values())
                 statement += (
-                    " No probe of a duration was unstable, so the probes do not tell durations apart, and the rule takes the "
-                    f"{word}. If plain training is stable as well, no warmup is needed for stability."
+                    f" {'No probe of a duration was unstable' if never else 'No duration that was probed is unstable by majority'}, so the "
+                    f"probes do not tell durations apart, and the rule takes the {word}."
                 )
+                if never:
+                    statement += " If plain training is stable as well, no warmup is needed for stability."
         if unasked:
             between = f"{durations[unasked[0]]:,}"
             statement += f" The budget ended before {between} steps could be judged: whether that is stable is not known."

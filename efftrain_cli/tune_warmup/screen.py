@@ -144,7 +144,7 @@ def announce(console: Console, search: Search, probe: Probe, receipts: Sequence[
     """The probe, and the time that the rest can take at the rate so far."""
     left = search.worst_case(receipts)
     going_on = next((receipt for receipt in receipts if receipt.probe.name == probe.name), None)
-    text = f"probe {len(receipts) + (going_on is None)}: {_setting(search, probe)}"
+    text = f"{f'probe {len(receipts) + 1}' if going_on is None else 'going on'}: {_setting(search, probe)}"
     if going_on is not None and going_on.lost_tokens == going_on.tokens:
         text += ", from its beginning, as its checkpoint is gone"
     elif going_on is not None:

@@ -398,7 +398,7 @@ def _finish(
     tuned = folder / "tuned.toml"
     write_whole(tuned, tuned_recipe(search, outcome, len(receipts), recipe_name))
     if outcome.start is None or outcome.steps is None:
-        _advise(console, folder, search)
+        _advise(console, folder, search, outcome.tried_start)
         raise DivergedError(
             f"no stable setting was found; {tuned} holds {search.grid.rule_of_thumb}, marked as not stable, and "
             f"{folder / 'receipts.csv'} the receipts"
@@ -421,13 +421,20 @@ def _finish(
     return folder
 
 
-def _advise(console: Console, folder: Path, search: Search) -> None:
-    """What to do where nothing is stable."""
+def _advise(console: Console, folder: Path, search: Search, tried_start: int | None) -> None:
+    """What to do where nothing is stable; `tried_start`: no duration from it is, and longer ones were not tried."""
     searched = f"efftrain tune-warmup --recipe {folder / 'search.toml'}{_options_of(search)}"
     tuned = f" --tune {search.tune}" if search.tune else ""
     start, steps = search.grid.own
     setting = f"{steps} steps" if search.kind == "lr" else f"start {start}, {steps} steps"
     lines = [f"NOT STABLE {search.grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
+    if tried_start is not None:
+        longer = next(start for start in search.grid.starts if start >= 2 * tried_start or start == search.grid.starts[-1])
+        setting_of_start = f"{search.grid.start_name}={longer}"
+        if search.kind == "two-stage":
+            setting_of_start = f"'{search.grid.start_name}=[{longer},{search.grid.full}]'"  # quoted: brackets mean something to shells
+        from_tuned = f"efftrain tune-warmup --recipe {folder / 'tuned.toml'}{_options_of(search)}{tuned}"
+        lines += ["  a longer start", f"    {from_tuned} --set {setting_of_start} --name {folder.name}-start{longer}"]
     if search.kind != "lr":
         lines += ["  is a longer learning-rate warmup stable?", f"    {searched} --tune lr --name {folder.name}-lr"]
     lines += [

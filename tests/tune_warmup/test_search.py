@@ -346,11 +346,11 @@ def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
     search = options(SLW, seeds=(0, 1, 2))
     outcome, receipts = answered(search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None)
     assert (outcome.start, outcome.steps) == (8, 80)
-    assert "stable on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40" in outcome.statement
+    assert "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40" in outcome.statement
     # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of 3.
     further = [receipt for receipt in receipts.values() if receipt.probe.steps == 110]
     assert [receipt.probe.seed for receipt in further] == [0, 1]
-    assert "stable on 0 of 2 seeds probed, 3 given (95 % interval of the share 0% to 79%)" in outcome.statement
+    assert "unstable by majority, stable on 0 of 2 seeds probed, 3 given (95 % interval of the share 0% to 79%)" in outcome.statement
     # A tie is not stability.
     tied, _ = answered(options(SLW, seeds=(0, 1)), lambda probe: 2 * WINDOW if probe.seed == 0 else None)
     assert tied.start is None
@@ -481,6 +481,7 @@ def test_no_stable_setting_is_said() -> None:
     outcome, _ = answered(SLW, ordered(SLW, 8, 0))
     assert (outcome.start, outcome.steps) == (None, None)
     assert "No duration that was probed from a start of 8 is stable: " in outcome.statement
+    assert "Longer starts were not probed with them." in outcome.statement and outcome.tried_start == 8
     outcome, _ = answered(LR, ordered(LR, 0, math.inf))
     assert outcome.start is None and "lengthen" not in outcome.statement
 
@@ -489,6 +490,10 @@ def test_that_all_are_stable_is_said() -> None:
     outcome, _ = answered(SLW, lambda probe: None)
     assert "do not tell durations apart" in outcome.statement
     assert "do not tell" not in answered(SLW, ordered(SLW, 16, 80))[0].statement
+    # A minority of the seeds was unstable: that no probe was would be untrue.
+    outcome, _ = answered(options(SLW, seeds=(0, 1, 2)), lambda probe: 2 * WINDOW if probe.seed == 1 else None)
+    assert "No duration that was probed is unstable by majority, so the probes do not tell durations apart" in outcome.statement
+    assert "No probe" not in outcome.statement and "no warmup is needed" not in outcome.statement
 
 
 def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb() -> None:

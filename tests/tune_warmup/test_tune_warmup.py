@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup import tune as tune_warmup
+from efftrain_cli.tune_warmup.grid import Kind
 from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from tests.conftest import REPOSITORY
@@ -288,6 +290,23 @@ def test_advice_repeats_the_options_of_the_search(recipe: Recipe) -> None:
     search = Search(recipe=recipe, seeds=(0, 3), budget=4000, multiples=2, threshold=1.2, max_share=0.5, eval_every=2, calm=0.0)
     expected = " --seeds 0,3 --budget 4000 --multiples 2 --threshold 1.2 --max-share 0.5 --eval-every 2 --calm 0.0"
     assert tune_warmup._options_of(search) == expected
+
+
+@pytest.mark.parametrize(
+    ("tune", "longer"), [("length", "seq_len_warmup.start=16"), ("two-stage", "seq_len_warmup.lengths=[8,32]")]
+)
+def test_a_longer_start_is_advised_where_no_duration_is_stable(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture, tune: Kind, longer: str
+) -> None:
+    search = Search(recipe=recipe, tune=tune)
+    outcome, cost = search.follow(lambda start, steps: 6)
+    assert outcome.start is None and outcome.tried_start == search.grid.starts[0] and cost.probes > 1
+    tune_warmup._advise(make_console(), tmp_path, search, outcome.tried_start)
+    words = shlex.split(next(line for line in capsys.readouterr().out.splitlines() if "-start" in line))
+    assert words[2:9] == ["--recipe", str(tmp_path / "tuned.toml"), "--tune", tune, "--set", longer, "--name"]
+    # The advice is a command that can be given: tuned.toml names the start that it changes.
+    (tmp_path / "tuned.toml").write_text(tune_warmup.tuned_recipe(search, outcome, 3, "tiny"))
+    assert Search(recipe=load_recipe(str(tmp_path / "tuned.toml"), [longer]), tune=tune).grid.own[0] in (8, 16)
 
 
 def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
