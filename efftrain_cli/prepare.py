@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows, data_warnings
-from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.console import counted, human_bytes
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.plan.preview import summarize_plan
 
@@ -83,14 +83,14 @@ def print_corpus(console: Console, recipe: Recipe, about: dict[str, Any], *, ver
     train, valid = about["train"], about["valid"]
     wanted = recipe.eval.windows
     fewer = f", {wanted} were asked for: the text is short" if 0 < about["validation_windows"] < wanted else ""
-    skipped = f", {about['skipped']:,} documents skipped" if about["skipped"] else ""
+    skipped = f", {counted(about['skipped'], 'document')} skipped" if about["skipped"] else ""
     lines = [
         f"text        {_named(named_text(recipe.data), train['sources'])}",
         f"training    {_counted(train)}",
         f"validation  {_counted(valid)}; {_SPLIT_WORDS[about['split']]}",
         f"tokenizer   {about['tokenizer']}: vocabulary {about['vocab_size']:,}, end of text {about['eot_id']}, "
         f"{about['bytes_per_token']:.2f} bytes per token of the validation text",
-        f"overlap     {about['overlap']:,} documents both trained and validated on{skipped}",
+        f"overlap     {counted(about['overlap'], 'document')} both trained and validated on{skipped}",
         f"windows     {about['windows_per_epoch']:,} of {recipe.model.seq_len:,} tokens an epoch; validation on "
         f"{about['validation_windows']:,}{fewer}",
     ]
@@ -105,7 +105,7 @@ def print_corpus(console: Console, recipe: Recipe, about: dict[str, Any], *, ver
             f"            {part['weight'] / total:>6.1%} {part['path']}: {part['tokens']:,} tokens, {part['epochs']:.2f} epochs"
         )
     if about["limits"] and about["limits"]["train"]:
-        lines.append(f"limit       {about['limits']['train']:,} training tokens; data.max_tokens sets it")
+        lines.append(f"limit       {about['limits']['train']:,} training tokens, and the document that reaches them is the last; data.max_tokens sets it")
     state = "every token verified" if verified else "headers and sizes verified; --verify-data full reads every token"
     lines += [f"shards      {about['folder']}", f"            {state}"]
     for line in lines:
@@ -124,7 +124,7 @@ def named_text(data: Data) -> str | tuple[str, ...]:
 
 
 def _counted(side: dict[str, Any]) -> str:
-    return f"{side['documents']:,} documents, {human_bytes(side['bytes'])}, {side['tokens']:,} tokens"
+    return f"{counted(side['documents'], 'document')}, {human_bytes(side['bytes'])}, {side['tokens']:,} tokens"
 
 
 def _named(spec: str | tuple[str, ...], sources: list[str]) -> str:

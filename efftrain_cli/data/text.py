@@ -121,7 +121,9 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
     if path.is_file():
         kind = stated or kind_of(path)
         if kind is None:
-            raise DataError(f'the file\'s kind is not known by its name; known are {kinds}. data.format = "txt" reads it as text')
+            packed = path.suffix.lower() in (".gz", ".zst", ".bz2", ".xz", ".zip")
+            way = "Unpack it first" if packed else 'data.format = "txt" reads it as text'
+            raise DataError(f"the file's kind is not known by its name; known are {kinds}. {way}")
         return [TextFile(path.resolve(), kind)], ""
     if path.is_dir():
         try:

@@ -69,7 +69,8 @@ class Data:
     revision: Text | None = None
     """Revision (branch, tag or commit) of Hub datasets; the same as "owner/name@revision"."""
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
-    """Training tokens to prepare at most; default: all local text, and of Hub datasets what the budget needs."""
+    """Training tokens to prepare at most, but for the rest of the last document; default: all local text, and of Hub datasets what the
+    budget needs."""
     repeat: bool = False
     """Allow more than one epoch."""
     on_bad_document: Literal["error", "skip"] = "error"

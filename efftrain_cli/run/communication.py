@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efftrain_cli.run.rows import read_rows
+from efftrain_cli.run.rows import last_row, read_rows
 
 
 def communication(run: Path) -> str | None:
@@ -13,6 +13,9 @@ def communication(run: Path) -> str | None:
     Raises:
         DataError: the run's rows cannot be read.
     """
+    if last_row(run).get("comm_seconds") is None:
+        return None  # without what reads tables, whose import takes a second
+
     import numpy as np
 
     columns = read_rows(run, ("seconds", "comm_seconds", "wait_seconds", "seq_len")).columns

@@ -49,7 +49,7 @@ def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Command, recipe: 
     first = efftrain("prepare", "--recipe", recipe, **cache)
     assert first.returncode == 0, first.stderr
     assert "preparing the data" in first.stdout and "data prepared in" in first.stdout
-    for said in ("text        book.txt", "1 documents", "vocabulary 300", "the end of each file", "overlap     0 documents"):
+    for said in ("text        book.txt", "1 document, ", "vocabulary 300", "the end of each file", "overlap     0 documents"):
         assert said in first.stdout
     assert f"shards      {tmp_path}/cache/corpora/" in first.stdout
     assert first.stdout.endswith("Next: efftrain pretrain --recipe tiny.toml\n")

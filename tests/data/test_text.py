@@ -66,13 +66,15 @@ def test_everything_that_is_not_there_is_said_at_once(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_text("x")
+    (tmp_path / "book.txt.gz").write_text("x")
     with pytest.raises(DataError) as refused:
-        find_text(Data(valid=("missing.txt", "empty", "*.jsonl", "book.pdf", "/no/such/folder")))
+        find_text(Data(valid=("missing.txt", "empty", "*.jsonl", "book.pdf", "/no/such/folder", "book.txt.gz")))
     lines = str(refused.value).splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all(line.startswith("data.valid = ") for line in lines)
     assert "no such file" in lines[0] and str(tmp_path) in lines[0]
     assert "holds no file" in lines[1] and "matches no file" in lines[2] and ".parquet" in lines[3]
+    assert lines[3].endswith('data.format = "txt" reads it as text') and lines[5].endswith("Unpack it first")
 
 
 def test_the_library_is_source_without_tests() -> None:

@@ -20,7 +20,7 @@ from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
 from efftrain_cli.run.directory import Run, checkpoints_of
-from efftrain_cli.run.manifest import MANIFEST, verify_checkpoint, write_manifest
+from efftrain_cli.run.manifest import MANIFEST, WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
 from efftrain_cli.training.checkpoints import (
     accept_differences,
     check_disk,
@@ -200,6 +200,16 @@ def test_a_manifest_that_is_none(run: Run, fault, capfd: pytest.CaptureFixture[s
     fault(checkpoints_of(run.path)[-1] / "manifest.json")
     assert step_of(newest_checkpoint(run)) == 5
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_a_manifest_that_lists_too_little(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whole in itself, and without the optimizer's state: fit to be sampled from, not to be resumed."""
+    newest = checkpoints_of(run.path)[-1]
+    names = ("model.safetensors", "progress.json", "recipe.toml")
+    write_manifest(newest, {name: sha256_of(newest / name) for name in names})
+    assert step_of(newest_checkpoint(run)) == 5
+    assert "does not list optimizer.safetensors" in capfd.readouterr().err
+    assert verify_checkpoint(newest, WITHOUT_OPTIMIZER) == WITHOUT_OPTIMIZER
 
 
 def test_folders_that_are_no_checkpoints(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
