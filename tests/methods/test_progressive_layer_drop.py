@@ -22,8 +22,9 @@ from efftrain_cli.plan.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model, Optim, Train
-from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.gradient import build_forward_backward, build_model
 from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
+from tests.tiny import fresh
 
 
 def bits(gates: tuple[bool, ...]) -> str:
@@ -219,14 +220,13 @@ def random_batch(plan: StepPlan, vocab_size: int = 64) -> Batch:
 
 def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
     """A bare loop: the trainer's steps without data, clipping and records."""
-    model = build_model(recipe, 64, CPU)
-    optimizer = build_optimizer(recipe, model)
-    forward_backward = build_forward_backward(recipe, model, CPU)
+    state = fresh(recipe)
+    forward_backward = build_forward_backward(recipe, state.model, CPU)
     for plan, _ in itertools.islice(plan_run(recipe), steps):
         forward_backward(random_batch(plan), plan)
-        optimizer.step(plan.lr, found_inf=torch.zeros(()))
-        model.zero_grad()
-    return model, optimizer
+        state.optimizer.step(plan.lr, found_inf=torch.zeros(()))
+        state.model.zero_grad()
+    return state.model, state.optimizer
 
 
 @pytest.mark.parametrize("keep", ["equation", "code"])
@@ -315,8 +315,8 @@ def test_uneven_micro_batches_weigh_by_their_sequences() -> None:
 
 def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> None:
     dropping = recipe(ProgressiveLayerDrop(theta=0.05, steps=0, granularity="step"))
-    model = build_model(dropping, 64, CPU)
-    optimizer = build_optimizer(dropping, model)
+    begun = fresh(dropping)
+    model, optimizer = begun.model, begun.optimizer
     forward_backward = build_forward_backward(dropping, model, CPU)
     skipped = 0
     for plan, _ in itertools.islice(plan_run(dropping), 6):

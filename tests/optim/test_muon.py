@@ -16,12 +16,12 @@ from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.stages import growth_state, load_grown
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import read_records, train, update
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
-from tests.tiny import VOCAB_SIZE, fresh, tensors_of
+from tests.tiny import fresh, tensors_of
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(
@@ -45,8 +45,8 @@ def trained(recipe: Recipe, steps: int) -> TrainState:
 def test_steps_are_those_of_torch_muon_and_adamw() -> None:
     """q, k and v as matrices of their own; Muon's learning rate is muon_lr / lr times that of the step."""
     torch.manual_seed(0)
-    ours = build_model(RECIPE, VOCAB_SIZE, CPU)
-    optimizer = build_optimizer(RECIPE, ours)
+    state = fresh(RECIPE)
+    ours, optimizer = state.model, state.optimizer
     theirs: dict[str, list[torch.nn.Parameter]] = {}
     for name, p in ours.named_parameters():
         parts = p.detach().clone().chunk(3) if name.endswith("c_attn.weight") else [p.detach().clone()]
@@ -78,14 +78,14 @@ def test_steps_are_those_of_torch_muon_and_adamw() -> None:
 
 
 def test_every_parameter_has_one_kind_of_state() -> None:
-    model = build_model(RECIPE, VOCAB_SIZE, CPU)
-    names = set(build_optimizer(RECIPE, model).tensors())
+    state = fresh(RECIPE)
+    names = set(state.optimizer.tensors())
     expected = set()
-    for name, p in model.named_parameters():
+    for name, p in state.model.named_parameters():
         in_block = name.startswith("h.") and p.dim() == 2
         expected |= {f"{key}.{name}" for key in (("momentum_buffer",) if in_block else ("exp_avg", "exp_avg_sq", "step"))}
     assert names == expected
-    assert build_optimizer(RECIPE, model).measures() == {}
+    assert state.optimizer.measures() == {}
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -159,5 +159,5 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
 
 
 def test_is_an_optimizer() -> None:
-    optimizer: Optimizer = build_optimizer(RECIPE, build_model(RECIPE, VOCAB_SIZE, CPU))
+    optimizer: Optimizer = fresh(RECIPE).optimizer
     assert optimizer.gradient_powers == {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "step": 0}

@@ -19,12 +19,10 @@ from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import trainer
 from efftrain_cli.training.compiling import compiled_graphs, micro_batch_shapes
-from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.stages import GrowthRecord, train_stages
-from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import Stopwatch, read_records
+from tests.tiny import fresh
 
-CPU = torch.device("cpu")
 TINY = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "data.tokenizer=bpe:300", "train.dtype=fp32"]
 BASELINE = load_recipe(
     "small",
@@ -63,8 +61,7 @@ def nothing_stays_frozen() -> Iterator[None]:
 def rows_of(recipe: Recipe, folder: Path, compiled: bool) -> list[dict[str, object]]:
     recipe = replace(recipe, train=replace(recipe.train, compile="on" if compiled else "off"))
     windows = random_windows(recipe, 300, folder)
-    model = build_model(recipe, 300, CPU)
-    state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
+    state = fresh(recipe, 300)
     records = train_stages(state, recipe, windows, windows.validation(2))
     return [read_records(state, recipe, [r])[0] for r in records if not isinstance(r, GrowthRecord)][1:]
 
