@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.data.hub import MODEL_NAME, hub_file
+from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.hf import read_hf
@@ -103,26 +103,26 @@ def _local_copy(directory: Path) -> Path:
     """
     if directory.is_dir():
         return directory
-    named = MODEL_NAME.fullmatch(str(directory))
+    named = hub.MODEL_NAME.fullmatch(str(directory))
     if named is None or directory.exists():
         raise UsageError(
             f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub, as "
             "openai-community/gpt2"
         )
-    path = hub_file(named[1], "config.json", named[2])
-    hub_file(named[1], "tokenizer.json", named[2])
+    path = hub.hub_file(named[1], "config.json", named[2])
+    hub.hub_file(named[1], "tokenizer.json", named[2])
     with suppress(DataError):  # may name the end of text
-        hub_file(named[1], "tokenizer_config.json", named[2])
+        hub.hub_file(named[1], "tokenizer_config.json", named[2])
     try:
-        hub_file(named[1], "model.safetensors", named[2])
+        hub.hub_file(named[1], "model.safetensors", named[2])
     except DataError:
-        index = hub_file(named[1], "model.safetensors.index.json", named[2])
+        index = hub.hub_file(named[1], "model.safetensors.index.json", named[2])
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
         for name in sorted(map(str, names)):
-            hub_file(named[1], name, named[2])
+            hub.hub_file(named[1], name, named[2])
     return path.parent
 
 

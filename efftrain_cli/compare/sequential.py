@@ -42,10 +42,11 @@ def schedule(seeds: int, looks: int) -> tuple[int, ...]:
         raise ValueError(f"{looks} looks need at least {looks + FIRST_LOOK - 1} seeds: the first is at {FIRST_LOOK}")
     if looks == 1:
         return (seeds,)
-    return tuple(max(FIRST_LOOK + i, math.ceil((i + 1) * seeds / looks)) for i in range(looks))
+    points = [max(FIRST_LOOK + i, math.ceil((i + 1) * seeds / looks)) for i in range(looks)]
+    return tuple(points)
 
 
-def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int) -> float:
+def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE) -> float:
     """p-value of the looks so far together: small only where one of them passes its boundary at a small level.
 
     It never grows with further looks, and where nothing differs it is below `a` in at most a share `a` of studies, however
@@ -61,22 +62,26 @@ def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int) -> 
         return 1.0
     if len(plan) == 1:
         return min(1.0, p_values[0])
-    passed = max(_deviate(p, sides) * _weight(n, plan) for p, n in zip(p_values, plan, strict=False))
-    null = _null_maxima(tuple(plan), sides)
+    passed = max(_deviate(p, sides) * _weight(n, plan, shape) for p, n in zip(p_values, plan, strict=False))
+    null = _null_maxima(tuple(plan), sides, shape)
     exceeding = len(null) - int(np.searchsorted(null, passed, side="left"))
     # Two standard errors of the simulation are added, so that the level holds in spite of it.
     return min(1.0, (exceeding + 2 * math.sqrt(exceeding) + 2) / len(null))
 
 
-def nominal_levels(alpha: float, plan: Sequence[int], sides: int) -> tuple[float, ...]:
+def nominal_levels(alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE) -> tuple[float, ...]:
     """The level at which each look's own t test must be passed, so that all looks together err with probability `alpha`."""
     if len(plan) == 1:
         return (alpha,)
-    null = _null_maxima(tuple(plan), sides)
+    null = _null_maxima(tuple(plan), sides, shape)
     # The largest count k with k + 2 sqrt(k) + 2 <= alpha len(null): the inverse of what `sequential_p` adds.
     count = math.floor((math.sqrt(max(0.0, alpha * len(null) - 1)) - 1) ** 2)
     boundary = float(null[len(null) - count - 1])
-    return tuple(sides * float(special.ndtr(-boundary / _weight(n, plan))) for n in plan)
+    levels = []
+    for n in plan:
+        tail = float(special.ndtr(-boundary / _weight(n, plan, shape)))
+        levels.append(tail * sides)
+    return tuple(levels)
 
 
 def _deviate(p: float, sides: int) -> float:
@@ -84,24 +89,26 @@ def _deviate(p: float, sides: int) -> float:
     return float(-special.ndtri(max(p, 1e-300) / sides))
 
 
-def _weight(n: int, plan: Sequence[int]) -> float:
-    return (n / plan[-1]) ** (0.5 - SHAPE)
+def _weight(n: int, plan: Sequence[int], shape: float) -> float:
+    return (n / plan[-1]) ** (0.5 - shape)
 
 
 @cache
-def _null_maxima(plan: tuple[int, ...], sides: int) -> np.ndarray:
+def _null_maxima(plan: tuple[int, ...], sides: int, shape: float) -> np.ndarray:
     """Sorted: the largest weighted deviate over all looks, of studies in which nothing differs."""
     random = np.random.default_rng(20260217)
-    draws = (random.standard_normal((_CHUNK, plan[-1])) for _ in range(_DRAWS // _CHUNK))
-    return np.sort(np.concatenate([_maxima(values, plan, sides) for values in draws]))
+    found = []
+    for _ in range(_DRAWS // _CHUNK):
+        found.append(_maxima(random.standard_normal((_CHUNK, plan[-1])), plan, sides, shape))
+    return np.sort(np.concatenate(found))
 
 
-def _maxima(values: np.ndarray, plan: Sequence[int], sides: int) -> np.ndarray:
+def _maxima(values: np.ndarray, plan: Sequence[int], sides: int, shape: float) -> np.ndarray:
     best = np.full(len(values), -np.inf)
     for n in plan:
         t = t_statistic(values, n)
         tail = special.stdtr(n - 1, -np.abs(t) if sides == 2 else -t)
-        best = np.maximum(best, -special.ndtri(np.clip(tail, 1e-300, 1 - 1e-16)) * _weight(n, plan))
+        best = np.maximum(best, -special.ndtri(np.clip(tail, 1e-300, 1 - 1e-16)) * _weight(n, plan, shape))
     return best
 
 

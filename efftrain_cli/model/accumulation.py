@@ -355,14 +355,5 @@ _LIBRARY.impl("narrow_matmul", _narrow_matmul, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("efftrain::narrow_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]
-def _shape_of_matmul(
-    a: Tensor,
-    b: Tensor,
-    bits: int,
-    chunk: int,
-    block: int,
-    draw: Tensor | None,
-    exponent_bits: int,
-    saturated: Tensor | None,
-) -> Tensor:
+def _shape_of_matmul(a: Tensor, b: Tensor, *settings: object) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
