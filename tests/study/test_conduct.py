@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from efftrain_cli.foundation.errors import DataError, StoppedError, UsageError
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.file import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.budget import left_of, phases_of
 from efftrain_cli.study.conduct import all_trials, choices, conduct
@@ -23,6 +25,7 @@ from efftrain_cli.study.registration import check_registered, register, study_fo
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.screen import verdict_lines
 from efftrain_cli.sweep.runner import Crew
+from efftrain_cli.verify_resume import cut_recipe
 from tests.study.conftest import STUDY
 from tests.sweep.crew import Pretrain, quiet, write_trial
 
@@ -228,6 +231,16 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder: Path, f
     assert small.study.arms[1].grid == {"optim.lr": (0.001, 0.004)}
     warm = load_recipe(small.study.arms[1].recipe)
     assert warm.seq_len_warmup.start == 8 and warm.train.tokens == STEPS * 4 * 32
+
+
+@pytest.mark.parametrize("name", ["small-batch-warmup", "small-simigrad", "small-pld"])
+def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name: str, tmp_path: Path) -> None:
+    """Eight of them, or eight lanes: each has a sequence of the smallest step."""
+    recipe = load_recipe(name)
+    in_lanes = replace(recipe, parallel=Parallel(lanes=8))
+    for short in (toy_recipe(recipe, tmp_path, 8), toy_recipe(in_lanes, tmp_path), cut_recipe(recipe, 4, 8), cut_recipe(in_lanes, 4)):
+        smallest = min((m.batch_bounds(short.train.batch_size)[0] for m in short.methods.values()), default=short.train.batch_size)
+        assert smallest >= 8
 
 
 def test_an_arm_may_have_the_name_of_its_study(folder: Path) -> None:
