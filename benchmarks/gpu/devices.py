@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -97,8 +98,13 @@ def repeats(bench: Bench) -> Iterator[Figure]:
     if devices == 1:
         yield figure("resumed on several devices", None, "", "skipped: there is one device, and two or more are needed")
         return
+    text = bench.folder / "text.txt"
+    draw = random.Random(1)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 7))) for _ in range(2000)]
+    text.write_text("\n".join(" ".join(draw.choices(words, k=12)) for _ in range(20_000)))  # about 1 MB
+    common = ("train.deterministic=true", f"data.train={json.dumps(str(text))}", "data.tokenizer=bpe:512")
     for name, sets in ways(devices).items():
-        done = command(bench, "verify-resume", devices, (*sets, "train.deterministic=true", "data.train=stdlib", "data.tokenizer=bpe:1024"), "--steps", "2")
+        done = command(bench, "verify-resume", devices, (*sets, *common), "--steps", "2")
         verdict = "ok, bit for bit" if done.returncode == 0 else f"WRONG, exit {done.returncode}: {done.stderr.strip()[-300:]}"
         yield figure(f"resumed on {devices} devices, {name}", done.returncode, "exit code", verdict)
 
