@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from efftrain_cli.zeroshot.score import Evaluator
     from efftrain_cli.zeroshot.task_score import TaskScore
 
+class TaskError(DataError):
+    """Tasks could not be scored: on several devices, each of them knows the same ones."""
+
+
 OFFLINE_TOKENS = 100_000
 """Validation tokens, from the beginning, that the offline suite is made from."""
 
@@ -77,7 +81,8 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
 
     Raises:
         UsageError: an unknown task, run or checkpoint; the harness is not installed; a context longer than the model's.
-        DataError: evaluation sets are missing or damaged; or, after all tasks have been tried, some could not be scored.
+        DataError: evaluation sets are missing or damaged.
+        TaskError: after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or none that is whole.
     """
     foreign = foreign_tasks(question.tasks)
@@ -147,7 +152,7 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
                     save_result(trained.run, entry, _finite_items(score.items))
                 yield entry
     if failed:
-        raise DataError(f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed))
+        raise TaskError(f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed))
 
 
 def _facts(trained: TrainedModel) -> dict[str, str]:

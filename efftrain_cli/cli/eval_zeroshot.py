@@ -11,7 +11,7 @@ import typer
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.cli.options import CheckpointOption, Device, Devices, NoProgress, TableOrJson
-from efftrain_cli.foundation.console import Row, table_lines
+from efftrain_cli.foundation.console import Row, say, table_lines
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.training.launch import check_devices, is_one_of_several, launch_this
 
@@ -89,7 +89,7 @@ def eval_zeroshot(
     if devices > 1:
         check_devices(device, devices)
         raise typer.Exit(launch_this(devices))
-    from efftrain_cli.eval_zeroshot import Question, evaluate_run
+    from efftrain_cli.eval_zeroshot import Question, TaskError, evaluate_run
     from efftrain_cli.zeroshot.local_data import tasks_in
 
     names = [name.strip() for value in tasks or () for name in value.split(",") if name.strip()]
@@ -129,6 +129,11 @@ def eval_zeroshot(
             except LostProcessError:
                 raise
             except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
+                if ranks is not None and not isinstance(error, TaskError):
+                    # The processes have not failed alike, so they would not meet in the next run.
+                    if not speaks:  # rank 0 cannot know it
+                        say(f"error: rank {ranks.rank}: {error}")
+                    raise
                 if not entries and len(runs) == 1:
                     raise
                 problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))

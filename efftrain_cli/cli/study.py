@@ -43,8 +43,10 @@ def study(
     """
     from efftrain_cli.study import main
     from efftrain_cli.study.file import read_study
+    from efftrain_cli.training.launch import check_devices
 
     study_file = read_study(file)
+    check_devices(device, devices, jobs)
     as_json = format_ == "json"
     if plan:
         main.print_plan(study_file, jobs, as_json)

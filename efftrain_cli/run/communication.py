@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efftrain_cli.run.rows import last_row, read_rows
+from efftrain_cli.run.rows import last_row, read_counting
 
 
 def communication(run: Path) -> str | None:
     """In a sentence, with the steps that the network, not computing, has bound; None where nobody measured: on one device, or of shards.
 
-    Raises:
-        DataError: the run's rows cannot be read.
+    Rows that cannot be read are left out: a run that has been trained to its end has ended well.
     """
     if last_row(run).get("comm_seconds") is None:
-        return None  # without what reads tables, whose import takes a second
+        return None
 
     import numpy as np
 
-    columns = read_rows(run, ("seconds", "comm_seconds", "wait_seconds", "seq_len")).columns
-    there = np.isfinite(columns["comm_seconds"]) & (columns["seconds"] > 0)
+    rows = read_counting(run)
+    columns = {name: np.array([row.get(name) for row in rows], float) for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len")}
+    there = np.isfinite(columns["comm_seconds"]) & np.isfinite(columns["wait_seconds"]) & (columns["seconds"] > 0)
     if not there.any():
         return None
     seconds, sums, waits, lengths = (columns[name][there] for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len"))

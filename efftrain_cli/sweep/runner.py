@@ -153,10 +153,7 @@ class Crew:
             root: folder of runs, where it is another than runs_root().
         """
         self.folder = folder
-        if jobs > 1 and devices > 1:
-            raise UsageError(f"--jobs {jobs} and --devices {devices}: runs beside each other take one device each\ngive one of the two")
-        if devices > 1:
-            check_devices(device, devices)
+        check_devices(device, devices, jobs)
         self.places = environments(jobs, device)
         self.devices = devices
         self.say = say

@@ -92,13 +92,15 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def check_devices(device: str, devices: int) -> None:
-    """Refuses `--device cuda:1` beside `--devices 2`.
+def check_devices(device: str, devices: int, jobs: int = 1) -> None:
+    """Refuses what `--devices` cannot stand beside: `--device cuda:1` and `--jobs 2`.
 
     Raises:
-        UsageError: `device` names one.
+        UsageError: `device` names one, or several runs are to share the machine.
     """
-    if device not in ("auto", "cpu", "cuda"):
+    if devices > 1 and jobs > 1:
+        raise UsageError(f"--jobs {jobs} and --devices {devices}: runs beside each other take one device each\ngive one of the two")
+    if devices > 1 and device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
 
 

@@ -147,6 +147,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             written: list[list[int]] = [[] for _ in contexts]
             open_rows = set(range(len(contexts)))
             for column in islice(columns, limit):
+                evaluator.sharing.gets_on()
                 for row in list(open_rows):
                     token = int(column[row])
                     if token == self.eot_token_id:

@@ -57,6 +57,11 @@ class Sharing:
                 self.ranks.enter(self.phase if number else self.first_phase)
             yield batch
 
+    def gets_on(self) -> None:
+        """Tells the others' watchers that a long batch gets on."""
+        if self.ranks is not None:
+            self.ranks.enter(self.phase)
+
     def gather(self, what: str, answers: list[Any]) -> list[Any]:
         """The answers of all processes, JSON values, to their shares of `what`.
 
@@ -96,5 +101,5 @@ class Sharing:
         for said in everyone:
             if "failed" in said:
                 raise FailedElsewhereError(said["failed"])
-        if len({said["what"] for said in everyone}) > 1:
+        if len({said.get("what") for said in everyone}) > 1:
             raise EfftrainError("the processes read other items of this task\ngive all of them the same data and the same lm_eval")
