@@ -14,50 +14,36 @@ one that ran out of budget goes on with a larger one.
 from __future__ import annotations
 
 import json
-import math
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import counted, human_seconds, make_console
 from efftrain_cli.foundation.errors import (
     DivergedError,
-    LostProcessError,
     RecipeError,
     StoppedError,
     UsageError,
 )
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.foundation.signals import Stop, rescued_by, stop_on_signals, stop_reason
+from efftrain_cli.foundation.signals import Stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.run.directory import Run, checkpoints_of, run_path
+from efftrain_cli.run.directory import checkpoints_of, run_path
 from efftrain_cli.run.rows import SCHEMA_VERSION
-from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
-from efftrain_cli.training.following import check_ranks, dismiss, follow, lead, release
+from efftrain_cli.training.following import check_ranks, dismiss, follow
 from efftrain_cli.training.joining import joined
-from efftrain_cli.training.logger import Logbook
-from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
-    Session,
     choose_device,
-    environment_of,
-    fresh_state,
-    origin_of,
     prepare_session,
 )
-from efftrain_cli.training.sharding import END
-from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.inquiry import Outcome
+from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe, session_of
 from efftrain_cli.tune_warmup.receipts import read_receipts, write_receipt, write_receipts
 from efftrain_cli.tune_warmup.screen import (
     announce,
@@ -70,7 +56,7 @@ from efftrain_cli.tune_warmup.screen import (
     tokens_text,
 )
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
-from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation, fluctuation
+from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,8 +98,8 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
                 if before is not None and before not in receipts:
                     # Before it begins anew: afterwards there are checkpoints again.
                     write_receipt(folder / "probes" / probe.name, before)
-                receipt = _run_probe(
-                    folder, search, probe, before, _session_of(session, search, probe), recipe_name, console, next(probes)
+                receipt = run_probe(
+                    folder, search, probe, before, session_of(session, search, probe), recipe_name, console, next(probes)
                 )
                 show_receipt(console, receipt)
                 receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
@@ -141,14 +127,6 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
     for start in search.grid.starts:
         recipe = search.grid.recipe_with(start, search.grid.durations(start)[0])
         check_ranks(recipe, summarize_plan(recipe, until=1), ranks)
-
-
-def _session_of(session: Session, search: Search, probe: Probe) -> Session:
-    """The session of a probe: its recipe, and the text in its seed's order."""
-    recipe = search.recipe_of(probe)
-    pinned = session.train_data.pin_memory
-    windows = Windows(session.corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=pinned)
-    return replace(session, recipe=recipe, train_data=windows)
 
 
 def _claim(folder: Path, search: Search) -> None:
@@ -189,76 +167,6 @@ def _claim(folder: Path, search: Search) -> None:
     return None
 
 
-# --- one probe -------------------------------------------------------------------------------------------------------
-
-
-def _run_probe(
-    folder: Path,
-    search: Search,
-    probe: Probe,
-    before: Receipt | None,
-    session: Session,
-    recipe_name: str,
-    console: Console,
-    number: int,
-) -> Receipt:
-    """Runs a probe, or what is left of it, until its verdict is clear. `before` is its receipt for a shorter horizon, and `number` counts,
-    from 0, the probes that this process has run."""
-    recipe = session.recipe
-    root = folder / "probes"
-    state = fresh_state(session)
-    calm = None
-    with _open_probe(root, probe, session, recipe_name, state) as run:
-        curve = [
-            (int(row["step"]), float(row["val_loss"]))
-            for row in (run.rows(state.progress.step) if state.progress.step else ())  # the beginning is validated anew
-            if row.get("val_loss") is not None
-        ]
-        with TrainingScreen(console, search.tokens_of(probe), state.progress.tokens, probe.horizon) as screen:
-            try:
-                check_disk(run.path, state, recipe)
-                with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
-                    lead(run.path, state, session, probe.horizon, number)
-                    calm = _train_until_clear(run, state, session, search, probe, curve, screen)
-            except DivergedError:
-                # The run's events have the details; for the search, a loss that is not finite is a verdict.
-                curve.append((state.progress.step + 1, math.inf))
-        worst, at = fluctuation(curve)
-        stable = worst <= search.threshold
-        goes_on = stable and calm is None and search.may_be_prolonged(probe)
-        if goes_on:
-            session.ranks.enter("save")
-            save(run, state, recipe)
-        run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
-        rows = run.rows(state.progress.step)
-
-        def largest(column: str) -> float | None:
-            return max((row[column] for row in rows if row.get(column) is not None), default=None)
-
-        lost_tokens, lost_seconds = (before.lost_tokens, before.lost_seconds) if before else (0, 0.0)
-        receipt = Receipt(
-            probe=probe,
-            stable=stable,
-            max_fluctuation=worst,
-            fluctuation_step=at,
-            stopped_at_step=state.progress.step,
-            tokens=lost_tokens + state.progress.tokens,
-            seconds=lost_seconds + sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
-            curve=tuple(curve),
-            calm=calm,
-            max_grad_norm=largest("grad_norm"),
-            max_adam_sqrt_v=largest("adam_sqrt_v_max"),
-            max_loss_ratio=largest("loss_ratio"),
-            lost_tokens=lost_tokens,
-            lost_seconds=lost_seconds,
-        )
-        write_receipt(run.path, receipt)
-        if not goes_on:
-            _forget_checkpoints(run.path)
-        release(state, session.ranks)  # last: where another rank was asked to stop, this ends the search, and the probe is finished
-    return receipt
-
-
 def _as_they_stand(folder: Path, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
     """The receipts, with what was trained counted as lost for each probe that would begin anew if it were asked for more, as its
     checkpoint is gone: after the end of a search, say, that other seeds continue."""
@@ -290,81 +198,6 @@ def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Rece
     return kept
 
 
-def _forget_checkpoints(path: Path) -> None:
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
-
-
-def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, state: TrainState) -> Run:
-    """The probe's run directory: a new one, or the one that was left, whose newest checkpoint goes into `state`."""
-    if not (root / probe.name / "recipe.toml").is_file():
-        origin = origin_of(session, recipe_name, sys.argv)
-        run = Run.create(
-            probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root
-        )
-        run.event("start", environment_of(session))
-        return run
-    run = Run.open(probe.name, root)
-    checkpoint = newest_checkpoint(run)
-    if checkpoint is not None:
-        load_checkpoint(checkpoint, state, session.recipe)
-    segment = run.next_segment()
-    state.progress = state.progress._replace(segment=segment)
-    run.event("resume", {"step": state.progress.step, "segment": segment, **environment_of(session)})
-    return run
-
-
-def _train_until_clear(
-    run: Run,
-    state: TrainState,
-    session: Session,
-    search: Search,
-    probe: Probe,
-    curve: list[tuple[int, float]],
-    screen: TrainingScreen,
-) -> float | None:
-    """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly calm: the
-    bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""
-    book = Logbook(run, state, session, screen)
-    critical = search.grid.critical(probe.steps)
-
-    def stop() -> None:
-        state.model.zero_grad(set_to_none=True)
-        book.flush()
-        save(run, state, session.recipe)
-        run.event("end", {"status": "stopped", "step": state.progress.step})
-        run.sync()
-
-    def stop_from_another_thread() -> None:
-        stop()
-        print(f"stopped by {stop_reason()}: give the same command again to go on", file=sys.stderr)
-
-    try:
-        with rescued_by(stop_from_another_thread):
-            for record in train(state, session.recipe, session.train_data, session.val_windows, probe.horizon, session.ranks):
-                book.add(record)
-                if record.val_loss is None:
-                    continue
-                step = record.progress.step
-                curve.append((step, float(record.val_loss)))
-                if fluctuation(curve)[0] > search.threshold:
-                    return None
-                if search.calm and step < probe.horizon:
-                    first_look = critical + search.grid.window
-                    chance = chance_of_fluctuation(curve, critical, first_look, probe.horizon, search.threshold)
-                    if chance < search.calm:
-                        return chance
-    except LostProcessError:
-        if state.shards is None:  # else a part of the state is lost with the process
-            stop()
-        raise
-    except Stop:
-        stop()
-        if state.shards is not None:
-            state.shards.lead(END)
-        raise
-    return None
-
-
 # --- the end of a search --------------------------------------------------------------------------------------------
 
 
@@ -394,7 +227,7 @@ def _finish(
     console.print(f"found      {outcome.statement}", markup=False)
     if outcome.complete:
         for path in (folder / "probes").glob("*"):
-            _forget_checkpoints(path)
+            forget_checkpoints(path)
     tuned = folder / "tuned.toml"
     write_whole(tuned, tuned_recipe(search, outcome, len(receipts), recipe_name))
     if outcome.start is None or outcome.steps is None:

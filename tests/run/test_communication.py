@@ -32,3 +32,15 @@ def test_nothing_is_said_of_one_device_or_of_shards(tmp_path: Path) -> None:
     assert communication(write_run(tmp_path, "small", 0)) is None
     rows = [row | {"comm_seconds": None, "wait_seconds": 0.1} for row in rows_of(4, 1)]
     assert communication(write_run(tmp_path, "small", 1, rows=rows)) is None
+
+
+def test_damaged_rows_are_left_out_because_the_run_has_ended_well(tmp_path: Path) -> None:
+    rows = rows_of(8, 0)
+    for row in rows[1:]:
+        row |= {"seconds": 1.0, "comm_seconds": 0.25, "wait_seconds": 0.5, "seq_len": 64}
+    path = write_run(tmp_path, "small", 0, rows=rows)
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    for number in (2, 3, 4, 5):
+        lines[number] = lines[number][:-10]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert communication(path) == "25% of the time went into adding up gradients, 50% into waiting for each other"

@@ -23,6 +23,7 @@ from efftrain_cli.foundation.errors import DivergedError, StoppedError, UsageErr
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.trainer import train
+from efftrain_cli.tune_warmup import probing
 from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.grid import Kind
 from efftrain_cli.tune_warmup.receipts import write_receipt
@@ -123,7 +124,7 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(recipe: Recipe, monke
                 raise Killed
             yield record
 
-    monkeypatch.setattr(tune_warmup, "train", train_until_killed)
+    monkeypatch.setattr(probing, "train", train_until_killed)
     kills = 0
     while True:
         try:
@@ -211,7 +212,7 @@ def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeyp
             before = record.progress.tokens
             yield record
 
-    monkeypatch.setattr(tune_warmup, "train", counted)
+    monkeypatch.setattr(probing, "train", counted)
     search = Search(recipe=recipe)
     folder = tune_warmup.tune(replace(search, budget=search.smallest_budget() - 1), recipe_name="tiny")
     (first,) = lines(folder)
