@@ -278,7 +278,7 @@ def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(recipe: 
     def stopped(*_: object) -> None:
         raise Stop("a signal to another process")
 
-    monkeypatch.setattr(tune_warmup, "release", stopped)
+    monkeypatch.setattr(probing, "release", stopped)
     search = Search(recipe=recipe)
     with pytest.raises(StoppedError):
         tune_warmup.tune(search, recipe_name="tiny")
