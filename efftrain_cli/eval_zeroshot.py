@@ -108,8 +108,13 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
     from efftrain_cli.training.trained_model import load_exported, load_trained_model
 
     ranks = ranks or ALONE
-    device = choose_device(question.device, ranks)
-    trained = load_trained_model(question.run, question.checkpoint, device) if exported is None else load_exported(exported, device)
+    try:
+        device = choose_device(question.device, ranks)
+        trained = load_trained_model(question.run, question.checkpoint, device) if exported is None else load_exported(exported, device)
+    except EfftrainError as error:  # rank 0, which speaks, may have a sound copy of the run
+        ranks.check_alike({"loading": str(error)})
+        raise
+    ranks.check_alike({"loading": "done"})
     ranks.check_alike(_facts(trained))
     evaluator = build_evaluator(trained, question, ranks)
     stride = question.stride or max(1, evaluator.context_length // 2)

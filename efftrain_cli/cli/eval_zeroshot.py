@@ -11,7 +11,7 @@ import typer
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.cli.options import CheckpointOption, Device, Devices, NoProgress, TableOrJson
-from efftrain_cli.foundation.console import Row, say, table_lines
+from efftrain_cli.foundation.console import Row, table_lines
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.training.launch import check_devices, is_one_of_several, launch_this
 
@@ -129,12 +129,8 @@ def eval_zeroshot(
             except LostProcessError:
                 raise
             except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
-                if ranks is not None and not isinstance(error, TaskError):
-                    # The processes have not failed alike, so they would not meet in the next run.
-                    if not speaks:  # rank 0 cannot know it
-                        say(f"error: rank {ranks.rank}: {error}")
-                    raise
-                if not entries and len(runs) == 1:
+                # Processes that have not failed alike would not meet in the next run.
+                if (not entries and len(runs) == 1) or (ranks is not None and not isinstance(error, TaskError)):
                     raise
                 problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))
             if format_ == "table" and entries and speaks:
