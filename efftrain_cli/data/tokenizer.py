@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.data.hub import MODEL_NAME, hub_file
+from efftrain_cli.data import hub
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
@@ -164,11 +164,11 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
     if spec == "gpt2" or bpe_size(spec) is not None:
         return ()
     path = Path(spec).expanduser()
-    if not path.exists() and (named := MODEL_NAME.fullmatch(spec)) is not None and path.suffix != ".json":
+    if not path.exists() and (named := hub.MODEL_NAME.fullmatch(spec)) is not None and path.suffix != ".json":
         try:
-            found = hub_file(named[1], "tokenizer.json", named[2])
+            found = hub.hub_file(named[1], "tokenizer.json", named[2])
             with suppress(DataError):  # lies beside it then, and may name the end of text
-                hub_file(named[1], "tokenizer_config.json", named[2])
+                hub.hub_file(named[1], "tokenizer_config.json", named[2])
             return (found,)
         except DataError as error:
             raise DataError(f"{_nothing_called(spec)} (of the Hub: {error})") from error
@@ -205,7 +205,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     spec = str(spec)
     if spec == "gpt2":
         try:
-            files: tuple[Path, ...] = (hub_file("openai-community/gpt2", "tokenizer.json"),)
+            files: tuple[Path, ...] = (hub.hub_file("openai-community/gpt2", "tokenizer.json"),)
         except DataError as error:
             raise DataError(
                 f'data.tokenizer = "gpt2": {error}. Give the folder with GPT-2\'s vocabulary and merges instead, '

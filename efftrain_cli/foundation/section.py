@@ -6,6 +6,7 @@ Python object that computes with them. Nothing here imports torch or numpy, so r
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any
 
@@ -38,9 +39,9 @@ def parse_count(value: Any) -> Any:
         exact: Decimal | float = Decimal(number.replace("_", "")) * _SUFFIX[suffix.upper()]
     else:
         exact = value
-    if exact >= 2**63:
+    if 2**63 <= exact < math.inf:
         raise ValueError(f"{value!r} is beyond 64 bits")
-    if exact % 1:
+    if exact % 1:  # of inf too
         raise ValueError(f"{value!r} is not a whole number")
     return int(exact)
 
