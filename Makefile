@@ -8,7 +8,7 @@ help:
 	@echo "make quickstart   install, then train a small GPT with and without sequence length warmup (minutes on a CPU)"
 	@echo "make test         install, then run the tests"
 	@echo "make test-slow    the slow tests"
-	@echo "make lint         ruff and mypy"
+	@echo "make lint         ruff (rules and layout) and mypy"
 
 install: .venv/installed
 
@@ -32,4 +32,5 @@ test-slow: install
 
 lint: install
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

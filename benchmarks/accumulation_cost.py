@@ -2,8 +2,8 @@
 
     python benchmarks/accumulation_cost.py [--steps 10]
 
-Every setting narrows all three products of every linear layer in the blocks; the head stays plain. One micro-batch of 4,096 tokens a
-step, vocabulary 1024, one thread.
+Every setting narrows all three products of every linear layer in the blocks; the head stays plain. One micro-batch of
+4,096 tokens a step, vocabulary 1024, one thread.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from efftrain_cli.recipe.recipe import load_recipe
 
 
 def section(fidelity: str, bits: int, chunk: int, operands: str = "fp32", rounding: str = "nearest") -> str:
-    roles = ", ".join(f"{role} = {{bits = {bits}, chunk = {chunk}}}" for role in ("forward", "grad_input", "grad_weight"))
-    return f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding = "{rounding}", {roles}}}'
+    roles = ", ".join(
+        f"{role} = {{bits = {bits}, chunk = {chunk}}}" for role in ("forward", "grad_input", "grad_weight")
+    )
+    return (
+        f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding = "{rounding}", {roles}}}'
+    )
 
 
 PLAIN = "plain fp32"

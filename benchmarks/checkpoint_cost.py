@@ -42,7 +42,9 @@ def main() -> None:
     )
     model = GPT(config)
     model.init_weights(1)
-    optimizer = AdamW(dict(model.named_parameters()), model.parameter_kinds(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    optimizer = AdamW(
+        dict(model.named_parameters()), model.parameter_kinds(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
+    )
     state = TrainState(model=model, optimizer=optimizer)
 
     kinds = ("save", "save, CPU", "without hashes", "without hashes, CPU", "read and verify")
@@ -69,13 +71,17 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     save, bare = statistics.median(seconds["save"]), statistics.median(seconds["without hashes"])
-    print(f"{date.today()}  {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(
+        f"{date.today()}  {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
     print(f"checkpoint of {sum(p.numel() for p in model.parameters()):,} parameters: {size / 1e9:.2f} GB")
     for name, values in seconds.items():
         print(f"{name:<20} {statistics.median(values):6.2f} s  (of {', '.join(f'{value:.2f}' for value in values)})")
     # On a machine that does other work too, the CPU's share says more than the wall's.
     cpu, bare_cpu = (statistics.median(seconds[kind]) for kind in ("save, CPU", "without hashes, CPU"))
-    print(f"manifest             {max(0.0, save - bare) / save:6.1%} of a save's wall time, {(cpu - bare_cpu) / cpu:.1%} of its CPU time (at most 25 %)")
+    print(
+        f"manifest             {max(0.0, save - bare) / save:6.1%} of a save's wall time, {(cpu - bare_cpu) / cpu:.1%} of its CPU time (at most 25 %)"
+    )
     default = parse_duration("10min")
     print(f"blocks training      {save / (default + save):6.1%} at the default interval of 10 min (at most 5 %)")
 

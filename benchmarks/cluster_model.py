@@ -1,8 +1,10 @@
-"""Does `plan-cluster` predict what `bench --devices 2` measures? Run by hand, on a quiet machine: python benchmarks/cluster_model.py
+"""Does `plan-cluster` predict what `bench --devices 2` measures? Run by hand, on a quiet machine: python
+benchmarks/cluster_model.py
 
-Measured first, and put into the model: the rate of forward and backward passes and the bandwidth of the update, of two processes side
-by side that know nothing of each other (so that the cores' sharing of memory and clock is not taken for communication), and gloo's
-bandwidth and latency, from sums of two sizes. Then the same recipe on two devices. Rounds alternate; medians are compared.
+Measured first, and put into the model: the rate of forward and backward passes and the bandwidth of the update, of two
+processes side by side that know nothing of each other (so that the cores' sharing of memory and clock is not taken for
+communication), and gloo's bandwidth and latency, from sums of two sizes. Then the same recipe on two devices. Rounds
+alternate; medians are compared.
 """
 
 from __future__ import annotations
@@ -23,7 +25,19 @@ SIZES = (1 << 12, 1 << 23)
 
 
 def bench(recipe: Sequence[str], *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "efftrain_cli", "bench", "--recipe", *recipe, "--device", "cpu", "--format", "json", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "efftrain_cli",
+        "bench",
+        "--recipe",
+        *recipe,
+        "--device",
+        "cpu",
+        "--format",
+        "json",
+        *more,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -108,8 +122,12 @@ def main() -> None:
     predicted = step_time("replicate", cluster, flops=flops / 2, parameters=parameters)
     measured = statistics.median(f["seconds_per_step"] for f in together)
     low, high = (pick(f["seconds_per_step"] for f in together) for pick in (min, max))
-    print(f"{arguments.recipe}, {parameters:,} parameters; gloo {cluster.bandwidth / 1e9:.2f} GB/s, {1e6 * cluster.latency:.0f} us")
-    print(f"one process, beside another: {1000 * (compute + update):.0f} ms a step, {1000 * update:.0f} of them the update")
+    print(
+        f"{arguments.recipe}, {parameters:,} parameters; gloo {cluster.bandwidth / 1e9:.2f} GB/s, {1e6 * cluster.latency:.0f} us"
+    )
+    print(
+        f"one process, beside another: {1000 * (compute + update):.0f} ms a step, {1000 * update:.0f} of them the update"
+    )
     print(
         f"two devices: predicted {1000 * predicted.total:.0f} ms ({1000 * predicted.communication:.0f} the sum), measured "
         f"{1000 * measured:.0f} ms ({1000 * low:.0f} to {1000 * high:.0f}; "

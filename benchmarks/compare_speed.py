@@ -2,9 +2,9 @@
 
     python benchmarks/compare_speed.py [--runs 50] [--steps 100000]
 
-Makes synthetic run directories (about 3 GB for 50 runs of 100,000 steps) in a temporary folder. Reads them all in a process of its
-own, whose imports are not counted, and compares them in further ones, once for each format. Prints wall seconds, CPU seconds of
-that process and its largest resident memory, of which mapped pages of metrics.jsonl are part.
+Makes synthetic run directories (about 3 GB for 50 runs of 100,000 steps) in a temporary folder. Reads them all in a
+process of its own, whose imports are not counted, and compares them in further ones, once for each format. Prints wall
+seconds, CPU seconds of that process and its largest resident memory, of which mapped pages of metrics.jsonl are part.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def make_runs(root: Path, runs: int, steps: int) -> None:
 def measure_reading(root: Path) -> tuple[int, float, float]:
     """Rows, wall seconds and CPU seconds of reading all runs for a comparison."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, "-c", READ, str(root)], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(root)], env=environment, capture_output=True, text=True, check=True
+    )
     rows, wall, cpu = done.stdout.split()
     return int(rows), float(wall), float(cpu)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/evidence_picture.py
 
-A panel per study, of its first primary measure at its last look; the study file says baseline, direction and margin. A study called
-NAME has NAME/looks.csv; a second study of the same page, PAGE-SECOND, has PAGE/SECOND-looks.csv.
+A panel per study, of its first primary measure at its last look; the study file says baseline, direction and margin. A
+study called NAME has NAME/looks.csv; a second study of the same page, PAGE-SECOND, has PAGE/SECOND-looks.csv.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def picture(found: list[Panel]) -> Figure:
             draw(axes, found[i])
             top -= sizes[i]
     legend = (("shown, in the arm's favour", GOOD), ("shown, against it", BAD), ("undecided", OPEN))
-    handles = [matplotlib.lines.Line2D([], [], color=colour, marker="o", linewidth=2.2, markersize=4.5) for _, colour in legend]
+    handles = [
+        matplotlib.lines.Line2D([], [], color=colour, marker="o", linewidth=2.2, markersize=4.5) for _, colour in legend
+    ]
     words = [word for word, _ in legend]
     if any(panel.margin for panel in found):
         handles.append(matplotlib.patches.Patch(color="#56B4E9", alpha=0.18))

@@ -22,7 +22,9 @@ def main(rounds: int = 60) -> None:
     forms: dict[str, Callable[[Tensor], Tensor]] = {"theirs": lambda x: F.gelu(x, approximate="tanh"), "ours": gelu}
     for name, shape in SHAPES.items():
         x, upstream = torch.randn(shape, requires_grad=True), torch.randn(shape)
-        times: dict[tuple[str, str], list[float]] = {(form, part): [] for form in forms for part in ("value", "gradient")}
+        times: dict[tuple[str, str], list[float]] = {
+            (form, part): [] for form in forms for part in ("value", "gradient")
+        }
         for _ in range(rounds):
             for form, function in forms.items():
                 start = time.perf_counter()

@@ -48,7 +48,9 @@ def main() -> None:
             command = [sys.executable, "-c", CHILD, f"run{i}"]
             out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
             wall, cpu = next(line for line in out.splitlines() if line.startswith("FIRST")).split()[1:]
-            print(f"first update after {float(wall):.2f} s, {float(cpu):.2f} s of CPU time, load {os.getloadavg()[0]:.1f}")
+            print(
+                f"first update after {float(wall):.2f} s, {float(cpu):.2f} s of CPU time, load {os.getloadavg()[0]:.1f}"
+            )
 
 
 if __name__ == "__main__":

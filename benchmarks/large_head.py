@@ -2,8 +2,9 @@
 
     python benchmarks/large_head.py --n-embd 384 768 --tokens 2048 --vocab 50257
 
-CPU seconds of one thread, so that neighbours on the machine disturb them less; memory is the peak beyond what the process held before.
-Each form runs in a process of its own. "plain, rows = vocabulary" has no padding to cut off, as in nanoGPT.
+CPU seconds of one thread, so that neighbours on the machine disturb them less; memory is the peak beyond what the
+process held before. Each form runs in a process of its own. "plain, rows = vocabulary" has no padding to cut off, as in
+nanoGPT.
 """
 
 from __future__ import annotations
@@ -60,11 +61,22 @@ def main() -> None:
     if options.form:
         measure(options.form, options.tokens, options.n_embd[0], options.vocab, options.rounds)
         return
-    print(f"torch {torch.__version__}, fp32, {options.tokens} tokens, vocabulary {options.vocab}, 1 thread; CPU seconds, MiB")
+    print(
+        f"torch {torch.__version__}, fp32, {options.tokens} tokens, vocabulary {options.vocab}, 1 thread; CPU seconds, MiB"
+    )
     print(f"{'form':26s} {'n_embd':>6s} {'forward':>9s} {'backward':>9s} {'both':>9s} {'memory':>9s}")
     for n_embd in options.n_embd:
         for form in FORMS:
-            command = [sys.executable, __file__, "--form", form, "--n-embd", str(n_embd), "--tokens", str(options.tokens)]
+            command = [
+                sys.executable,
+                __file__,
+                "--form",
+                form,
+                "--n-embd",
+                str(n_embd),
+                "--tokens",
+                str(options.tokens),
+            ]
             subprocess.run([*command, "--vocab", str(options.vocab), "--rounds", str(options.rounds)], check=True)
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/prepare_speed.py --tokenizer GPT2-FOLDER --repeats 2 'texts/*.txt'
 
-Each repeat prepares into an empty cache: hashing, reading, checking, splitting, tokenizing, writing. Prints MB of UTF-8 text per
-second by wall time, and CPU seconds, which other work on the machine disturbs less.
+Each repeat prepares into an empty cache: hashing, reading, checking, splitting, tokenizing, writing. Prints MB of UTF-8
+text per second by wall time, and CPU seconds, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def main() -> None:
             cpu[name].append(time.process_time() - used)
     print(f"{size:.1f} MB, {os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f}")
     for name in work:
-        print(f"{name:<17}  {size / min(wall[name]):5.1f} MB/s at best, {statistics.median(cpu[name]):5.1f} s of CPU (median)")
+        print(
+            f"{name:<17}  {size / min(wall[name]):5.1f} MB/s at best, {statistics.median(cpu[name]):5.1f} s of CPU (median)"
+        )
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@
     python benchmarks/side_by_side.py --sizes 6x384 --processes 6 --json out.json
     python benchmarks/side_by_side.py --sizes 6x384 --dtype auto --reference-dtype fp32      what bf16 gains
 
-Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of the other; ratios are
-of the same round, so a machine that slows down slows both. Where a process's memory comes to lie moves its ratio by a few
-percent for as long as it lives: each figure is the median of all rounds of several processes, in parentheses the lowest and
-the highest process's median. A ratio above 1 means that efftrain is the faster one. Beside wall time stands the processes' CPU
-time, which neighbours on the machine disturb less. Peak memory is measured in a process of its own for each side.
+Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of the other; ratios
+are of the same round, so a machine that slows down slows both. Where a process's memory comes to lie moves its ratio by
+a few percent for as long as it lives: each figure is the median of all rounds of several processes, in parentheses the
+lowest and the highest process's median. A ratio above 1 means that efftrain is the faster one. Beside wall time stands
+the processes' CPU time, which neighbours on the machine disturb less. Peak memory is measured in a process of its own
+for each side.
 """
 
 from __future__ import annotations
@@ -110,11 +111,15 @@ def timed(step: Callable[[], None], steps: int, device: torch.device) -> tuple[f
 def compare(
     name: str, dtype: str, device: torch.device, rounds: int, reference_dtype: str | None = None
 ) -> dict[str, object]:
-    """Ratios of reference time to ours over `rounds` alternating rounds; the reference in our dtype unless it is given."""
+    """Ratios of reference time to ours over `rounds` alternating rounds; the reference in our dtype unless it is
+    given."""
     shape, steps = SIZES[name], STEPS[name]
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe_of(shape, dtype), shape.vocab_size, Path(folder))
-        sides = {"ours": our_step(shape, dtype, device, windows), "reference": reference_step(shape, reference_dtype or dtype, device, windows)}
+        sides = {
+            "ours": our_step(shape, dtype, device, windows),
+            "reference": reference_step(shape, reference_dtype or dtype, device, windows),
+        }
         for step in sides.values():
             timed(step, 2 if device.type == "cuda" else 1, device)
         times: Times = {side: [] for side in sides}
@@ -149,7 +154,18 @@ def compare_in_processes(
     name: str, dtype: str, device: str, rounds: int, processes: int, reference_dtype: str
 ) -> dict[str, object]:
     """`compare` in several processes, one after the other; the ratios of all."""
-    command = [sys.executable, __file__, "--times-of", name, "--dtype", dtype, "--device", device, "--rounds", str(rounds)]
+    command = [
+        sys.executable,
+        __file__,
+        "--times-of",
+        name,
+        "--dtype",
+        dtype,
+        "--device",
+        device,
+        "--rounds",
+        str(rounds),
+    ]
     command += ["--reference-dtype", reference_dtype]
     outputs = [subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout for _ in range(processes)]
     return summary(name, dtype, [json.loads(output) for output in outputs])
@@ -157,7 +173,8 @@ def compare_in_processes(
 
 def overhead(name: str, dtype: str, device: torch.device) -> float:
     """Share of a step's wall time that is neither forward, backward nor optimizer: data, planning, stability measures,
-    records. Timed inside `train()` by clocks around the two functions that do the work, the device awaited at both ends."""
+    records. Timed inside `train()` by clocks around the two functions that do the work, the device awaited at both
+    ends."""
     shape, inside = SIZES[name], [0.0]
 
     def clocked(work: Callable[..., object]) -> Callable[..., object]:
@@ -211,7 +228,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4x128", "6x384", "6x384-v50304", "gpt2-117m"])
     parser.add_argument("--dtype", choices=["fp32", "bf16", "auto"], default="fp32")
-    parser.add_argument("--reference-dtype", choices=["fp32", "bf16"], help="of the plain loop, where it is not to be ours")
+    parser.add_argument(
+        "--reference-dtype", choices=["fp32", "bf16"], help="of the plain loop, where it is not to be ours"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=5, help="in each process")
     parser.add_argument("--processes", type=int, default=5, help="one after the other, for each size")
@@ -230,14 +249,16 @@ def main() -> None:
         print(json.dumps(compare(options.times_of, dtype, device, options.rounds, options.reference_dtype)["times"][0]))
         return
     machine = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    print(f"{machine}, torch {torch.__version__}, {dtype} (plain loop: {options.reference_dtype or dtype}), {datetime.now(UTC).date()}, {options.processes} x {options.rounds} rounds\n")
-    print("size           ours tok/s   ref tok/s   wall ratio (low-high)   CPU ratio (low-high)   memory ratio   overhead")
+    print(
+        f"{machine}, torch {torch.__version__}, {dtype} (plain loop: {options.reference_dtype or dtype}), {datetime.now(UTC).date()}, {options.processes} x {options.rounds} rounds\n"
+    )
+    print(
+        "size           ours tok/s   ref tok/s   wall ratio (low-high)   CPU ratio (low-high)   memory ratio   overhead"
+    )
     results = []
     for name in options.sizes:
         reference_dtype = options.reference_dtype or dtype
-        result = compare_in_processes(
-            name, dtype, options.device, options.rounds, options.processes, reference_dtype
-        )
+        result = compare_in_processes(name, dtype, options.device, options.rounds, options.processes, reference_dtype)
         if not options.no_memory:
             ours, theirs = (
                 peak_memory(name, wanted, options.device, side)
@@ -259,9 +280,16 @@ def main() -> None:
     if options.json:
         options.json.write_text(
             json.dumps(
-                {"machine": machine, "torch": torch.__version__, "dtype": dtype,
-                 "reference_dtype": options.reference_dtype or dtype, "results": results,
-                 "date": str(datetime.now(UTC).date()), "rounds": options.rounds, "processes": options.processes},
+                {
+                    "machine": machine,
+                    "torch": torch.__version__,
+                    "dtype": dtype,
+                    "reference_dtype": options.reference_dtype or dtype,
+                    "results": results,
+                    "date": str(datetime.now(UTC).date()),
+                    "rounds": options.rounds,
+                    "processes": options.processes,
+                },
                 indent=1,
             )
         )

@@ -1,10 +1,12 @@
-"""What a study's schedules of the batch size would cost on data-parallel devices: docs/evidence/simigrad.md's table of hours.
+"""What a study's schedules of the batch size would cost on data-parallel devices: docs/evidence/simigrad.md's table of
+hours.
 
     python benchmarks/simigrad_devices.py STUDY ARM ... --seed 10
 
-Reads the batch of every step of the arms' runs. Each stands for a step of GPT-2 117M with `--times` as many sequences of 1,024 tokens;
-its time is that of `efftrain plan-cluster`'s model for replicas (docs/scaling.md), with two sums of gradients where SimiGrad measured.
-That a large model's schedule would look alike is an assumption: only the steps were trained, and at a small size.
+Reads the batch of every step of the arms' runs. Each stands for a step of GPT-2 117M with `--times` as many sequences
+of 1,024 tokens; its time is that of `efftrain plan-cluster`'s model for replicas (docs/scaling.md), with two sums of
+gradients where SimiGrad measured. That a large model's schedule would look alike is an assumption: only the steps were
+trained, and at a small size.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from efftrain_cli.run.rows import read_counting
 CLUSTERS = {
     1: Cluster(devices=1, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12),
     8: Cluster(devices=8, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12, latency=1e-5),
-    64: Cluster(devices=64, nodes=8, flops_per_second=3e14, bandwidth=3e11, between=5e10, memory_bandwidth=2e12, latency=1e-5),
+    64: Cluster(
+        devices=64, nodes=8, flops_per_second=3e14, bandwidth=3e11, between=5e10, memory_bandwidth=2e12, latency=1e-5
+    ),
 }
 """docs/scaling.md's assumptions: 300 TFLOP/s, 300 GB/s within a node of 8, 50 GB/s out of it."""
 
@@ -31,9 +35,15 @@ def seconds(row: Mapping[str, object], recipe: Recipe, cluster: Cluster, times: 
     """The modelled time of one step of a run."""
     vocabulary = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     most = -(-int(str(row["batch_size"])) * times // cluster.devices)
-    flops = most * recipe.model.seq_len * token_flops(recipe, vocabulary, recipe.model.seq_len, recipe.model.n_layer).with_logits
+    flops = (
+        most
+        * recipe.model.seq_len
+        * token_flops(recipe, vocabulary, recipe.model.seq_len, recipe.model.n_layer).with_logits
+    )
     sums = 2 if row.get("simigrad_similarity") is not None else 1
-    return step_time("replicate", cluster, flops=flops, parameters=model_parameters(recipe, vocabulary), sums=sums).total
+    return step_time(
+        "replicate", cluster, flops=flops, parameters=model_parameters(recipe, vocabulary), sums=sums
+    ).total
 
 
 def main() -> None:
@@ -48,7 +58,11 @@ def main() -> None:
     print("|---|--:|" + "--:|" * len(CLUSTERS))
     first: list[float] = []
     for arm in options.arms:
-        rows = [row for row in read_counting(existing_run(f"{options.study}-{arm}-seed{options.seed}")) if row.get("batch_size")]
+        rows = [
+            row
+            for row in read_counting(existing_run(f"{options.study}-{arm}-seed{options.seed}"))
+            if row.get("batch_size")
+        ]
         times = [sum(seconds(row, recipe, cluster, options.times) for row in rows) for cluster in CLUSTERS.values()]
         first = first or times
         cells = (f"{time:,.0f} s, {time / base - 1:+.0%}" for time, base in zip(times, first, strict=True))

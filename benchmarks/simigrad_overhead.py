@@ -2,10 +2,10 @@
 
     python benchmarks/simigrad_overhead.py [--steps 30] [--vocab 512]
 
-A step that measures needs two micro-batches. So it is compared with a baseline of two micro-batches (what the measurement
-costs) and with one of a single micro-batch (what it costs where the batch would have fitted into one). The three dot
-products, nearly all of the measurement's cost, are also timed alone: their share is below the noise of whole steps.
-n_layer 6, n_embd 384, seq_len 256, batch 8.
+A step that measures needs two micro-batches. So it is compared with a baseline of two micro-batches (what the
+measurement costs) and with one of a single micro-batch (what it costs where the batch would have fitted into one). The
+three dot products, nearly all of the measurement's cost, are also timed alone: their share is below the noise of whole
+steps. n_layer 6, n_embd 384, seq_len 256, batch 8.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> None:
         "measuring": replace(six_by_384(1024), simigrad=fixed),
     }
     taken = take_turns(recipes, arguments.vocab, arguments.steps)
-    print(f"vocabulary {arguments.vocab}, {arguments.steps} steps each, 1 thread; median ratios of steps taken in turns")
+    print(
+        f"vocabulary {arguments.vocab}, {arguments.steps} steps each, 1 thread; median ratios of steps taken in turns"
+    )
     for name, steps in taken.items():
         print(f"{name:16} {statistics.median(step.seconds for step in steps) * 1e3:8.1f} ms CPU per step")
     dots = dot_seconds(recipes["measuring"], arguments.vocab)

@@ -1,9 +1,10 @@
-"""How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes the table of docs/compare.md.
+"""How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes the table of
+docs/compare.md.
 
     python benchmarks/simulate_compare.py [--repetitions 2000] [--only PART]
 
-Every study is of made runs: a validation loss that falls as a power of the tokens and with the learning rate's decay, a shift
-per seed that both recipes share, one of each run's own, and noise of every evaluation.
+Every study is of made runs: a validation loss that falls as a power of the tokens and with the learning rate's decay, a
+shift per seed that both recipes share, one of each run's own, and noise of every evaluation.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def arm(
     ]
 
 
-def pair(random: Random, n: int, noises: tuple[float, float] = (QUIET, NOISY), worse: float = 0.0) -> list[list[RunNumbers]]:
+def pair(
+    random: Random, n: int, noises: tuple[float, float] = (QUIET, NOISY), worse: float = 0.0
+) -> list[list[RunNumbers]]:
     """Two recipes over the same n seeds."""
     shifts = random.normal(0, SEED_SD, n)
     return [arm(random, "a", shifts, noises[0]), arm(random, "b", shifts, noises[1], worse)]
@@ -120,7 +123,9 @@ def old_cost(a: list[RunNumbers], b: list[RunNumbers]) -> bool:
     target = max(run.evaluated["val_loss"].min() for run in a)
     if any(run.evaluated["val_loss"].min() > target for run in b):
         return False
-    return significant([math.log(first_crossing(x, target) / first_crossing(y, target)) for x, y in zip(a, b, strict=True)])
+    return significant(
+        [math.log(first_crossing(x, target) / first_crossing(y, target)) for x, y in zip(a, b, strict=True)]
+    )
 
 
 # --- the parts of the table -------------------------------------------------------------------------------------------
@@ -135,13 +140,28 @@ def jitter(repetitions: int, random: Random, sizes: tuple[int, ...] = (3, 5, 10)
     for n in sizes:
         studies = [pair(random, n) for _ in range(repetitions)]
         rates = {
-            "final loss": [significant([y.evaluated["val_loss"][-1] - x.evaluated["val_loss"][-1] for x, y in zip(a, b, strict=True)]) for a, b in studies],
-            "cost to match": [significant([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]) for a, b in studies],
+            "final loss": [
+                significant(
+                    [y.evaluated["val_loss"][-1] - x.evaluated["val_loss"][-1] for x, y in zip(a, b, strict=True)]
+                )
+                for a, b in studies
+            ],
+            "cost to match": [
+                significant([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]) for a, b in studies
+            ],
             "cost to a fixed target": [_fixed(a, b, level) for a, b in studies],
-            "best loss (not tested)": [significant([y.evaluated["val_loss"].min() - x.evaluated["val_loss"].min() for x, y in zip(a, b, strict=True)]) for a, b in studies],
+            "best loss (not tested)": [
+                significant(
+                    [y.evaluated["val_loss"].min() - x.evaluated["val_loss"].min() for x, y in zip(a, b, strict=True)]
+                )
+                for a, b in studies
+            ],
             "first crossing (deleted)": [old_cost(a, b) for a, b in studies],
         }
-        rows += [("equal methods, evaluation noise 0.003 and 0.02", f"{name}, n = {n}", _percent(np.mean(v))) for name, v in rates.items()]
+        rows += [
+            ("equal methods, evaluation noise 0.003 and 0.02", f"{name}, n = {n}", _percent(np.mean(v)))
+            for name, v in rates.items()
+        ]
     return rows
 
 
@@ -160,13 +180,22 @@ def bias(repetitions: int, random: Random) -> list[Row]:
     rows = []
     target = float(true_loss(0.95))
     for noise in (0.003, 0.01, 0.02):
-        for name, read in (("falling curve", lambda run: needed_for(run, "tokens", target)), ("first crossing (deleted)", lambda run: _or_none(run, target))):
+        for name, read in (
+            ("falling curve", lambda run: needed_for(run, "tokens", target)),
+            ("first crossing (deleted)", lambda run: _or_none(run, target)),
+        ):
             found = []
             for _ in range(repetitions):
                 losses = true_loss(np.linspace(0, 1, EVALUATIONS + 1)) + random.normal(0, noise, EVALUATIONS + 1)
                 # The crossing lies inside the run; what is not reached by its end is read at the end.
                 found.append(read(run_of("a", 0, losses)) or TOKENS)
-            rows.append(("bias of a single run's cost", f"{name}, evaluation noise {noise}", f"{100 * (np.mean(found) / (0.95 * TOKENS) - 1):+.2f} %"))
+            rows.append(
+                (
+                    "bias of a single run's cost",
+                    f"{name}, evaluation noise {noise}",
+                    f"{100 * (np.mean(found) / (0.95 * TOKENS) - 1):+.2f} %",
+                )
+            )
     return rows
 
 
@@ -181,15 +210,24 @@ def worse_method(repetitions: int, random: Random) -> list[Row]:
         outcomes = []
         for _ in range(repetitions):
             a, b = pair(random, 5, (QUIET, QUIET), worse)
-            estimate = inference.exponentiated(inference.paired_t([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]))
+            estimate = inference.exponentiated(
+                inference.paired_t([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)])
+            )
             outcomes.append(inference.decide([estimate])[0].outcome)
         words = "worse" if worse > 0 else "better"
-        rows.append((f"a method 0.03 nats {words}, n = 5", f'cost to match says "{words}"', _percent(outcomes.count(words) / repetitions)))
+        rows.append(
+            (
+                f"a method 0.03 nats {words}, n = 5",
+                f'cost to match says "{words}"',
+                _percent(outcomes.count(words) / repetitions),
+            )
+        )
     return rows
 
 
 def failures(repetitions: int, random: Random) -> list[Row]:
-    """Both fail equally often: t where all finished, the exact rank sum where a run failed; and one that always fails."""
+    """Both fail equally often: t where all finished, the exact rank sum where a run failed; and one that always
+    fails."""
     rows = []
     for n in (3, 5, 10):
         for rate in (0.1, 0.3):
@@ -198,7 +236,13 @@ def failures(repetitions: int, random: Random) -> list[Row]:
                 a, b = pair(random, n)
                 runs = [_dead(run) if random.random() < rate else run for run in (*a, *b)]
                 found += _final(compare(runs)) in ("better", "worse")
-            rows.append((f"equal methods that fail in {rate:.0%} of runs", f"final loss, switching to ranks, n = {n}", _percent(found / repetitions)))
+            rows.append(
+                (
+                    f"equal methods that fail in {rate:.0%} of runs",
+                    f"final loss, switching to ranks, n = {n}",
+                    _percent(found / repetitions),
+                )
+            )
     found = 0
     few = max(20, repetitions // 20)
     for _ in range(few):
@@ -226,7 +270,9 @@ def partial_pairs(repetitions: int, random: Random) -> list[Row]:
             a = arm(random, "a", shifts[:10], QUIET)
             b = arm(random, "b", shifts[10 - shared : 20 - shared], QUIET, first=10 - shared)
             found += _final(compare([*a, *b])) in ("better", "worse")
-        rows.append(("equal methods, 10 + 10 runs", f"final loss, {shared} seeds shared", _percent(found / repetitions)))
+        rows.append(
+            ("equal methods, 10 + 10 runs", f"final loss, {shared} seeds shared", _percent(found / repetitions))
+        )
     return rows
 
 
@@ -257,13 +303,19 @@ def zero_shot(repetitions: int, random: Random) -> list[Row]:
         for name in "abcd":
             for seed in range(5):
                 scores = 0.4 + seeds[:, seed] + random.normal(0, 0.01, 8)
-                results = tuple(ZeroShot((f"task{i}", "p", ""), {"acc": float(score)}, "step-1", 1.0) for i, score in enumerate(scores))
+                results = tuple(
+                    ZeroShot((f"task{i}", "p", ""), {"acc": float(score)}, "step-1", 1.0)
+                    for i, score in enumerate(scores)
+                )
                 runs.append(run_of(name, seed, losses + 0.001 * random.standard_normal(), zero_shot=results))
         differences = [d for row in compare(runs).zero_shot for d in row.differences]
         found += any(d.verdict in ("better", "worse") for d in differences)
         raw += any(d.over_seeds.p < inference.ALPHA for d in differences)
     what = "8 zero-shot tasks, three recipes equal to the baseline"
-    return [(what, "any winner, corrected", _percent(found / repetitions)), (what, "any winner, uncorrected (deleted)", _percent(raw / repetitions))]
+    return [
+        (what, "any winner, corrected", _percent(found / repetitions)),
+        (what, "any winner, uncorrected (deleted)", _percent(raw / repetitions)),
+    ]
 
 
 def margins(repetitions: int, random: Random) -> list[Row]:
@@ -281,7 +333,8 @@ def margins(repetitions: int, random: Random) -> list[Row]:
 
 
 def tuning(repetitions: int, random: Random) -> list[Row]:
-    """Equal methods, learning rates of equal worth, each recipe at its best of 5 on the runs that are compared; then only one."""
+    """Equal methods, learning rates of equal worth, each recipe at its best of 5 on the runs that are compared; then
+    only one."""
     rows = []
     for counts in ((5, 5), (1, 5)):
         found = 0
@@ -294,7 +347,13 @@ def tuning(repetitions: int, random: Random) -> list[Row]:
                         recipe = run.recipe | {"optim.lr": float(i)}
                         runs.append(replace(run, recipe=recipe, name=f"{name}{i}-{run.seed}"))
             found += _final(compare(runs)) in ("better", "worse")
-        rows.append((f"equal methods, best of {counts[0]} and {counts[1]} settings", "final loss, n = 5", _percent(found / repetitions)))
+        rows.append(
+            (
+                f"equal methods, best of {counts[0]} and {counts[1]} settings",
+                "final loss, n = 5",
+                _percent(found / repetitions),
+            )
+        )
     return rows
 
 

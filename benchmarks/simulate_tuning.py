@@ -1,10 +1,11 @@
-"""How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search itself. Writes the tables of
-docs/methods/sequence-length-warmup.md.
+"""How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search itself. Writes the
+tables of docs/methods/sequence-length-warmup.md.
 
     python benchmarks/simulate_tuning.py [--repetitions 400] [--only calm|search]
 
-calm: validation losses that fall and scatter, thirty to a probe; how many probes end early, and how many of all would have fluctuated
-after that. search: whether a setting is unstable is drawn, more likely the longer its warmup; what the search then returns, and costs.
+calm: validation losses that fall and scatter, thirty to a probe; how many probes end early, and how many of all would
+have fluctuated after that. search: whether a setting is unstable is drawn, more likely the longer its warmup; what the
+search then returns, and costs.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def calm_rates(kind: str, sd: float, repetitions: int, random: Random) -> tuple[
 
 
 def searched(search: Search, critical: float, steepness: float, calm: bool, random: Random) -> tuple[Outcome, int]:
-    """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on every second seed, a longer one on more,
-    at a step drawn between the learning rate's peak and the horizon. `calm`: stable probes end as they do with normal scatter of `SD`."""
+    """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on every second seed, a
+    longer one on more, at a step drawn between the learning rate's peak and the horizon. `calm`: stable probes end as
+    they do with normal scatter of `SD`."""
     grid = search.grid
     receipts: dict[str, Receipt] = {}
     failures: dict[tuple[int, int], float] = {}
@@ -108,8 +110,9 @@ def searched(search: Search, critical: float, steepness: float, calm: bool, rand
 
 
 def search_rates(search: Search, steepness: float, calm: bool, repetitions: int, random: Random) -> dict[str, float]:
-    """Shares over critical durations spread evenly (in the logarithm) over the grid: of searches that return a setting which was verified,
-    of those within one neighbour of the critical duration, and within two; cost in shares of a full run."""
+    """Shares over critical durations spread evenly (in the logarithm) over the grid: of searches that return a setting
+    which was verified, of those within one neighbour of the critical duration, and within two; cost in shares of a full
+    run."""
     durations = search.grid.durations(search.grid.starts[0])
     low, high = math.log(durations[0]), math.log(durations[-1])
     verified = near = nearer = 0
@@ -146,15 +149,28 @@ def main() -> None:
             rates = [calm_rates(kind, sd, arguments.repetitions, random) for sd in sds]
             print(f"| {name} | " + " | ".join(f"{calm:.0%}, {wrong:.1%}" for calm, wrong in rates) + " |")
     if arguments.only != "calm":
-        print("\n| recipe | seeds | budget | calm ends | verified | within one | within two | mean cost | 95 % | most |\n|" + "---|" * 10)
+        print(
+            "\n| recipe | seeds | budget | calm ends | verified | within one | within two | mean cost | 95 % | most |\n|"
+            + "---|" * 10
+        )
         for name in ("gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"):
             plain = Search(recipe=load_recipe(name))
-            for seeds, share, calm in (((1,), None, False), ((1,), None, True), ((0, 1, 2), None, True), ((1,), 0.1, False), ((1,), 0.1, True)):
+            for seeds, share, calm in (
+                ((1,), None, False),
+                ((1,), None, True),
+                ((0, 1, 2), None, True),
+                ((1,), 0.1, False),
+                ((1,), 0.1, True),
+            ):
                 budget = None if share is None else int(share * plain.recipe.train.tokens)
                 search = replace(plain, seeds=seeds, budget=budget)
                 found = search_rates(search, 8.0, calm, arguments.repetitions, random)
                 row = [name, str(len(seeds)), "none" if share is None else f"{share:.0%}", "yes" if calm else "no"]
-                print("| " + " | ".join(row + [f"{value:.0%}" if value >= 0.1 else f"{value:.1%}" for value in found.values()]) + " |")
+                print(
+                    "| "
+                    + " | ".join(row + [f"{value:.0%}" if value >= 0.1 else f"{value:.1%}" for value in found.values()])
+                    + " |"
+                )
 
 
 if __name__ == "__main__":

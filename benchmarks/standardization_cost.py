@@ -1,9 +1,11 @@
-"""What layer norms and the standardization loss cost at 6 layers x 384: training steps and decoding, in turns, in processor time.
+"""What layer norms and the standardization loss cost at 6 layers x 384: training steps and decoding, in turns, in
+processor time.
 
     python benchmarks/standardization_cost.py [--steps 6] [--tokens 64]
 
-One micro-batch of 2,048 tokens a step, vocabulary 1024, fp32, one thread. Decoding: one sequence, token by token with cached keys and
-values. Ratios are medians over turns, each relative to the plain model in the same turn, so that a busy machine disturbs all alike.
+One micro-batch of 2,048 tokens a step, vocabulary 1024, fp32, one thread. Decoding: one sequence, token by token with
+cached keys and values. Ratios are medians over turns, each relative to the plain model in the same turn, so that a busy
+machine disturbs all alike.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def recipes() -> dict[str, Recipe]:
     found = {LAYER_NORM: plain, BARE: bare}
     for sites in ("preact", "ln_input", "all_linear"):
         found[f"loss at {sites}"] = replace(bare, standardization_loss=StandardizationLoss(weight=0.1, sites=sites))
-    found["loss at preact, per token"] = replace(bare, standardization_loss=StandardizationLoss(weight=0.1, moments="token"))
+    found["loss at preact, per token"] = replace(
+        bare, standardization_loss=StandardizationLoss(weight=0.1, moments="token")
+    )
     return found
 
 

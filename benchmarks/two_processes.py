@@ -3,8 +3,9 @@
     python benchmarks/two_processes.py                 all of it, about 20 minutes on two AVX2 cores
     python benchmarks/two_processes.py 6x384 exchange  a part: 6x384, 117m, exchange
 
-`efftrain bench` of one recipe, on one device with two threads and on two devices (gloo) with one thread each, in turn; medians over the
-rounds. Then the agreement before each sum, timed when nobody waits for the slowest, on two and four processes.
+`efftrain bench` of one recipe, on one device with two threads and on two devices (gloo) with one thread each, in turn;
+medians over the rounds. Then the agreement before each sum, timed when nobody waits for the slowest, on two and four
+processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from typing import Any
 
 SHAPES = {
     "6x384": (3, ("small", "model.n_layer=6", "model.n_embd=384", "model.n_head=6")),
-    "117m": (1, ("gpt2-117m", "model.seq_len=512", "train.batch_size=4", "train.micro_batch_tokens=1024", "train.compile=off")),
+    "117m": (
+        1,
+        ("gpt2-117m", "model.seq_len=512", "train.batch_size=4", "train.micro_batch_tokens=1024", "train.compile=off"),
+    ),
 }
 """Rounds; recipe and overrides. A step of 117m has 2,048 tokens: more of them would make the sum's share smaller."""
 PARTS = (*SHAPES, "exchange")
@@ -29,10 +33,26 @@ RATIO = 0.9
 
 def bench(recipe: str, *sets: str, devices: int, threads: int, steps: int) -> dict[str, Any]:
     words = [word for key in sets for word in ("--set", key)]
-    command = [sys.executable, "-m", "efftrain_cli", "bench", "--recipe", recipe, *words, "--device", "cpu", "--format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "efftrain_cli",
+        "bench",
+        "--recipe",
+        recipe,
+        *words,
+        "--device",
+        "cpu",
+        "--format",
+        "json",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
-        [*command, "--devices", str(devices), "--steps", str(steps)], env=environment, stdout=subprocess.PIPE, text=True, check=False
+        [*command, "--devices", str(devices), "--steps", str(steps)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(done.returncode)
@@ -56,7 +76,8 @@ def compare(name: str) -> None:
         f"  one process, two threads      {median(one, 'tokens_per_second'):8.0f} tokens/s\n"
         f"  two processes, a thread each  {median(two, 'tokens_per_second'):8.0f} tokens/s: {ratio:.2f} of it "
         f"({'at least' if ratio >= RATIO else 'BELOW'} {RATIO})\n"
-        f"  of {1000 * median(two, 'seconds_per_step'):.0f} ms: " + ", ".join(f"{p} {1000 * s:.1f} ms" for p, s in phases.items()),
+        f"  of {1000 * median(two, 'seconds_per_step'):.0f} ms: "
+        + ", ".join(f"{p} {1000 * s:.1f} ms" for p, s in phases.items()),
         flush=True,
     )
 
@@ -65,7 +86,9 @@ def exchange() -> None:
     for devices in (2, 4):
         found = [bench("small", devices=devices, threads=1, steps=5)["phases"]["exchange"] for _ in range(3)]
         milliseconds = 1000 * statistics.median(found)
-        verdict = f" ({'under' if milliseconds < EXCHANGE_MS else 'NOT under'} {EXCHANGE_MS:.0f} ms)" if devices == 4 else ""
+        verdict = (
+            f" ({'under' if milliseconds < EXCHANGE_MS else 'NOT under'} {EXCHANGE_MS:.0f} ms)" if devices == 4 else ""
+        )
         print(f"exchange, {devices} processes: {milliseconds:.2f} ms{verdict}", flush=True)
 
 

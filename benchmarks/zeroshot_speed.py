@@ -1,10 +1,10 @@
-"""LAMBADA items per second of `efftrain eval-zeroshot` and of lm-evaluation-harness's own HFLM: same machine, same weights
-(GPT-2 117M shapes, random), same requests, one process.
+"""LAMBADA items per second of `efftrain eval-zeroshot` and of lm-evaluation-harness's own HFLM: same machine, same
+weights (GPT-2 117M shapes, random), same requests, one process.
 
     python benchmarks/zeroshot_speed.py --data-dir SETS --tokenizer GPT2-FOLDER [--items 48] [--repeats 3]
 
-The two take turns, and each one's best turn counts, so that another program on the machine harms neither alone. HFLM's batch
-size is the best of those tried in its first turn. Time is that of `loglikelihood`, tokenizing included.
+The two take turns, and each one's best turn counts, so that another program on the machine harms neither alone. HFLM's
+batch size is the best of those tried in its first turn. Time is that of `loglikelihood`, tokenizing included.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def seconds(answer: Callable[[], object]) -> tuple[float, float, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder with lambada_openai.jsonl (docs/zeroshot.md)")
+    parser.add_argument(
+        "--data-dir", type=Path, required=True, help="folder with lambada_openai.jsonl (docs/zeroshot.md)"
+    )
     parser.add_argument("--tokenizer", required=True, help="folder with GPT-2's vocabulary and merges")
     parser.add_argument("--task", default="lambada_openai")
     parser.add_argument("--items", type=int, default=48)
@@ -95,7 +97,9 @@ def main() -> None:
         difference = max(abs(a[0] - b[0]) for a, b in zip(our_turns[0][2], their_turns[0][2], strict=True))
         mine, other = min(turn[0] for turn in our_turns), min(turn[0] for turn in their_turns)
         mine_cpu, other_cpu = min(turn[1] for turn in our_turns), min(turn[1] for turn in their_turns)
-        print(f"efftrain {options.items / mine:.2f} items/s, HFLM {options.items / other:.2f} items/s (batch size {theirs.batch_size_per_gpu})")
+        print(
+            f"efftrain {options.items / mine:.2f} items/s, HFLM {options.items / other:.2f} items/s (batch size {theirs.batch_size_per_gpu})"
+        )
         print(f"ratio {other / mine:.2f} by wall time, {other_cpu / mine_cpu:.2f} by CPU time")
         print(f"largest difference of a log-probability: {difference:.1e}")
 

@@ -1,9 +1,9 @@
 """`efftrain accumulation`: how many bits the sums of a real model need, by theory and by measurement.
 
-The model of a checkpoint makes one forward and backward pass over the next micro-batch of its training data. Every linear layer has
-three products; of each, some outputs are drawn, and their sums are made again from the same products: exactly, and in accumulators of
-few bits, rounded after every addition in their order, whole and in chunks. Operands are first rounded to their format, so the
-errors are those of the accumulation alone.
+The model of a checkpoint makes one forward and backward pass over the next micro-batch of its training data. Every
+linear layer has three products; of each, some outputs are drawn, and their sums are made again from the same products:
+exactly, and in accumulators of few bits, rounded after every addition in their order, whole and in chunks. Operands are
+first rounded to their format, so the errors are those of the accumulation alone.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class SumReport:
     """Share of the products beyond `FAR` standard deviations of them all."""
     nonzero_share: float
     errors: dict[tuple[int, int], tuple[float, float]]
-    """(bits, chunk) -> (relative error, signed error). Relative: norm of the errors over the norm of the exact sums. Signed: mean error
-    away from zero over mean magnitude, so that lost additions are negative."""
+    """(bits, chunk) -> (relative error, signed error). Relative: norm of the errors over the norm of the exact sums.
+    Signed: mean error away from zero over mean magnitude, so that lost additions are negative."""
 
     def theory(self, chunk: int = 0) -> int:
         """Bits that the variance retention ratio asks for."""
@@ -72,7 +72,8 @@ class SumReport:
         return next((bits for bits in BITS if self.errors[bits, chunk][0] <= error), None)
 
     def cheapest(self, error: float) -> tuple[int, int] | None:
-        """(bits, chunk): the fewest bits under `error`, without chunks if that suffices, else in the longest ones that do."""
+        """(bits, chunk): the fewest bits under `error`, without chunks if that suffices, else in the longest ones that
+        do."""
         found = [
             (bits, -chunk if chunk else -math.inf, chunk)
             for (bits, chunk), (relative, _) in self.errors.items()
@@ -112,11 +113,13 @@ def analyse(
     """Takes the sums of a run's checkpoint (the newest one by default) and measures them.
 
     Args:
-        operands: format of activations and weights; None: the recipe's own where it has narrow ones, else fp8_e5m2, the papers'.
+        operands: format of activations and weights; None: the recipe's own where it has narrow ones, else fp8_e5m2, the
+            papers'.
         samples: outputs drawn from each product.
 
     Raises:
-        UsageError, CheckpointError, DataError: as `load_trained_model`, and where the run's training data are not there.
+        UsageError, CheckpointError, DataError: as `load_trained_model`, and where the run's training data are not
+            there.
     """
     trained = load_trained_model(run, checkpoint, choose_device(device))
     section = trained.recipe.chunked_accumulation
@@ -210,9 +213,7 @@ class _Measure:
         ):
             yield self.product(name, role, a, b, bits, tuple(1.0 if s is None else float(s) for s in scales))
 
-    def product(
-        self, name: str, role: str, a: Tensor, b: Tensor, bits: int, scales: tuple[float, ...]
-    ) -> SumReport:
+    def product(self, name: str, role: str, a: Tensor, b: Tensor, bits: int, scales: tuple[float, ...]) -> SumReport:
         """The sums of some outputs of `a` (m, n) times `b` (n, columns)."""
         n = a.shape[1]
         rows = torch.randint(a.shape[0], (self.samples,), generator=self.generator).to(a.device)
@@ -245,7 +246,9 @@ class _Measure:
         )
 
 
-def _with_longer_chunks(errors: dict[tuple[int, int], tuple[float, float]]) -> dict[tuple[int, int], tuple[float, float]]:
+def _with_longer_chunks(
+    errors: dict[tuple[int, int], tuple[float, float]],
+) -> dict[tuple[int, int], tuple[float, float]]:
     """Also the chunks that are no shorter than the sums: those are whole."""
     return {(bits, chunk): errors.get((bits, chunk), errors[bits, 0]) for bits in BITS for chunk in CHUNKS}
 
@@ -273,7 +276,19 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
         f"{analysis.samples:,} outputs of each product, every addition rounded in order; bits needed for a relative error of {error:g}"
     )
     yield ""
-    head = ("layer", "role", "n", "m_p", "mean/sd", "beyond 6 sd", "VRR", f"VRR c{PAPERS_CHUNK}", "bits", f"bits c{PAPERS_CHUNK}", "cheapest")
+    head = (
+        "layer",
+        "role",
+        "n",
+        "m_p",
+        "mean/sd",
+        "beyond 6 sd",
+        "VRR",
+        f"VRR c{PAPERS_CHUNK}",
+        "bits",
+        f"bits c{PAPERS_CHUNK}",
+        "cheapest",
+    )
     yield from table_lines(head, [_cells(report, error) for report in analysis.reports])
     yield ""
     yield "n: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (v < 50), whole and in chunks of 64;"
@@ -296,7 +311,9 @@ def _cells(report: SumReport, error: float) -> tuple[str, ...]:
         f"{report.theory(PAPERS_CHUNK)}",
         _bits_text(report.measured(error, 0)),
         _bits_text(report.measured(error, PAPERS_CHUNK)),
-        f"more than {BITS[-1]}" if cheapest is None else f"{cheapest[0]}, {f'c{cheapest[1]}' if cheapest[1] else 'whole'}",
+        f"more than {BITS[-1]}"
+        if cheapest is None
+        else f"{cheapest[0]}, {f'c{cheapest[1]}' if cheapest[1] else 'whole'}",
     )
 
 
@@ -360,7 +377,8 @@ def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
 
 
 def plot(analysis: Analysis, error: float) -> bytes:
-    """A PNG: error over chunk length, and error over bits, by role; a line is the worst layer, a band reaches to the best."""
+    """A PNG: error over chunk length, and error over bits, by role; a line is the worst layer, a band reaches to the
+    best."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.4), layout="constrained")
@@ -373,10 +391,14 @@ def plot(analysis: Analysis, error: float) -> bytes:
         values = np.array([[report.errors[shown, chunk][0] for chunk in (*lengths, 0)] for report in reports])
         by_chunk.plot(places[:-1], values.max(axis=0)[:-1], "o-", color=colour, label=role)
         by_chunk.plot(places[-1:], values.max(axis=0)[-1:], "s", color=colour)
-        by_chunk.fill_between(places[:-1], values.min(axis=0)[:-1], values.max(axis=0)[:-1], color=colour, alpha=0.12, lw=0)
+        by_chunk.fill_between(
+            places[:-1], values.min(axis=0)[:-1], values.max(axis=0)[:-1], color=colour, alpha=0.12, lw=0
+        )
         for chunk, style in ((0, "-"), (PAPERS_CHUNK, "--")):
             curve = [max(report.errors[bits, chunk][0] for report in reports) for bits in BITS]
-            by_bits.plot(BITS, curve, style, color=colour, label=f"{role}, {f'chunks of {chunk}' if chunk else 'whole'}")
+            by_bits.plot(
+                BITS, curve, style, color=colour, label=f"{role}, {f'chunks of {chunk}' if chunk else 'whole'}"
+            )
     for axes in (by_chunk, by_bits):
         axes.axhline(error, color="0.5", lw=1, ls=":", label=f"allowed: {error:g}")
         axes.set_yscale("log")
@@ -386,7 +408,8 @@ def plot(analysis: Analysis, error: float) -> bytes:
     by_chunk.set(xlabel="products per chunk", ylabel="relative error of the sums", title=f"{shown} mantissa bits")
     by_bits.set(xlabel="mantissa bits of the accumulator", title="whole and in chunks")
     figure.suptitle(
-        f"{analysis.run}, step {analysis.step}, {analysis.operands} operands: the worst layer of each product (band: all layers)", fontsize=10
+        f"{analysis.run}, step {analysis.step}, {analysis.operands} operands: the worst layer of each product (band: all layers)",
+        fontsize=10,
     )
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=120)

@@ -1,8 +1,8 @@
 """`efftrain bench`: how fast a recipe trains on the present device, and where the time of a step goes.
 
-Whole steps are timed through the same `train()` that pretrain uses. Phases are timed in separate steps, made of the same
-functions with the device awaited after each; so phases may add up to a little more than a whole step on CUDA.
-Data are random tokens in a shard of their own, read the way a corpus is.
+Whole steps are timed through the same `train()` that pretrain uses. Phases are timed in separate steps, made of the
+same functions with the device awaited after each; so phases may add up to a little more than a whole step on CUDA. Data
+are random tokens in a shard of their own, read the way a corpus is.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class BenchResult:
     compile_seconds: float
     compiled_graphs: int
     phases: dict[str, float]
-    """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records). On several
-    devices: work, sum (of gradients), exchange (the agreement before it), wait (for the slowest); of shards, whose traffic is part of
-    the passes: work and traffic, exchange, wait."""
+    """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records).
+    On several devices: work, sum (of gradients), exchange (the agreement before it), wait (for the slowest); of shards,
+    whose traffic is part of the passes: work and traffic, exchange, wait."""
     devices: int = 1
     peak_memory_by_device: tuple[int, ...] = ()
     """As peak_memory_bytes, of every rank."""
@@ -97,7 +97,8 @@ class BenchResult:
 
     @property
     def overhead(self) -> float:
-        """Share of a step that is not forward, backward or optimizer; on several devices, that is not the first of the phases."""
+        """Share of a step that is not forward, backward or optimizer; on several devices, that is not the first of the
+        phases."""
         if self.devices > 1:
             return 1 - next(iter(self.phases.values())) / sum(self.phases.values())
         work = self.phases["forward"] + self.phases["backward"] + self.phases["optimizer"]
@@ -116,7 +117,8 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
 
 
 def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
-    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be timed."""
+    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be
+    timed."""
     model = build_model(recipe, vocab_size, device)
     return TrainState(
         model=model,
@@ -127,10 +129,15 @@ def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> Trai
 
 
 def bench(
-    recipe: Recipe, device: torch.device, steps: int = 10, warmup: int = 3, profile: Path | None = None, ranks: Ranks = ALONE
+    recipe: Recipe,
+    device: torch.device,
+    steps: int = 10,
+    warmup: int = 3,
+    profile: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> BenchResult:
-    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of half as many. Of several ranks, all
-    call it; the times are this one's.
+    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of half as many. Of
+    several ranks, all call it; the times are this one's.
 
     Args:
         profile: where torch.profiler's trace of two whole steps is written, for chrome://tracing.
@@ -224,8 +231,8 @@ def _recomputed(section: Ouroboros | None, model: GPT, per_token: float, ranks: 
 
 
 def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks: Ranks) -> dict[str, float]:
-    """Median seconds per step of what the ranks do by themselves, and together. An exchange is timed right after another, when nobody
-    waits for the slowest."""
+    """Median seconds per step of what the ranks do by themselves, and together. An exchange is timed right after
+    another, when nobody waits for the slowest."""
     exchanges = []
     for _ in range(21):
         start = time.perf_counter()
@@ -244,10 +251,15 @@ def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks
 
 
 def phase_seconds(
-    recipe: Recipe, state: TrainState, windows: Windows, device: torch.device, steps: int, stepping: Iterator[StepRecord]
+    recipe: Recipe,
+    state: TrainState,
+    windows: Windows,
+    device: torch.device,
+    steps: int,
+    stepping: Iterator[StepRecord],
 ) -> dict[str, float]:
-    """Median seconds per step of each phase, the device awaited after each; "other" is what a whole step of `stepping`, taken
-    in the same round, needs beyond them.
+    """Median seconds per step of each phase, the device awaited after each; "other" is what a whole step of `stepping`,
+    taken in the same round, needs beyond them.
 
     Forward and backward are split by running the same micro-batches' loss alone first: a gradient's forward pass and
     the loss alone do the same work but for what autograd keeps.

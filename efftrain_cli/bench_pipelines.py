@@ -1,8 +1,9 @@
 """What `efftrain bench` shows beside a ring of Ouroboros: other ways to train the same model on the same processes.
 
-GPipe and 1F1B are PyTorch's (torch.distributed.pipelining), over as many stages as the ring has devices, split as evenly, the embedding
-with the first and the head with the last; each has a copy of the tied matrix, whose gradient the two add up. Neither has late gradients.
-Norms are not clipped there, which costs little. Data parallel is the recipe without the section.
+GPipe and 1F1B are PyTorch's (torch.distributed.pipelining), over as many stages as the ring has devices, split as
+evenly, the embedding with the first and the head with the last; each has a copy of the tied matrix, whose gradient the
+two add up. Neither has late gradients. Norms are not clipped there, which costs little. Data parallel is the recipe
+without the section.
 """
 
 from __future__ import annotations
@@ -54,15 +55,20 @@ def chain_split(stages: int, shape: Shape) -> tuple[int, ...]:
 
 
 def rivals(recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int) -> dict[str, float]:
-    """Median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and whatever the device multiplies fp32 in.
+    """Median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and whatever the device multiplies
+    fp32 in.
 
     1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be cut.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     found = {}
     if recipe.train.batch_size >= ranks.world_size:
-        found["data parallel"] = _data_parallel(replace(recipe, ouroboros=None), vocab_size, windows, ranks, steps, device)
-    micro_batches = next(n for n in range(min(MICRO_BATCHES, recipe.train.batch_size), 0, -1) if recipe.train.batch_size % n == 0)
+        found["data parallel"] = _data_parallel(
+            replace(recipe, ouroboros=None), vocab_size, windows, ranks, steps, device
+        )
+    micro_batches = next(
+        n for n in range(min(MICRO_BATCHES, recipe.train.batch_size), 0, -1) if recipe.train.batch_size % n == 0
+    )
     if micro_batches >= ranks.world_size:
         for name in ("GPipe", "1F1B"):
             found[f"{name}, {micro_batches} micro-batches"] = _pipeline(

@@ -1,4 +1,5 @@
-"""`efftrain checkpoint`: a run's checkpoints in words. No torch, so that it answers at once, also for a run that trains."""
+"""`efftrain checkpoint`: a run's checkpoints in words. No torch, so that it answers at once, also for a run that
+trains."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ def list_checkpoints(name: str) -> list[dict[str, Any]]:
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         except FileNotFoundError:  # the run is training, and has just removed it
             continue
-        entry = {"step": checkpoint_step(path), "bytes": size, "written": written.isoformat(timespec="seconds"), "path": str(path)}
+        entry = {
+            "step": checkpoint_step(path),
+            "bytes": size,
+            "written": written.isoformat(timespec="seconds"),
+            "path": str(path),
+        }
         found.append(entry)
     return found
 
@@ -38,7 +44,9 @@ def describe_checkpoints(name: str) -> list[str]:
     lines = []
     for each in list_checkpoints(name):
         written = datetime.fromisoformat(each["written"]).astimezone()
-        lines.append(f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {written:%Y-%m-%d %H:%M:%S}  {each['path']}")
+        lines.append(
+            f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {written:%Y-%m-%d %H:%M:%S}  {each['path']}"
+        )
     run = existing_run(name)
     folder = run / "checkpoints"
     others = sorted(set(folder.iterdir()) - set(checkpoints_of(run))) if folder.is_dir() else []
@@ -47,7 +55,8 @@ def describe_checkpoints(name: str) -> list[str]:
 
 
 def verify_checkpoints(name: str) -> list[dict[str, Any]]:
-    """Each checkpoint of run `name`: `checkpoint`, `sound`, `files` (None where it is damaged) and `problem` (None where it is not).
+    """Each checkpoint of run `name`: `checkpoint`, `sound`, `files` (None where it is damaged) and `problem` (None
+    where it is not).
 
     Raises:
         UsageError: there is no such run.
@@ -65,6 +74,8 @@ def verify_checkpoints(name: str) -> list[dict[str, Any]]:
 def describe_verified(found: list[dict[str, Any]]) -> list[str]:
     """The same as lines for people."""
     return [
-        f"ok       {each['checkpoint']}  {each['files']} files" if each["sound"] else f"DAMAGED  {each['checkpoint']}  {each['problem']}"
+        f"ok       {each['checkpoint']}  {each['files']} files"
+        if each["sound"]
+        else f"DAMAGED  {each['checkpoint']}  {each['problem']}"
         for each in found
     ] or ["no checkpoint yet"]

@@ -27,7 +27,12 @@ from efftrain_cli.training.state import TrainState, write_checkpoint
 
 
 def import_hf(
-    directory: Path, name: str, recipe_name: str = "small", overrides: Sequence[str] = (), *, text_is_meant: bool = False
+    directory: Path,
+    name: str,
+    recipe_name: str = "small",
+    overrides: Sequence[str] = (),
+    *,
+    text_is_meant: bool = False,
 ) -> Path:
     """Makes run `name`, whose checkpoint of step 0 holds the directory's weights, and returns its directory.
 
@@ -133,7 +138,12 @@ def _origin(
     return {
         "recipe": recipe_name,
         "command": list(sys.argv),
-        "imported": {"directory": Path(source).name, "source": source, "name": hf_config.get("_name_or_path"), "names_text": names_text},
+        "imported": {
+            "directory": Path(source).name,
+            "source": source,
+            "name": hf_config.get("_name_or_path"),
+            "names_text": names_text,
+        },
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "efftrain": __version__,
         "python": platform.python_version(),

@@ -1,7 +1,7 @@
 """`efftrain eval-zeroshot`: scores of a run's checkpoint on zero-shot tasks, written into the run directory.
 
-What can be refused cheaply is refused first: nothing here imports torch or lm_eval before names, data and run are known to
-be right.
+What can be refused cheaply is refused first: nothing here imports torch or lm_eval before names, data and run are known
+to be right.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from efftrain_cli.zeroshot.language_model import LanguageModel
     from efftrain_cli.zeroshot.score import Evaluator
     from efftrain_cli.zeroshot.task_score import TaskScore
+
 
 class TaskError(DataError):
     """Tasks could not be scored: on several devices, each of them knows the same ones."""
@@ -110,7 +111,11 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
     ranks = ranks or ALONE
     try:
         device = choose_device(question.device, ranks)
-        trained = load_trained_model(question.run, question.checkpoint, device) if exported is None else load_exported(exported, device)
+        trained = (
+            load_trained_model(question.run, question.checkpoint, device)
+            if exported is None
+            else load_exported(exported, device)
+        )
     except EfftrainError as error:  # rank 0, which speaks, may have a sound copy of the run
         ranks.check_alike({"loading": str(error)})
         raise
@@ -135,13 +140,18 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
         for name in (*names, *foreign):
             started = time.monotonic()
             try:
-                with redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere), sharing.task(name):  # the harness prints
+                with (
+                    redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere),
+                    sharing.task(name),
+                ):  # the harness prints
                     scored: list[tuple[Task, TaskScore]] = []
                     if language_model is not None and name in foreign:
                         scored = evaluate_foreign(name, language_model, question.limit, Path(scratch))
                     elif language_model is not None and not name.startswith("offline"):
                         task = TASKS[name]
-                        scored = [(task, _from_harness(task, evaluator, language_model, question, stride, Path(scratch)))]
+                        scored = [
+                            (task, _from_harness(task, evaluator, language_model, question, stride, Path(scratch)))
+                        ]
                     else:
                         scored = [(TASKS[name], _offline(TASKS[name], evaluator, trained, documents, question.limit))]
             except LostProcessError:
@@ -157,7 +167,9 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
                     save_result(trained.run, entry, _finite_items(score.items))
                 yield entry
     if failed:
-        raise TaskError(f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed))
+        raise TaskError(
+            f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed)
+        )
 
 
 def _facts(trained: TrainedModel) -> dict[str, str]:
@@ -212,8 +224,8 @@ def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> 
 
 
 def trained_length(trained: TrainedModel) -> int:
-    """The longest sequence that the model has been trained on, in tokens: under a warmup that had not ended, less than its
-    positions, whose later embeddings are then untrained."""
+    """The longest sequence that the model has been trained on, in tokens: under a warmup that had not ended, less than
+    its positions, whose later embeddings are then untrained."""
     positions = trained.model.config.seq_len
     if trained.recipe.seq_len_warmup is None or not (trained.run / "metrics.jsonl").exists():
         return positions
@@ -278,8 +290,7 @@ def entry_of(
         "value": _finite(score.values[task.metric]),
         "stderr": _finite(score.stderr[task.metric]),
         "metrics": {
-            name: {"value": _finite(score.values[name]), "stderr": _finite(score.stderr[name])}
-            for name in task.metrics
+            name: {"value": _finite(score.values[name]), "stderr": _finite(score.stderr[name])} for name in task.metrics
         },
         "chance": task.chance,
         "items": score.scored,
@@ -337,8 +348,7 @@ def _finite(value: float | None) -> float | None:
 def _finite_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items as JSON can hold them: tuples as lists, no infinity."""
     return [
-        {name: _finite(value) if isinstance(value, float) else value for name, value in item.items()}
-        for item in items
+        {name: _finite(value) if isinstance(value, float) else value for name, value in item.items()} for item in items
     ]
 
 

@@ -44,12 +44,15 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
 
 
 def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
-    """README.md of an export: what the model is, its recipe, the hashes of its data, and the scores that were measured."""
+    """README.md of an export: what the model is, its recipe, the hashes of its data, and the scores that were
+    measured."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     rows = read_counting(trained.run, trained.progress.step)
     data = origin.get("data")
-    environment = Environment(loader=PackageLoader("efftrain_cli"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment = Environment(
+        loader=PackageLoader("efftrain_cli"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
     return environment.get_template("model_card.md").render(
         trained=trained,
         efftrain=origin.get("efftrain") or __version__,

@@ -66,7 +66,12 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
         "windows_needed": plan.windows,
         "epochs": epochs,
         "mix": [
-            {"path": part.name, "weight": part.weight, "tokens": part.tokens, "epochs": train.epochs_of_sources(plan.windows).get(part.name)}
+            {
+                "path": part.name,
+                "weight": part.weight,
+                "tokens": part.tokens,
+                "epochs": train.epochs_of_sources(plan.windows).get(part.name),
+            }
             for part in (corpus.train.parts if epochs is not None else ())
         ],
         "limits": manifest.get("limits"),
@@ -78,7 +83,9 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def print_corpus(console: Console, recipe: Recipe, about: dict[str, Any], *, verified: bool, train_command: str) -> None:
+def print_corpus(
+    console: Console, recipe: Recipe, about: dict[str, Any], *, verified: bool, train_command: str
+) -> None:
     """`describe_corpus` for a reader; `train_command` is what to type next."""
     train, valid = about["train"], about["valid"]
     wanted = recipe.eval.windows
@@ -105,7 +112,9 @@ def print_corpus(console: Console, recipe: Recipe, about: dict[str, Any], *, ver
             f"            {part['weight'] / total:>6.1%} {part['path']}: {part['tokens']:,} tokens, {part['epochs']:.2f} epochs"
         )
     if about["limits"] and about["limits"]["train"]:
-        lines.append(f"limit       {about['limits']['train']:,} training tokens, and the document that reaches them is the last; data.max_tokens sets it")
+        lines.append(
+            f"limit       {about['limits']['train']:,} training tokens, and the document that reaches them is the last; data.max_tokens sets it"
+        )
     state = "every token verified" if verified else "headers and sizes verified; --verify-data full reads every token"
     lines += [f"shards      {about['folder']}", f"            {state}"]
     for line in lines:

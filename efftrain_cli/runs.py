@@ -40,8 +40,8 @@ class RunSummary:
 
 
 def list_runs(names: Sequence[str] = (), sort: Literal["age", "name", "loss", "tokens"] = "age") -> list[RunSummary]:
-    """The runs called `names`, or matching them as globs; all without names. Sorted by age (the one written to last comes
-    first), name, best validation loss (lowest first; runs without one last) or tokens (most first)."""
+    """The runs called `names`, or matching them as globs; all without names. Sorted by age (the one written to last
+    comes first), name, best validation loss (lowest first; runs without one last) or tokens (most first)."""
     chosen = [name for name in run_names() if not names or any(fnmatchcase(name, pattern) for pattern in names)]
     with ThreadPoolExecutor(2) as pool:
         found = sorted(pool.map(summarize, chosen), key=lambda run: run.name)
@@ -68,7 +68,9 @@ def summarize(name: str) -> RunSummary:
         run = read_run(path)
         recipe, seed, budget = recipe_name_of(run), run.recipe.get("seed"), run.recipe.get("train", {}).get("tokens")
         if not metrics.exists():
-            return RunSummary(printable(name), "running" if run.locked else "not started", recipe, seed, 0.0, budget, None, age)
+            return RunSummary(
+                printable(name), "running" if run.locked else "not started", recipe, seed, 0.0, budget, None, age
+            )
         rows = read_rows(path, ("tokens", "val_loss", "nonfinite"))
         losses = rows.columns["val_loss"][np.isfinite(rows.columns["val_loss"])]
         return RunSummary(
@@ -156,4 +158,3 @@ def remove(path: Path) -> None:
 def size_of(path: Path) -> int:
     """Bytes of the files of a run."""
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
-

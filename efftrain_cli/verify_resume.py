@@ -1,8 +1,8 @@
 """`efftrain verify-resume`: proof on this machine that a run which was stopped and continued equals one that was not.
 
-Two real runs in a temporary folder: one trains 2 k steps; the other stops after k and is continued to 2 k by a process of
-its own, which knows nothing but the checkpoint. Then every weight, every tensor of the optimizer and every row (times aside) is
-compared bit for bit.
+Two real runs in a temporary folder: one trains 2 k steps; the other stops after k and is continued to 2 k by a process
+of its own, which knows nothing but the checkpoint. Then every weight, every tensor of the optimizer and every row
+(times aside) is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4, device
 
 
 def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
-    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step (as many as there are devices or lanes,
-    where those are more), and every schedule moved into the first 2 x `half` steps, so that it changes before and after the stop."""
+    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step (as many as
+    there are devices or lanes, where those are more), and every schedule moved into the first 2 x `half` steps, so that
+    it changes before and after the stop."""
     seq_len = recipe.model.seq_len
     sequences = min(2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2))
     each = shares(recipe, devices)
@@ -135,13 +136,12 @@ def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
     """Starts or continues a run in new processes."""
     arguments = ["pretrain", *which, "--device", device, "--no-probe", "--steps", str(steps), "--devices", str(devices)]
     result = subprocess.run(
-        [sys.executable, "-m", "efftrain_cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "efftrain_cli", *arguments], capture_output=True, text=True, check=False
     )
     if result.returncode:
-        error = EfftrainError(f"the run could not be {'continued' if '--resume' in which else 'trained'}:\n{result.stderr.strip()}")
+        error = EfftrainError(
+            f"the run could not be {'continued' if '--resume' in which else 'trained'}:\n{result.stderr.strip()}"
+        )
         error.exit_code = result.returncode
         raise error
 

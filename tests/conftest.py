@@ -33,7 +33,8 @@ def _cache_root(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def efftrain(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `efftrain ARGS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there; never raises on its exit code."""
+    """Runs `efftrain ARGS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there; never raises on its exit
+    code."""
 
     def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs"), **env}

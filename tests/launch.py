@@ -72,8 +72,8 @@ def made_text(size: int = 200_000) -> str:
 
 
 def run_ranks(script: str, world_size: int, *arguments: str, **environment: str) -> None:
-    """Runs a script of the repository in so many processes, each with a rank in its environment and one thread; fails the test with
-    what they said unless all end well."""
+    """Runs a script of the repository in so many processes, each with a rank in its environment and one thread; fails
+    the test with what they said unless all end well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -88,7 +88,9 @@ def run_ranks(script: str, world_size: int, *arguments: str, **environment: str)
     }
     command = [sys.executable, str(REPOSITORY / script), *arguments]
     processes = [
-        subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
         for rank in range(world_size)
     ]
     errors = [process.communicate(timeout=1200)[1] for process in processes]

@@ -1,4 +1,5 @@
-"""Exact resume, as a law that every method's tests can ask for: a checkpoint of any step continues as if nothing had happened."""
+"""Exact resume, as a law that every method's tests can ask for: a checkpoint of any step continues as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -10,15 +11,20 @@ import torch
 
 from efftrain_cli.plan.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.state import (
-    load_tensors,
-    progress_from_json,
-    progress_to_json,
-)
+from efftrain_cli.training.state import load_tensors, progress_from_json, progress_to_json
 from efftrain_cli.training.trainer import read_records, train
 from tests.tiny import VOCAB_SIZE, fresh, tensors_of
 
-TIMES = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "compile_seconds", "cpu_seconds", "comm_seconds", "wait_seconds"}
+TIMES = {
+    "seconds",
+    "train_seconds",
+    "tokens_per_second",
+    "eval_seconds",
+    "compile_seconds",
+    "cpu_seconds",
+    "comm_seconds",
+    "wait_seconds",
+}
 
 
 class RandomTokens:
@@ -47,11 +53,12 @@ def timeless(progress: Progress) -> Progress:
 
 
 def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
-    """Trains to the end of the budget; then, from what a checkpoint of every step holds, the two steps after it, in a state that
-    was another before: weights, moments, progress and rows must be equal to the last bit. Returns the rows of the run.
+    """Trains to the end of the budget; then, from what a checkpoint of every step holds, the two steps after it, in a
+    state that was another before: weights, moments, progress and rows must be equal to the last bit. Returns the rows
+    of the run.
 
-    Two steps rather than all: equal states at step k + 2 for every k have equal futures. Progress goes through its JSON; the
-    tensors stay in memory, as their way to the disk and back is the same for every method.
+    Two steps rather than all: equal states at step k + 2 for every k have equal futures. Progress goes through its
+    JSON; the tensors stay in memory, as their way to the disk and back is the same for every method.
     """
     data = RandomTokens(recipe.model.seq_len)
     val = torch.stack([data.window(10**6 + i) for i in range(2)])
@@ -73,7 +80,9 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
             {name: tensors[step][name] for name in optimizer},
         )
         # In another order, as a file may have them, and as copies: what is in flight must not be changed by a step.
-        resumed.method_tensors = {name: method_tensors[step][name].clone() for name in sorted(method_tensors[step], reverse=True)}
+        resumed.method_tensors = {
+            name: method_tensors[step][name].clone() for name in sorted(method_tensors[step], reverse=True)
+        }
         resumed.progress = progress_from_json(json.loads(saved[step]))
         until = min(step + 2, last)
         again = []
@@ -96,9 +105,7 @@ def assert_tokens_are_those_of_the_data(rows: list[dict], recipe: Recipe) -> Non
     """The tokens of a run, counted from the targets that the data handed out, not from what the trainer says."""
     data, counted = RandomTokens(recipe.model.seq_len), 0
     for before, row in pairwise(rows):
-        plan = StepPlan(
-            row["step"], 0.0, row["batch_size"], row["seq_len"], 1, before["windows"], 1, (1.0,), False
-        )
+        plan = StepPlan(row["step"], 0.0, row["batch_size"], row["seq_len"], 1, before["windows"], 1, (1.0,), False)
         counted += data.batch(plan).targets.numel()
         assert row["tokens"] == counted
         assert row["total_flops"] - before["total_flops"] == row["flops"]

@@ -24,7 +24,9 @@ TEXT = "\n".join(
 )
 
 
-def make_run(folder: Path, name: str = "random", overrides: tuple[str, ...] = (), steps: tuple[int, ...] = (10,)) -> Path:
+def make_run(
+    folder: Path, name: str = "random", overrides: tuple[str, ...] = (), steps: tuple[int, ...] = (10,)
+) -> Path:
     """Writes `folder`/text.txt and a run trained on it for no step at all. EFFTRAIN_RUNS must point where runs belong.
 
     Weights are drawn with a large spread, so that tokens differ clearly in probability.
@@ -48,13 +50,15 @@ def make_run(folder: Path, name: str = "random", overrides: tuple[str, ...] = ()
     origin = {"data": {"tokenizer_hash": corpus.tokenizer_sha256}}
     with Run.create(name, dump_recipe(recipe), origin, corpus.tokenizer_path) as run:
         for step in steps:
-            write_checkpoint(checkpoint_path(run.path, step), random_state(recipe, corpus.vocab_size, step), dump_recipe(recipe))
+            write_checkpoint(
+                checkpoint_path(run.path, step), random_state(recipe, corpus.vocab_size, step), dump_recipe(recipe)
+            )
         return run.path
 
 
 def random_gpt(config: GPTConfig, spread: float, seed: int) -> GPT:
-    """Weights far from their initialization, biases and norms included, so that a forgotten one shows. Padding rows hold
-    rubbish: they must take no probability and never be written."""
+    """Weights far from their initialization, biases and norms included, so that a forgotten one shows. Padding rows
+    hold rubbish: they must take no probability and never be written."""
     model = GPT(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

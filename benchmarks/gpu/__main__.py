@@ -1,9 +1,9 @@
-"""Everything that is to be measured on a GPU, in four calls of under nine minutes each; a fifth prints the page's table.
+"""Everything that is to be measured on a GPU, in calls of under nine minutes each; the last prints the page's table.
 
     python benchmarks/gpu device speed correctness
     python benchmarks/gpu lengths reference resume
     python benchmarks/gpu largest levers methods
-    python benchmarks/gpu evidence pair                    what docs/evidence counts in FLOPs, in seconds; a pair of runs
+    python benchmarks/gpu evidence pair                   what docs/evidence counts in FLOPs, in seconds; a pair of runs
     python benchmarks/gpu devices                          where there are several GPUs
     python benchmarks/gpu table                            docs/performance.md's CUDA table from what was measured
 
@@ -11,9 +11,9 @@
     --earlier FILE    carries the gpu.json of an earlier call in, for machines that keep nothing
     --smoke           on a CPU with tiny shapes: that the script itself works
 
-A piece consists of parts. What one part has measured is kept whatever happens to the next; the same command run again does the parts
-that are missing, failed or had no time left. Run it from the checkout's root, with efftrain installed or PYTHONPATH=. set. Needs no
-network and no data: random tokens, and the standard library's source where runs are resumed.
+A piece consists of parts. What one part has measured is kept whatever happens to the next; the same command run again
+does the parts that are missing, failed or had no time left. Run it from the checkout's root, with efftrain installed or
+PYTHONPATH=. set. Needs no network and no data: random tokens, and the standard library's source where runs are resumed.
 
 FLOPs per token are 6 N + 12 n_layer n_embd seq_len, logits included; MFU is their share of the data sheet's dense peak.
 Compilation is not part of any rate; its seconds stand beside it.

@@ -53,7 +53,8 @@ Save = Callable[[dict[str, object]], None]
 
 
 def measure(part: Part, bench: Bench, save: Save) -> dict[str, object]:
-    """Runs a part within three times its usual seconds; the record is saved after every figure, and an error is part of it."""
+    """Runs a part within three times its usual seconds; the record is saved after every figure, and an error is part of
+    it."""
     most = 1000.0 if bench.smoke else max(60.0, 3 * part.seconds)
     figures: list[object] = []
     record: dict[str, object] = {"status": "begun", "seconds": 0.0, "figures": figures}
@@ -116,7 +117,9 @@ def main(description: str) -> None:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/gpu", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("pieces", nargs="+", choices=[*PIECES, "table"], metavar="PIECE", help=", ".join([*PIECES, "table"]))
+    parser.add_argument(
+        "pieces", nargs="+", choices=[*PIECES, "table"], metavar="PIECE", help=", ".join([*PIECES, "table"])
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for gpu.json")
     parser.add_argument("--earlier", type=Path, action="append", default=[], help="gpu.json of an earlier call")
     parser.add_argument("--budget", type=float, default=530, help="seconds; no part begins that has no time left")

@@ -1,4 +1,5 @@
-"""Each fast path against its reference, on a smaller model of the same kind; attention's and the head's times beside."""
+"""Each fast path against its reference, on a smaller model of the same kind; attention's and the head's times
+beside."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def forms(bench: Bench) -> Iterator[Figure]:
     shape = (recipe.train.micro_batch_tokens // recipe.model.seq_len, recipe.model.seq_len)
     tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
 
-    def gradients(dtype: str, compiled: str = "", residual: torch.dtype = torch.float32, plain_head: bool = False) -> list[Tensor]:
+    def gradients(
+        dtype: str, compiled: str = "", residual: torch.dtype = torch.float32, plain_head: bool = False
+    ) -> list[Tensor]:
         """[loss, every gradient] of the same weights and tokens, one way or another."""
         used = replace(recipe, train=replace(recipe.train, dtype=dtype, compile="off"))
         model = build_model(used, vocab_size, bench.device)
@@ -100,7 +103,12 @@ def attention(bench: Bench) -> Iterator[Figure]:
         return [y.detach(), *(x.grad for x in inputs if x.grad is not None)]
 
     truth = outputs(SDPBackend.MATH, torch.float32)
-    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
+    for backend in (
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ):
         name = f"attention {backend.name.lower()} bf16"
         try:
             error = relative(outputs(backend, torch.bfloat16), truth)

@@ -1,4 +1,5 @@
-"""Every visible device trained on alone, so that its seconds are its own; then several of them together, in each way that there is."""
+"""Every visible device trained on alone, so that its seconds are its own; then several of them together, in each way
+that there is."""
 
 from __future__ import annotations
 
@@ -13,19 +14,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.measuring import (
-    Bench,
-    Figure,
-    Part,
-    child_environment,
-    figure,
-    recipe_for,
-    training,
-    wait_for,
-)
+from benchmarks.gpu.measuring import Bench, Figure, Part, child_environment, figure, recipe_for, training, wait_for
 from efftrain_cli.training.session import choose_device
 
-SMALL = ("model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "train.micro_batch_tokens=64", "data.tokenizer=bpe:512")
+SMALL = (
+    "model.n_layer=2",
+    "model.n_head=2",
+    "model.n_embd=32",
+    "model.seq_len=32",
+    "train.micro_batch_tokens=64",
+    "data.tokenizer=bpe:512",
+)
 """Of a smoke run."""
 
 
@@ -42,7 +41,9 @@ def each(bench: Bench) -> Iterator[Figure]:
         seconds = sum(float(str(row["seconds"])) for row in rows)
         rate = sum(int(str(row["seq_len"])) * int(str(row["batch_size"])) for row in rows) / seconds
         verdict = "ok" if 0.5 < seconds / wall <= 1.02 else "WRONG"
-        yield figure(f"117M on {name}", rate, "tokens/s", f"{verdict}, training seconds are {seconds / wall:.1%} of the wall's")
+        yield figure(
+            f"117M on {name}", rate, "tokens/s", f"{verdict}, training seconds are {seconds / wall:.1%} of the wall's"
+        )
 
 
 def count(bench: Bench) -> int:
@@ -60,7 +61,9 @@ def ways(devices: int) -> dict[str, tuple[str, ...]]:
     }
 
 
-def command(bench: Bench, name: str, devices: int, sets: tuple[str, ...], *more: str) -> subprocess.CompletedProcess[str]:
+def command(
+    bench: Bench, name: str, devices: int, sets: tuple[str, ...], *more: str
+) -> subprocess.CompletedProcess[str]:
     """`efftrain NAME` of GPT-2 117M on so many devices."""
     sets = (*sets, *((*SMALL, "train.batch_size=8", "train.compile=off") if bench.smoke else ("train.batch_size=512",)))
     words = [word for key in sets for word in ("--set", key)]
@@ -105,7 +108,11 @@ def repeats(bench: Bench) -> Iterator[Figure]:
     common = ("train.deterministic=true", f"data.train={json.dumps(str(text))}", "data.tokenizer=bpe:512")
     for name, sets in ways(devices).items():
         done = command(bench, "verify-resume", devices, (*sets, *common), "--steps", "2")
-        verdict = "ok, bit for bit" if done.returncode == 0 else f"WRONG, exit {done.returncode}: {done.stderr.strip()[-300:]}"
+        verdict = (
+            "ok, bit for bit"
+            if done.returncode == 0
+            else f"WRONG, exit {done.returncode}: {done.stderr.strip()[-300:]}"
+        )
         yield figure(f"resumed on {devices} devices, {name}", done.returncode, "exit code", verdict)
 
 

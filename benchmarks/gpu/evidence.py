@@ -1,5 +1,6 @@
-"""What the pages of evidence count in FLOPs and steps, in seconds at GPT-2 117M size: short sequences of a long context, fewer
-layers, larger batches. One machine and random tokens: it says what a step costs, nothing about what it teaches."""
+"""What the pages of evidence count in FLOPs and steps, in seconds at GPT-2 117M size: short sequences of a long
+context, fewer layers, larger batches. One machine and random tokens: it says what a step costs, nothing about what it
+teaches."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def long_contexts(bench: Bench) -> Iterator[Figure]:
 
 
 def layers(bench: Bench) -> Iterator[Figure]:
-    """docs/evidence/layer-dropping.md: all layers, half of them dropped at the end, and three quarters of them always."""
+    """docs/evidence/layer-dropping.md: all layers, half of them dropped at the end, and three quarters of them
+    always."""
     dense = recipe_for(bench, micro_batches=4)
     n_layer = dense.model.n_layer
     kept = max(1, n_layer * 3 // 4)
@@ -54,7 +56,12 @@ def layers(bench: Bench) -> Iterator[Figure]:
         yield rate_figure(f"117M, {name}", rate)
     time, flops = measured.pop(f"{n_layer} layers")
     for name, (its_time, its_flops) in measured.items():
-        yield figure(f"a token, {name} / {n_layer} layers", its_time / time, "of the time", f"{its_flops / flops:.1%} of the FLOPs")
+        yield figure(
+            f"a token, {name} / {n_layer} layers",
+            its_time / time,
+            "of the time",
+            f"{its_flops / flops:.1%} of the FLOPs",
+        )
 
 
 def batches(bench: Bench) -> Iterator[Figure]:
@@ -67,8 +74,4 @@ def batches(bench: Bench) -> Iterator[Figure]:
         yield figure(f"117M, a step of {sequences} sequences", 1000 * float(str(rate["seconds_per_step"])), "ms", note)
 
 
-PARTS = (
-    Part("long contexts", long_contexts, 40),
-    Part("layers", layers, 50),
-    Part("batches", batches, 40),
-)
+PARTS = (Part("long contexts", long_contexts, 40), Part("layers", layers, 50), Part("batches", batches, 40))

@@ -1,5 +1,5 @@
-"""Sequence length warmup over every multiple of 8 up to the full length: graphs, stalls, memory, tokens/s by length; and whether
-it pays to keep cuDNN's attention away from changing shapes."""
+"""Sequence length warmup over every multiple of 8 up to the full length: graphs, stalls, memory, tokens/s by length;
+and whether it pays to keep cuDNN's attention away from changing shapes."""
 
 from __future__ import annotations
 
@@ -80,12 +80,7 @@ def own_order(bench: Bench) -> Iterator[Figure]:
 PARTS = (
     Part("probe first", lambda bench: warmup(bench, probed=True, by_length=True), 90),
     Part("cuDNN may be chosen at every length", own_order, 90),
-    Part(
-        "cuDNN at every length, plans reused",
-        own_order,
-        90,
-        {"TORCH_CUDNN_SDPA_AVOID_RECOMPILE": "1"},
-    ),
+    Part("cuDNN at every length, plans reused", own_order, 90, {"TORCH_CUDNN_SDPA_AVOID_RECOMPILE": "1"}),
     Part("reshape", lambda bench: warmup(bench, "reshape"), 90),
     Part("without a probe", warmup, 90),
     Part("fixed segments", warmup, 90, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}),

@@ -9,17 +9,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.gpu.measuring import (
-    Bench,
-    Figure,
-    Part,
-    figure,
-    rate_figure,
-    rate_part,
-    rates,
-    recipe_for,
-    training,
-)
+from benchmarks.gpu.measuring import Bench, Figure, Part, figure, rate_figure, rate_part, rates, recipe_for, training
 from efftrain_cli.recipe.recipe import Recipe
 
 
@@ -55,7 +45,9 @@ def _only(*backends: str) -> AbstractContextManager[object]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     allowed = [getattr(SDPBackend, name) for name in backends]
-    return mock.patch("efftrain_cli.training.gradient.attention_kernels", lambda device, same_shape: sdpa_kernel(allowed))
+    return mock.patch(
+        "efftrain_cli.training.gradient.attention_kernels", lambda device, same_shape: sdpa_kernel(allowed)
+    )
 
 
 def _cuda_graphs(name: str) -> Part:
@@ -86,9 +78,7 @@ PARTS = (
     rate_part("117M, micro-batches of 16", _sequences(16)),
     rate_part("117M, fp32 residual stream", _shipped, residual=torch.float32),
     # In a process of its own: cuBLAS reads its part of the setting once.
-    rate_part(
-        "117M, deterministic", _with("train.deterministic=true"), CUBLAS_WORKSPACE_CONFIG=":4096:8"
-    ),
+    rate_part("117M, deterministic", _with("train.deterministic=true"), CUBLAS_WORKSPACE_CONFIG=":4096:8"),
     _patched("117M, blocks compiled one by one", _shipped, _BLOCKS, 40),
     rate_part("117M, eager", _eager, 20),
     _cuda_graphs("gpt2-117m"),

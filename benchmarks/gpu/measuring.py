@@ -51,7 +51,8 @@ class Part:
     seconds: float
     """About how long it takes on one H100; not begun with less time left, stopped at three times as long."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Where not empty, the part runs in a process of its own with these variables: they are read once, when PyTorch is loaded."""
+    """Where not empty, the part runs in a process of its own with these variables: they are read once, when PyTorch is
+    loaded."""
 
 
 def figure(name: str, value: object, unit: str = "", note: str = "") -> Figure:
@@ -78,7 +79,8 @@ def recipe_for(
     sets: Sequence[str] = (),
     shrink: bool = True,
 ) -> Recipe:
-    """A shipped recipe at `micro_batches` of `sequences` full-length sequences a step, without end and without evaluation.
+    """A shipped recipe at `micro_batches` of `sequences` full-length sequences a step, without end and without
+    evaluation.
 
     In a smoke run the model is tiny, unless `shrink` is False.
     """
@@ -131,7 +133,8 @@ def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = 
 
 
 class DeviceReadings:
-    """Clock, power and temperature of the device while the context is open, sampled by nvidia-smi five times a second."""
+    """Clock, power and temperature of the device while the context is open, sampled by nvidia-smi five times a
+    second."""
 
     _FIELDS = ("clocks.sm", "power.draw", "temperature.gpu")
 
@@ -144,7 +147,13 @@ class DeviceReadings:
         if self._device.type == "cuda" and shutil.which("nvidia-smi"):
             # nvidia-smi numbers all devices of the machine; the visible ones are known by their identity.
             identity = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
-            command = ["nvidia-smi", f"--query-gpu={','.join(self._FIELDS)}", "--format=csv,noheader,nounits", "-lms", "200"]
+            command = [
+                "nvidia-smi",
+                f"--query-gpu={','.join(self._FIELDS)}",
+                "--format=csv,noheader,nounits",
+                "-lms",
+                "200",
+            ]
             self._process = subprocess.Popen([*command, "-i", identity], stdout=subprocess.PIPE, text=True)
         return self
 
@@ -224,7 +233,11 @@ def rate_figure(name: str, rate: Figure) -> Figure:
 
 
 def rate_part(
-    name: str, recipe: Callable[[Bench], Recipe], seconds: float = 60, residual: torch.dtype | None = None, **environment: str
+    name: str,
+    recipe: Callable[[Bench], Recipe],
+    seconds: float = 60,
+    residual: torch.dtype | None = None,
+    **environment: str,
 ) -> Part:
     """The part that trains a recipe and gives its rate; out of memory is an answer too."""
 

@@ -8,17 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
 
-from benchmarks.gpu.measuring import (
-    Bench,
-    Figure,
-    Part,
-    figure,
-    rate_figure,
-    rates,
-    recipe_for,
-    training,
-    wait_for,
-)
+from benchmarks.gpu.measuring import Bench, Figure, Part, figure, rate_figure, rates, recipe_for, training, wait_for
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.recipe.recipe import Recipe
@@ -80,7 +70,12 @@ def growth(bench: Bench) -> Iterator[Figure]:
     next(stepping)
     wait_for(bench.device)
     first = time.perf_counter() - start
-    yield figure("growth's stall", grown + first, "s", f"{grown:.2f} s to grow, {compile_seconds() - compiling:.1f} s of compilation")
+    yield figure(
+        "growth's stall",
+        grown + first,
+        "s",
+        f"{grown:.2f} s to grow, {compile_seconds() - compiling:.1f} s of compilation",
+    )
 
 
 PARTS = (Part("layer dropping", layer_dropping, 110), Part("SimiGrad", simigrad, 110), Part("growth", growth, 90))

@@ -43,7 +43,9 @@ def halves(bench: Bench) -> Iterator[Figure]:
         first.append(begin("pretrain", *common, "--name", f"whole{i}", "--steps", str(2 * half)))
         first.append(begin("pretrain", *common, "--name", f"halves{i}", "--steps", str(half)))
     finish(first)
-    finish([begin("pretrain", "--resume", f"halves{i}", "--steps", str(2 * half), "--no-probe") for i in range(len(ways))])
+    finish(
+        [begin("pretrain", "--resume", f"halves{i}", "--steps", str(2 * half), "--no-probe") for i in range(len(ways))]
+    )
     for i, way in enumerate(ways):
         error = max(abs(a - b) / abs(b) for a, b in zip(losses(f"halves{i}"), losses(f"whole{i}"), strict=True))
         limit = 0.0 if way == "deterministic" else 1e-3

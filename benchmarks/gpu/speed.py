@@ -30,7 +30,9 @@ def as_shipped(bench: Bench) -> Iterator[Figure]:
     rate = rates(bench, run, steps=5)
     yield rate_figure("117M, 16 x 32 x 1024, as shipped", rate)
     measures = repeated_seconds(bench, run.state.optimizer.measures)
-    yield figure("stability measures", measures / float(str(rate["seconds_per_step"])), "of a step", f"{1000 * measures:.2f} ms")
+    yield figure(
+        "stability measures", measures / float(str(rate["seconds_per_step"])), "of a step", f"{1000 * measures:.2f} ms"
+    )
     with TemporaryDirectory(dir=bench.folder) as folder:
         windows = random_windows(run.recipe, run.state.model.config.vocab_size, Path(folder))
         phases = phase_seconds(run.recipe, run.state, windows, bench.device, 3, run.stepping)

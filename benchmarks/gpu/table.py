@@ -60,7 +60,11 @@ def page_table(results: Results, about: str) -> str:
     for row, piece, name in ROWS:
         figure = _find(results, piece, name)
         target = number(float(TARGETS[name])) if name in TARGETS else ""
-        value, note = ("unmeasured", "") if figure is None else (f"{number(figure['value'])} {figure['unit']}".strip(), figure["note"])
+        value, note = (
+            ("unmeasured", "")
+            if figure is None
+            else (f"{number(figure['value'])} {figure['unit']}".strip(), figure["note"])
+        )
         lines.append(f"| {row} | {value} | {note} | {target} |")
     checks = [
         figure

@@ -24,11 +24,13 @@ Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 )
 def accumulation(
     run: Annotated[
-        str | None, typer.Argument(help="Name of a run; none with --shape.", autocompletion=run_names, show_default=False)
+        str | None,
+        typer.Argument(help="Name of a run; none with --shape.", autocompletion=run_names, show_default=False),
     ] = None,
     checkpoint: CheckpointOption = None,
     error: Annotated[
-        float, typer.Option(min=1e-6, max=1, help="Relative error of a product that is allowed; VRR's line is at about 0.04.")
+        float,
+        typer.Option(min=1e-6, max=1, help="Relative error of a product that is allowed; VRR's line is at about 0.04."),
     ] = 0.04,
     operands: Annotated[
         Operands | None,
@@ -42,7 +44,8 @@ def accumulation(
         Path | None, typer.Option(help="Folder for the table and the plot.", show_default="accumulation/ in the run")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Layers x width, as 48x1600: predict for a model that was not run.", show_default=False)
+        str | None,
+        typer.Option(help="Layers x width, as 48x1600: predict for a model that was not run.", show_default=False),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="With --shape: tokens of a micro-batch.")] = 16384,
     vocab: Annotated[int, typer.Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
@@ -52,7 +55,9 @@ def accumulation(
     from efftrain_cli.foundation.errors import UsageError
 
     if (run is None) == (shape is None):
-        raise UsageError("accumulation needs a RUN to measure, or --shape to predict for one that was not run, and not both")
+        raise UsageError(
+            "accumulation needs a RUN to measure, or --shape to predict for one that was not run, and not both"
+        )
     if shape is not None:
         _predict(shape, tokens, vocab, operands or "fp8_e5m2", gradient_operands)
         return
@@ -96,7 +101,9 @@ def _predict(shape: str, tokens: int, vocab: int, operands: Operands, gradient_o
         f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, {gradients} "
         "gradients: predicted, not measured"
     )
-    print(f"\n{'layer':12}  {'role':11}  {'n':>7}  m_p  {'VRR':>4}  {'c64':>4}  {'c128':>4}  error at 9 bits, whole  in c64")
+    print(
+        f"\n{'layer':12}  {'role':11}  {'n':>7}  m_p  {'VRR':>4}  {'c64':>4}  {'c128':>4}  error at 9 bits, whole  in c64"
+    )
     for layer, role, n in sums_of(width, tokens, vocab):
         bits = product_bits(operands, operands if role == "forward" else gradients)
         needed = "  ".join(f"{needed_bits(bits, n, chunk):4}" for chunk in (0, 64, 128))

@@ -102,7 +102,8 @@ def run_app() -> None:
             _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the void.
+        # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the
+        # void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:
@@ -117,10 +118,13 @@ def _check_place() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the working directory was deleted; change to one that exists and give the command again") from None
+        raise UsageError(
+            "the working directory was deleted; change to one that exists and give the command again"
+        ) from None
 
 
 def _say(text: str) -> None:
-    """A message on standard error. Foreign names in it move no cursor; where nothing can be written, the exit code says enough."""
+    """A message on standard error. Foreign names in it move no cursor; where nothing can be written, the exit code says
+    enough."""
     with contextlib.suppress(OSError, ValueError):
         print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)

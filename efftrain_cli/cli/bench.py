@@ -99,5 +99,7 @@ def bench(
         print(f"beside it  {1000 * seconds:9.2f} ms a step, {name}: on the same processes, without late gradients")
     rest = "forward, backward or optimizer"
     if result.devices > 1:
-        rest = "the devices' own work" + ("" if "work" in result.phases else ", nor what they send each other within it")
+        rest = "the devices' own work" + (
+            "" if "work" in result.phases else ", nor what they send each other within it"
+        )
     print(f"\n{result.overhead:.1%} of the step is not {rest}.")

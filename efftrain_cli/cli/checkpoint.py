@@ -13,10 +13,7 @@ app.add_typer(group, name="checkpoint", rich_help_panel="Runs")
 
 
 @group.command("list", examples=("efftrain checkpoint list small-seed1234",))
-def list_(
-    run: RunArgument,
-    format_: TableOrJson = "table",
-) -> None:
+def list_(run: RunArgument, format_: TableOrJson = "table") -> None:
     """List what a run has saved: step, size, time."""
     from efftrain_cli.checkpoint import describe_checkpoints, list_checkpoints
     from efftrain_cli.run.names import find_run

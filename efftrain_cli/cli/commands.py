@@ -28,7 +28,8 @@ COMMANDS = (
 
 
 def register(command: str = "") -> None:
-    """Imports the module of `command`, which puts itself on `app`; all of them where it is none: for help, for completion, and
-    for the suggestions after a mistake. Typer reads the signatures of what is registered, a fifth of `recipes list`'s time."""
+    """Imports the module of `command`, which puts itself on `app`; all of them where it is none: for help, for
+    completion, and for the suggestions after a mistake. Typer reads the signatures of what is registered, a fifth of
+    `recipes list`'s time."""
     for name in (command,) if command in COMMANDS else COMMANDS:
         import_module("efftrain_cli.cli." + {"import": "import_"}.get(name, name.replace("-", "_")))

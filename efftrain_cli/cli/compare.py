@@ -23,7 +23,9 @@ def check_target_loss(value: float | None) -> None:
         UsageError: it is not a positive, finite number.
     """
     if value is not None and not 0 < value < math.inf:
-        raise UsageError(f"--target-loss {value:g}: a loss is a positive number of nats per token; give one such as 3.5")
+        raise UsageError(
+            f"--target-loss {value:g}: a loss is a positive number of nats per token; give one such as 3.5"
+        )
 
 
 @app.command(
@@ -45,16 +47,23 @@ def compare(
     ] = None,
     study: Annotated[
         Path | None,
-        typer.Option(help="Study file: judge its primaries, and compare its runs, exploratory, instead of RUN...", metavar="FILE"),
+        typer.Option(
+            help="Study file: judge its primaries, and compare its runs, exploratory, instead of RUN...", metavar="FILE"
+        ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Recipe or run to compare with; without it, the only recipe without a method, else the first.")
+        str | None,
+        typer.Option(
+            help="Recipe or run to compare with; without it, the only recipe without a method, else the first."
+        ),
     ] = None,
     target_loss: Annotated[
-        float | None, typer.Option(help="Loss to reach, nats per token; without it, per pair of runs the worse one's final loss.")
+        float | None,
+        typer.Option(help="Loss to reach, nats per token; without it, per pair of runs the worse one's final loss."),
     ] = None,
     margin: Annotated[
-        float | None, typer.Option(help="Difference of final losses, nats per token, within which recipes count as equivalent.")
+        float | None,
+        typer.Option(help="Difference of final losses, nats per token, within which recipes count as equivalent."),
     ] = None,
     every_setting: Annotated[
         bool, typer.Option("--every-setting", help="Compare every setting of a recipe instead of its best.")
@@ -62,7 +71,8 @@ def compare(
     details: Annotated[bool, typer.Option("--details", help="Print every measure, test and run.")] = False,
     format_: Annotated[CompareFormat, typer.Option("--format", help="What to print or write.")] = "table",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write to; without it standard output, or report.html for html.")
+        Path | None,
+        typer.Option("--output", "-o", help="File to write to; without it standard output, or report.html for html."),
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
     figures: Annotated[Path | None, typer.Option(help="Folder to write the figures to, as SVG and PNG.")] = None,
@@ -81,7 +91,8 @@ def compare(
         typer.Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable."),
     ] = None,
 ) -> None:
-    """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how stable."""
+    """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how
+    stable."""
     check_target_loss(target_loss)
     runs = runs or []
     if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:

@@ -40,7 +40,11 @@ def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
 def eval_zeroshot(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Runs, by name, by the beginning of it, or by their recipe; or directories that `export` wrote. Each is scored in turn.", metavar="RUN...", autocompletion=run_names),
+        typer.Argument(
+            help="Runs, by name, by the beginning of it, or by their recipe; or directories that `export` wrote. Each is scored in turn.",
+            metavar="RUN...",
+            autocompletion=run_names,
+        ),
     ],
     tasks: Annotated[
         list[str] | None,
@@ -204,7 +208,8 @@ def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> 
         if entry["left_out"]:
             shown = ", ".join(entry["left_out"][:5]) + (", ..." if len(entry["left_out"]) > 5 else "")
             console.print(
-                f"{entry['task']}: {len(entry['left_out'])} left out, as an answer alone is longer than the context: {shown}", markup=False
+                f"{entry['task']}: {len(entry['left_out'])} left out, as an answer alone is longer than the context: {shown}",
+                markup=False,
             )
     console.print()
     for entry in entries:

@@ -11,12 +11,7 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import CheckpointOption, RunArgument
 
 
-@app.command(
-    rich_help_panel="Use a trained model",
-    examples=(
-        "efftrain export small-seed1234 --out my-model",
-    ),
-)
+@app.command(rich_help_panel="Use a trained model", examples=("efftrain export small-seed1234 --out my-model",))
 def export(
     run: RunArgument,
     format_: Annotated[

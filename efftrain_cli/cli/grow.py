@@ -50,7 +50,9 @@ def grow(
     ] = None,
     schedule_ratio: Annotated[
         float | None,
-        typer.Option(help="Growth multiplies the schedule's step and tokens by this.", show_default="the authors' constants"),
+        typer.Option(
+            help="Growth multiplies the schedule's step and tokens by this.", show_default="the authors' constants"
+        ),
     ] = None,
     moments: Annotated[Moments | None, typer.Option(help="The optimizer's moments.", show_default="ema")] = None,
     symmetry: Annotated[
@@ -86,21 +88,30 @@ def grow(
     batch: Annotated[Batch, typer.Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = "fixed",
     small: Annotated[
         str | None,
-        typer.Option(help="Run, or CSV of step,val_loss, of the small model.", rich_help_panel=PLAN, autocompletion=run_names),
+        typer.Option(
+            help="Run, or CSV of step,val_loss, of the small model.", rich_help_panel=PLAN, autocompletion=run_names
+        ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Run, or CSV, of the target's size from scratch.", rich_help_panel=PLAN, autocompletion=run_names),
+        typer.Option(
+            help="Run, or CSV, of the target's size from scratch.", rich_help_panel=PLAN, autocompletion=run_names
+        ),
     ] = None,
     shape: Annotated[
         str | None, typer.Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN)
     ] = None,
     vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)] = 50257,
     threshold: Annotated[
-        float | None, typer.Option(help="Slope d log L / d log C at which to grow.", show_default="the paper's", rich_help_panel=PLAN)
+        float | None,
+        typer.Option(
+            help="Slope d log L / d log C at which to grow.", show_default="the paper's", rich_help_panel=PLAN
+        ),
     ] = None,
     window: Annotated[int, typer.Option(min=3, help="Evaluations one slope is fitted to.", rich_help_panel=PLAN)] = 31,
-    plot: Annotated[Path | None, typer.Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)
+    ] = None,
 ) -> None:
     """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
     if plan:
@@ -137,15 +148,21 @@ def grow(
     record = grown.record
     print(f"run         {grown.run}, from {grown.checkpoint.parent.parent.name} after step {record.step}")
     print(f"parameters  {record.parameters_before:,} -> {record.parameters_after:,}")
-    print(f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats per token on the same validation windows")
+    print(
+        f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats per token on the same validation windows"
+    )
     before, after = ([f"{value:.4f}" for value in logits] for logits in (grown.logits_before, grown.logits_after))
-    print(f"logits      {' '.join(before)} ... -> {' '.join(after)} ..., largest difference {grown.largest_logit_difference:.2g}")
+    print(
+        f"logits      {' '.join(before)} ... -> {' '.join(after)} ..., largest difference {grown.largest_logit_difference:.2g}"
+    )
     if not record.preserves_loss:
         print("            (these variants do not keep the loss)")
     if weights_only:
         print("lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps")
     if not grown.budget_left:
-        print(f"\nnothing is left of its budget, train.tokens = {grown.recipe.train.tokens:,}, which counts the tokens before the growth")
+        print(
+            f"\nnothing is left of its budget, train.tokens = {grown.recipe.train.tokens:,}, which counts the tokens before the growth"
+        )
         print(f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N   (N tokens in all)")
         return
     from efftrain_cli.recipe.rules import warnings_of
@@ -175,7 +192,9 @@ def _plan_by_law(target_loss: float | None, target_size: str | None, fit: list[s
     except ValueError as error:
         raise UsageError(f"--target-size: {error}") from None
     if fit and batch == "varying":
-        raise UsageError("--batch varying needs the critical batch, which runs of one batch size do not show: leave out --fit or it")
+        raise UsageError(
+            "--batch varying needs the critical batch, which runs of one batch size do not show: leave out --fit or it"
+        )
     fitted = law_of(fit) if fit else None
     law = KAPLAN if fitted is None else fitted.law
     planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)

@@ -15,10 +15,7 @@ from efftrain_cli.cli.options import Overrides
 @app.command(
     "import",
     rich_help_panel="Use a trained model",
-    examples=(
-        "efftrain import ./gpt2 --name gpt2 --set data.train=my.txt",
-        "efftrain import openai-community/gpt2",
-    ),
+    examples=("efftrain import ./gpt2 --name gpt2 --set data.train=my.txt", "efftrain import openai-community/gpt2"),
 )
 def import_(
     directory: Annotated[
@@ -33,7 +30,9 @@ def import_(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Recipe to continue training with; the model's shape comes from the directory.", autocompletion=recipe_names, show_default="small"
+            help="Recipe to continue training with; the model's shape comes from the directory.",
+            autocompletion=recipe_names,
+            show_default="small",
         ),
     ] = None,
     set_: Overrides = None,

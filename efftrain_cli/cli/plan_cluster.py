@@ -14,16 +14,16 @@ from efftrain_cli.foundation.errors import UsageError
 @app.command(
     "plan-cluster",
     rich_help_panel="This machine",
-    examples=(
-        "efftrain plan-cluster --recipe small --devices 8 --bandwidth 9 --flops 1e11",
-    ),
+    examples=("efftrain plan-cluster --recipe small --devices 8 --bandwidth 9 --flops 1e11",),
 )
 def plan_cluster(
     recipe: RecipeOption,
     devices: Annotated[int, typer.Option(min=1, help="Devices, of all nodes together.")],
     bandwidth: Annotated[float, typer.Option(min=1e-6, help="GB/s out of one device, within a node.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
-    between: Annotated[float | None, typer.Option(min=1e-6, help="GB/s out of one node, all its links together.")] = None,
+    between: Annotated[
+        float | None, typer.Option(min=1e-6, help="GB/s out of one node, all its links together.")
+    ] = None,
     flops: Annotated[
         float | None, typer.Option(min=1.0, help="FLOP/s of one device in training; default: as measured here.")
     ] = None,
@@ -33,16 +33,10 @@ def plan_cluster(
 ) -> None:
     """Predict step time, memory and efficiency on many devices, from a rate and bandwidths; trains nothing.
 
-    The model is stated in docs/scaling.md. It says where short steps, as those of a sequence length warmup, wait for the network.
+    The model is stated in docs/scaling.md. It says where short steps, as those of a sequence length warmup, wait for
+    the network.
     """
-    from efftrain_cli.foundation.console import (
-        Row,
-        counted,
-        human_bytes,
-        human_flops,
-        human_seconds,
-        table_lines,
-    )
+    from efftrain_cli.foundation.console import Row, counted, human_bytes, human_flops, human_seconds, table_lines
     from efftrain_cli.plan.cluster import Cluster
     from efftrain_cli.plan.cluster import plan_cluster as plan
     from efftrain_cli.recipe.recipe import load_recipe
@@ -50,12 +44,16 @@ def plan_cluster(
 
     loaded = load_recipe(recipe, set_ or [])
     if nodes > 1 and between is None:
-        raise UsageError(f"--nodes {nodes} are joined by a network\ngive its speed as --between GB/s out of one node, 50 for 400 Gb/s")
+        raise UsageError(
+            f"--nodes {nodes} are joined by a network\ngive its speed as --between GB/s out of one node, 50 for 400 Gb/s"
+        )
     source = "as given"
     if flops is None:
         rate = measured_rate("auto", loaded.model.n_layer, loaded.model.n_embd)
         if rate is None:
-            raise UsageError("nothing was measured here yet\ngive --flops, or run `efftrain bench` with the same recipe")
+            raise UsageError(
+                "nothing was measured here yet\ngive --flops, or run `efftrain bench` with the same recipe"
+            )
         flops, source = rate.flops_per_second, f"by {rate.source} ({rate.device}, {rate.time[:10]})"
     cluster = Cluster(
         devices=devices,
@@ -77,7 +75,15 @@ def plan_cluster(
     for each in plans:
         full = each.full
         cells = [human_seconds(seconds) for seconds in (full.total, full.compute, full.communication, full.update)]
-        rows.append((each.strategy, *cells, f"{each.efficiency:.0%}", human_bytes(each.memory_bytes), human_seconds(each.seconds)))
+        rows.append(
+            (
+                each.strategy,
+                *cells,
+                f"{each.efficiency:.0%}",
+                human_bytes(each.memory_bytes),
+                human_seconds(each.seconds),
+            )
+        )
     head = ("strategy", "full step", "compute", "network", "update", "efficiency", "memory", "run")
     print("\n".join([*table_lines(head, rows), ""]))
     for each in plans:

@@ -7,14 +7,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 
-from efftrain_cli.foundation.console import (
-    counted,
-    human_bytes,
-    human_count,
-    human_flops,
-    human_seconds,
-    table_lines,
-)
+from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops, human_seconds, table_lines
 from efftrain_cli.plan.cost import plan_cost
 from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
 from efftrain_cli.recipe.recipe import Recipe
@@ -22,8 +15,8 @@ from efftrain_cli.run.rates import measured_rate
 
 
 def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
-    """Prints every step as CSV, or the turning points as a table, with what it costs, or as JSON lines; what is assumed goes to
-    stderr."""
+    """Prints every step as CSV, or the turning points as a table, with what it costs, or as JSON lines; what is assumed
+    goes to stderr."""
     for line in assumptions(recipe):
         print(f"assumed: {line}", file=sys.stderr)
     if form == "csv":

@@ -11,17 +11,13 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import Overrides, Quiet, RecipeOption, TextOrJson
 
 
-@app.command(
-    rich_help_panel="Train",
-    examples=(
-        "efftrain prepare --recipe small --set data.train=my.txt",
-    ),
-)
+@app.command(rich_help_panel="Train", examples=("efftrain prepare --recipe small --set data.train=my.txt",))
 def prepare(
     recipe: RecipeOption,
     set_: Overrides = None,
     verify_data: Annotated[
-        Literal["lazy", "full"], typer.Option(help="full: compare every token with its sha256 now; lazy: when it is first read.")
+        Literal["lazy", "full"],
+        typer.Option(help="full: compare every token with its sha256 now; lazy: when it is first read."),
     ] = "lazy",
     quiet: Quiet = False,
     format_: TextOrJson = "text",

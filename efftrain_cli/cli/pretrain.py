@@ -34,9 +34,12 @@ def pretrain(
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Train on this many devices of this machine: CUDA devices, or CPU processes.")
+        int | None,
+        typer.Option(min=1, help="Train on this many devices of this machine: CUDA devices, or CPU processes."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=0, help="Train up to this step; --resume continues from there.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=0, help="Train up to this step; --resume continues from there.")
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(help="Continue this run where it stopped.", autocompletion=run_names)
     ] = None,
@@ -53,11 +56,18 @@ def pretrain(
     plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and what it costs; train nothing.")] = False,
     format_: Annotated[
         Literal["table", "csv", "json"] | None,
-        typer.Option("--format", help="With --plan: turning points as a table or JSON, or every step as CSV.", show_default="table"),
+        typer.Option(
+            "--format",
+            help="With --plan: turning points as a table or JSON, or every step as CSV.",
+            show_default="table",
+        ),
     ] = None,
     wandb: Annotated[str | None, typer.Option(help="off, offline or online: send the metrics to wandb too.")] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain[tensorboard]').")
+        bool,
+        typer.Option(
+            "--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain[tensorboard]')."
+        ),
     ] = False,
     quiet: Quiet = False,
     no_probe: Annotated[
@@ -66,8 +76,8 @@ def pretrain(
 ) -> None:
     """Train a GPT by a recipe; metrics and checkpoints go to runs/NAME.
 
-    --resume RUN --set train.tokens=N trains a run longer: its learning-rate schedule ends where it was to end, and the rate
-    stays at optim.min_lr after that.
+    --resume RUN --set train.tokens=N trains a run longer: its learning-rate schedule ends where it was to end, and the
+    rate stays at optim.min_lr after that.
     """
     if format_ is not None and not plan:
         raise UsageError(f"--format {format_} is the form of a printed plan: add --plan, or leave it out")

@@ -18,12 +18,18 @@ from efftrain_cli.foundation.errors import RecipeError, UsageError
 
 recipes = Commands(no_args_is_help=True)
 app.add_typer(
-    recipes, name="recipes", help="What runs are made of: list, show, compare and write recipes.", rich_help_panel="Train"
+    recipes,
+    name="recipes",
+    help="What runs are made of: list, show, compare and write recipes.",
+    rich_help_panel="Train",
 )
 
 
 RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipe_names)
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipe_names
+    ),
 ]
 
 
@@ -53,7 +59,9 @@ def list_recipes(format: TextOrJson = "text") -> None:
     "new", examples=("efftrain recipes new mine --set data.train=my.txt", "efftrain recipes new large --base gpt2-117m")
 )
 def new_recipe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml.")
+    ],
     base: Annotated[str, typer.Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)] = "small",
     set_: Overrides = None,
 ) -> None:
@@ -68,7 +76,8 @@ def new_recipe(
     if path.exists():
         raise UsageError(f"{shown_path(path)} exists already and is left as it is; give another name, or edit it")
     overrides = list(set_ or [])
-    # What a text of one's own needs unless something else is said: a small one has too little in a hundredth to validate on.
+    # What a text of one's own needs unless something else is said: a small one has too little in a hundredth to
+    # validate on.
     for usual in ('data.train="my.txt"', "data.valid_fraction=0.05"):
         if not any(override.startswith(usual.split("=")[0] + "=") for override in overrides):
             overrides.append(usual)
@@ -84,7 +93,9 @@ def new_recipe(
 def show_recipe(
     recipe: RecipeName,
     set_: Overrides = None,
-    describe: Annotated[bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")] = False,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")
+    ] = False,
     format: TextOrJson = "text",
 ) -> None:
     """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""
@@ -97,7 +108,11 @@ def show_recipe(
     resolved = check_draft(draft)
     if format == "json":
         origins = {key: draft.origins.get(key, "default") for key in flat_values(resolved)}
-        about = {"path": str(draft.path), "bases": [str(base) for base in draft.bases], "values": recipe_values(resolved)}
+        about = {
+            "path": str(draft.path),
+            "bases": [str(base) for base in draft.bases],
+            "values": recipe_values(resolved),
+        }
         print(json.dumps({**about, "origins": origins, "warnings": warnings_of(resolved)}, indent=1))
         return
     known = known_keys(Recipe)
@@ -148,13 +163,7 @@ def _card(name: str) -> dict[str, Any]:
     """What `recipes list` says of one recipe: its values as written, unchecked, so that the list is quick and whole."""
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.model.flops import parameter_count
-    from efftrain_cli.recipe.file import (
-        find_recipe,
-        first_comment,
-        read_recipe_file,
-        shipped_recipes,
-        shown_path,
-    )
+    from efftrain_cli.recipe.file import find_recipe, first_comment, read_recipe_file, shipped_recipes, shown_path
 
     path = find_recipe(name)
     own = path.resolve().parent != shipped_recipes()

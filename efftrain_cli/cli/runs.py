@@ -17,14 +17,16 @@ app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 
 
 @runs_app.command(
-    "list", examples=("efftrain runs list", "efftrain runs list 'small*' --sort loss", "efftrain runs list --format json")
+    "list",
+    examples=("efftrain runs list", "efftrain runs list 'small*' --sort loss", "efftrain runs list --format json"),
 )
 def list_(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names)
     ] = None,
     sort: Annotated[
-        Literal["age", "name", "loss", "tokens"], typer.Option(help="age: newest first; name; loss: lowest first; tokens: most first.")
+        Literal["age", "name", "loss", "tokens"],
+        typer.Option(help="age: newest first; name; loss: lowest first; tokens: most first."),
     ] = "age",
     format_: TableOrJson = "table",
 ) -> None:
@@ -69,10 +71,7 @@ def list_(
 
 
 @runs_app.command(examples=("efftrain runs show small-seed1234", "efftrain runs show small-seed1234 --format json"))
-def show(
-    name: RunArgument,
-    format_: TableOrJson = "table",
-) -> None:
+def show(name: RunArgument, format_: TableOrJson = "table") -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
     from efftrain_cli.compare.formats import print_tables
     from efftrain_cli.compare.show import output_console
@@ -101,7 +100,9 @@ def verify(name: RunArgument) -> None:
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))
 def rm(
-    names: Annotated[list[str], typer.Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names)],
+    names: Annotated[
+        list[str], typer.Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names)
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all their checkpoints."""

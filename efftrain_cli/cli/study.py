@@ -20,26 +20,39 @@ from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TableOrJ
     ),
 )
 def study(
-    file: Annotated[Path, typer.Argument(help="The study file, TOML: a question, seeds, primaries with their margins, and arms.", metavar="FILE")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The study file, TOML: a question, seeds, primaries with their margins, and arms.", metavar="FILE"
+        ),
+    ],
     plan: Annotated[bool, typer.Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Run every phase at toy size, in a minute or so; no claim comes of it.")
     ] = False,
-    status: Annotated[bool, typer.Option("--status", help="Where the study stands, one line per run; train nothing.")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Where the study stands, one line per run; train nothing.")
+    ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     device: Device = "auto",
     allow: Annotated[
-        bool, typer.Option("--allow", help="Go on although the study was changed after its first run; it is exploratory then.")
+        bool,
+        typer.Option(
+            "--allow", help="Go on although the study was changed after its first run; it is exploratory then."
+        ),
     ] = False,
     take_over: TakeOver = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the losses over learning rates in the terminal too.")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the losses over learning rates in the terminal too.")
+    ] = False,
     format_: TableOrJson = "table",
     quiet: NoProgress = False,
 ) -> None:
     """Train what a study file asks for, and judge it as the file said beforehand.
 
-    A study that was stopped or killed goes on when the same command is given again; finished runs are never trained twice.
+    A study that was stopped or killed goes on when the same command is given again; finished runs are never trained
+    twice.
     """
     from efftrain_cli.study import main
     from efftrain_cli.study.file import read_study

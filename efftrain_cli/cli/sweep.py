@@ -54,8 +54,8 @@ def sweep(
 ) -> None:
     """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
 
-    With several values of optim.lr the losses over learning rates are shown too; with several of train.tokens the speed-up at
-    matched loss, each point a run of its own budget.
+    With several values of optim.lr the losses over learning rates are shown too; with several of train.tokens the
+    speed-up at matched loss, each point a run of its own budget.
     """
     check_target_loss(target_loss)
     import sys

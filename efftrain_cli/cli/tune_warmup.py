@@ -14,6 +14,8 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import check_devices, launch_this
 
 Tuned = Literal["length", "batch", "two-stage", "lr"]
+
+
 @app.command(
     "tune-warmup",
     rich_help_panel="Train",
@@ -42,19 +44,24 @@ def tune_warmup(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="What all probes may train together: 10% of a full run, or tokens such as 500M.", show_default="no limit"),
+        typer.Option(
+            help="What all probes may train together: 10% of a full run, or tokens such as 500M.",
+            show_default="no limit",
+        ),
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Probe every setting with these seeds, 0..2 or 0,3; the majority decides.", show_default="the recipe's"),
+        typer.Option(
+            help="Probe every setting with these seeds, 0..2 or 0,3; the majority decides.", show_default="the recipe's"
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the search's directory in runs/; default RECIPE-tune.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the search's directory in runs/; default RECIPE-tune.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Devices = 1,
-    multiples: Annotated[
-        int, typer.Option(help="How long a duration is seen, in learning-rate warmups.")
-    ] = 3,
+    multiples: Annotated[int, typer.Option(help="How long a duration is seen, in learning-rate warmups.")] = 3,
     threshold: Annotated[
         float, typer.Option(help="Unstable: validation perplexity above this many times its best so far.")
     ] = 1.3,
@@ -63,21 +70,30 @@ def tune_warmup(
     ] = 0.66,
     eval_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less."),
+        typer.Option(
+            min=1, help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less."
+        ),
     ] = None,
     calm: Annotated[
-        float, typer.Option(help="End a probe early where the bound for a fluctuation after any look is below this; 0: never.")
+        float,
+        typer.Option(
+            help="End a probe early where the bound for a fluctuation after any look is below this; 0: never."
+        ),
     ] = 0.01,
     plan: Annotated[bool, typer.Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
     format_: Annotated[
-        Literal["text", "json"] | None, typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text")
+        Literal["text", "json"] | None,
+        typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text"),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict stands in the run.")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict stands in the run."),
+    ] = False,
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
 
-    Rivals are tuned by the same rule and budget: --tune. A search that was stopped or killed goes on when the same command is given
-    again, and one that ran out of budget with a larger one.
+    Rivals are tuned by the same rule and budget: --tune. A search that was stopped or killed goes on when the same
+    command is given again, and one that ran out of budget with a larger one.
     """
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.sweep.trials import parse_seeds

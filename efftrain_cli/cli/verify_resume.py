@@ -14,21 +14,22 @@ from efftrain_cli.training.launch import check_devices
 
 @app.command(
     rich_help_panel="This machine",
-    examples=(
-        "efftrain verify-resume --recipe small",
-        "efftrain verify-resume --recipe small-simigrad --steps 8",
-    ),
+    examples=("efftrain verify-resume --recipe small", "efftrain verify-resume --recipe small-simigrad --steps 8"),
 )
 def verify_resume(
     recipe: Annotated[
         str,
-        typer.Option(help="Recipe name or path; it is shortened to two micro-batches a step.", autocompletion=recipe_names),
+        typer.Option(
+            help="Recipe name or path; it is shortened to two micro-batches a step.", autocompletion=recipe_names
+        ),
     ],
     set_: Overrides = None,
     device: Device = "auto",
     devices: Devices = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")
+    ] = False,
 ) -> None:
     """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
     from efftrain_cli.recipe.recipe import load_recipe

@@ -12,21 +12,22 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import RunArgument
 
 
-@app.command(
-    "wandb-sync",
-    rich_help_panel="Runs",
-    examples=(
-        "efftrain wandb-sync small-seed1234 --mode online",
-    ),
-)
+@app.command("wandb-sync", rich_help_panel="Runs", examples=("efftrain wandb-sync small-seed1234 --mode online",))
 def wandb_sync(
     run: RunArgument,
-    mode: Annotated[Literal["offline", "online"], typer.Option(help="offline writes files that `wandb sync` sends later.")] = "offline",
-    project: Annotated[str | None, typer.Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project.")] = None,
+    mode: Annotated[
+        Literal["offline", "online"], typer.Option(help="offline writes files that `wandb sync` sends later.")
+    ] = "offline",
+    project: Annotated[
+        str | None, typer.Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project.")
+    ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this.")
+        bool,
+        typer.Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this."),
     ] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard.")
+    ] = False,
 ) -> None:
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
     from efftrain_cli.run import wandb as wandb_sync

@@ -22,14 +22,7 @@ from efftrain_cli.compare.groups import (
     rank_of,
     shown,
 )
-from efftrain_cli.compare.measures import (
-    Costs,
-    EqualPoint,
-    Measure,
-    equal_points,
-    measure_run,
-    measures,
-)
+from efftrain_cli.compare.measures import Costs, EqualPoint, Measure, equal_points, measure_run, measures
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
 from efftrain_cli.foundation.errors import DataError, UsageError
@@ -77,8 +70,8 @@ class Comparison:
 
 
 def read_sound(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
-    """Reads runs but those that cannot be read, and says why each of these is left out. Two at a time: each is reduced before the next is
-    read, so memory does not grow with their number.
+    """Reads runs but those that cannot be read, and says why each of these is left out. Two at a time: each is reduced
+    before the next is read, so memory does not grow with their number.
 
     Raises:
         DataError: none can be read.
@@ -153,7 +146,9 @@ def compare(
     withheld = ""
     if named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1:
         withheld = "settings of one recipe: name one with --baseline to test the others against it"
-    elif waits := _best_waits_for(every, trials, named if named is not None and baseline != named.recipe_name else None):
+    elif waits := _best_waits_for(
+        every, trials, named if named is not None and baseline != named.recipe_name else None
+    ):
         withheld = f"pending: the best setting waits for {waits}"
     incomparable = any(label.severity == "allowed" for label in labels)
     losses_withheld = "not judged: these losses are not comparable" if incomparable else withheld
@@ -212,7 +207,8 @@ def _methods(group: Group) -> set[str]:
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
-    """Runs evaluated at different intervals, reduced to the steps that all finished ones evaluated, and each one's last."""
+    """Runs evaluated at different intervals, reduced to the steps that all finished ones evaluated, and each one's
+    last."""
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
     evaluated = [run for run in runs if len(run.evaluated["step"])]
@@ -237,15 +233,22 @@ def _trial_notes(every: Sequence[Group], groups: Sequence[Group], trials: Sequen
     counts = {group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every) for group in groups}
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())
-        notes.append(Label("warning", f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is"))
+        notes.append(
+            Label(
+                "warning",
+                f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is",
+            )
+        )
     return notes
 
 
 def _best_waits_for(every: Sequence[Group], trials: Sequence[Trial], given: Group | None) -> str:
-    """Runs that have not finished, of recipes in several settings: which one is the best is not known yet. `given` is the setting that
-    was asked for by its own name, whose recipe's other settings do not matter."""
+    """Runs that have not finished, of recipes in several settings: which one is the best is not known yet. `given` is
+    the setting that was asked for by its own name, whose recipe's other settings do not matter."""
     chosen_from = {trial.recipe_name for trial in trials} - ({given.recipe_name} if given is not None else set())
-    return _named_briefly([run.name for group in every if group.recipe_name in chosen_from for run in group.runs if run.pending])
+    return _named_briefly(
+        [run.name for group in every if group.recipe_name in chosen_from for run in group.runs if run.pending]
+    )
 
 
 def _named_briefly(names: Sequence[str]) -> str:

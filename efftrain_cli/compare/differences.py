@@ -56,13 +56,14 @@ class Difference:
     estimate: Estimate
     """Of method - baseline, or of baseline / method where the measure is a cost; NaN where runs have no number."""
     exact: ExactTest | None
-    """The exact test that stands in for t where runs failed or did not reach the target, or that the measure asks for."""
+    """The exact test that stands in for t where runs failed or did not reach the target, or that the measure asks
+    for."""
     decision: Decision
     seeds: tuple[int, ...]
     """Seeds that both recipes have."""
     reason: str
-    """Why the question is not judged: one seed, pending runs, other schedules, other machines; empty where it is. "none":
-    there was no failure or jump to ask about."""
+    """Why the question is not judged: one seed, pending runs, other schedules, other machines; empty where it is.
+    "none": there was no failure or jump to ask about."""
 
     @property
     def p_holm(self) -> float | None:
@@ -71,7 +72,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """"better", "worse", "equivalent", "undecided", or the reason why there is none."""
+        """ "better", "worse", "equivalent", "undecided", or the reason why there is none."""
         return self.reason or self.decision.outcome
 
 
@@ -85,7 +86,8 @@ def compare_groups(
     margin: float | None,
     withheld: str,
 ) -> list[Difference]:
-    """Every tested measure of every group against the baseline; the primary measure and all others are a family each."""
+    """Every tested measure of every group against the baseline; the primary measure and all others are a family
+    each."""
     others = [group for group in groups if group is not base]
     found: list[tuple[Measure, Group, Estimate, ExactTest | None, str]] = []
     for measure in rows:
@@ -102,7 +104,15 @@ def compare_groups(
         results = [found[i][3] or found[i][2] for i in members]
         decisions |= dict(zip(members, decide(results, margin=margin if family else None), strict=True))
     return [
-        Difference(measure, group.label, estimate, exact, decisions.get(i, Decision("undecided", None)), _shared(base, group), reason)
+        Difference(
+            measure,
+            group.label,
+            estimate,
+            exact,
+            decisions.get(i, Decision("undecided", None)),
+            _shared(base, group),
+            reason,
+        )
         for i, (measure, group, estimate, exact, reason) in enumerate(found)
     ]
 
@@ -184,7 +194,9 @@ def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str
         there = [value for value in found if value is not None]
         return sum(there) / len(there) if there else None
 
-    if not all(any(run.status == "finished" and len(run.evaluated["step"]) for run in side.runs) for side in (base, group)):
+    if not all(
+        any(run.status == "finished" and len(run.evaluated["step"]) for run in side.runs) for side in (base, group)
+    ):
         return ""
     a, b = position(base), position(group)
     unknown = [side.label for side, at in ((base, a), (group, b)) if at is not None and math.isnan(at)]
@@ -193,7 +205,11 @@ def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str
     if a is None and b is None:
         return ""
     if a is not None and b is not None:
-        return "" if abs(a - b) <= SAME_SCHEDULE else f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
+        return (
+            ""
+            if abs(a - b) <= SAME_SCHEDULE
+            else f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
+        )
     known, decaying, constant = (a, base, group) if b is None else (b, group, base)
     # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
     if known is not None and known < 1 - SAME_SCHEDULE:
@@ -218,17 +234,16 @@ def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest 
 
 
 def _from_cells(
-    measure: Measure,
-    base: Group,
-    group: Group,
-    cells: dict[tuple[str, str], Cell],
-    target: float | None,
+    measure: Measure, base: Group, group: Group, cells: dict[tuple[str, str], Cell], target: float | None
 ) -> tuple[Estimate, ExactTest | None]:
-    """By t where every run has a number; by ranks where a run failed, or did not reach the target, or the measure asks."""
+    """By t where every run has a number; by ranks where a run failed, or did not reach the target, or the measure
+    asks."""
     before, after = cells[measure.key, base.label], cells[measure.key, group.label]
     by_run = [*zip(base.runs, before.values, strict=True), *zip(group.runs, after.values, strict=True)]
     bounds = [run.failed or value in (NOT_REACHED, FAILED) for run, value in by_run]
-    missing = [str(value) for (_, value), bound in zip(by_run, bounds, strict=True) if isinstance(value, str) and not bound]
+    missing = [
+        str(value) for (_, value), bound in zip(by_run, bounds, strict=True) if isinstance(value, str) and not bound
+    ]
     if missing:
         return Estimate(math.nan, reason=f"{', '.join(dict.fromkeys(missing))}: no claim"), None
     if measure.tested == "rank" or any(bounds):

@@ -11,7 +11,8 @@ from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.errors import UsageError
 
 STEADY = 1.2
-"""Runs of one recipe on one device differ less than this in their throughput, unless something else used the machine."""
+"""Runs of one recipe on one device differ less than this in their throughput, unless something else used the
+machine."""
 SAME_SPEED = 1.15
 """Seconds are judged only where the calibration kernel ran at rates within this factor before and after every run."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
@@ -56,7 +57,10 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
             "side by side, labelled"
         )
     labels = [Label("allowed", text) for text in refusals]
-    labels += [Label("warning", text) for text in (*_origin_warnings(runs), *_recipe_warnings(groups), *_speed_warnings(groups))]
+    labels += [
+        Label("warning", text)
+        for text in (*_origin_warnings(runs), *_recipe_warnings(groups), *_speed_warnings(groups))
+    ]
     marks = [(run.name, mark) for run in runs for mark in run.marks]
     labels += [Label("warning", f"{name}: {mark}") for name, mark in marks if not mark.startswith("resumed")]
     labels += [Label("note", f"{name}: {mark}") for name, mark in marks if mark.startswith("resumed")]
@@ -110,7 +114,9 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
         embedded = [run for run in runs if run.recipe.get("data.train", "stdlib") == "stdlib"]
         python = _names_by_value(embedded, [run.origin.get("python") for run in embedded])
         why = (
-            f" (the standard library's source is that of the running Python: {_split(python)})" if len(python) > 1 else ""
+            f" (the standard library's source is that of the running Python: {_split(python)})"
+            if len(python) > 1
+            else ""
         )
         found.append(f"different training text: {_split(values)}{why}")
     return found
@@ -163,7 +169,12 @@ def _seed_notes(groups: Sequence[Group]) -> list[Label]:
     if len({group.seeds for group in groups}) < 2:
         return []
     each = "; ".join(f"{group.label}: {', '.join(map(str, group.seeds))}" for group in groups)
-    return [Label("note", f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired")]
+    return [
+        Label(
+            "note",
+            f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired",
+        )
+    ]
 
 
 def _same_recipe_notes(groups: Sequence[Group]) -> list[Label]:

@@ -46,7 +46,9 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
                 for name, value in zip(table.header[1:], row[1:], strict=True):
                     if value in ("-", ""):
                         continue
-                    console.print(f"  [dim]{escape(name)}[/dim] {escape(value)}".replace("[dim][/dim] ", ""), highlight=False)
+                    console.print(
+                        f"  [dim]{escape(name)}[/dim] {escape(value)}".replace("[dim][/dim] ", ""), highlight=False
+                    )
         else:
             # No head over a table of names and values.
             head = any(table.header)
@@ -136,10 +138,29 @@ def _escape_latex(text: str) -> str:
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """One row per measure and recipe at full precision: values by seed, mean, spread, and the test against the baseline."""
-    header = (
-        ["section", "measure", "unit", "recipe", "baseline", "seeds", "values", "mean", "sd", "difference", "kind", "low", "high", "p", "p_holm", "shared_seeds", "method", "verdict", "exploratory"]
-    )
+    """One row per measure and recipe at full precision: values by seed, mean, spread, and the test against the
+    baseline."""
+    header = [
+        "section",
+        "measure",
+        "unit",
+        "recipe",
+        "baseline",
+        "seeds",
+        "values",
+        "mean",
+        "sd",
+        "difference",
+        "kind",
+        "low",
+        "high",
+        "p",
+        "p_holm",
+        "shared_seeds",
+        "method",
+        "verdict",
+        "exploratory",
+    ]
     rows: list[list[str]] = []
     exploratory = str(comparison.exploratory).lower()
     tests = {(d.measure.key, d.label): d for d in comparison.differences}
@@ -221,7 +242,11 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                         "status": run.status,
                         "marks": list(run.marks),
                         "steps": run.step,
-                        "seconds": {"train_seconds": run.seconds, **run.other_seconds, "wall_seconds": run.wall_seconds},
+                        "seconds": {
+                            "train_seconds": run.seconds,
+                            **run.other_seconds,
+                            "wall_seconds": run.wall_seconds,
+                        },
                         "speeds_gflops": list(run.speeds),
                         "measures": {
                             measure.key: _number(comparison.cells[measure.key, group.label].values[i])
@@ -256,7 +281,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             }
             for difference in comparison.differences
         ],
-        "zero_shot": [asdict(row) | {"differences": [_zero_shot(found) for found in row.differences]} for row in comparison.zero_shot],
+        "zero_shot": [
+            asdict(row) | {"differences": [_zero_shot(found) for found in row.differences]}
+            for row in comparison.zero_shot
+        ],
     }
 
 

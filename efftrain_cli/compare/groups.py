@@ -104,9 +104,7 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
     """
     by_recipe: dict[str, list[RunNumbers]] = {}
     for run in runs:
-        kept = {
-            key: value for key, value in run.recipe.items() if key != "seed" and not key.startswith(NOT_COMPUTED)
-        }
+        kept = {key: value for key, value in run.recipe.items() if key != "seed" and not key.startswith(NOT_COMPUTED)}
         # Over how many devices a recipe was trained is part of what was done, though not of the recipe.
         kept[DEVICES] = run.origin.get("world_size", 1)
         # Two names for one recipe are two arms: of another version of the code, say, or another device.
@@ -173,12 +171,7 @@ def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
     best = [min((group for group in groups if group.recipe_name == name), key=rank_of) for name in names]
     trials = [
         Trial(
-            group.label,
-            group.recipe_name,
-            None if math.isinf(mean) else mean,
-            unfinished,
-            group.seeds,
-            group in best,
+            group.label, group.recipe_name, None if math.isinf(mean) else mean, unfinished, group.seeds, group in best
         )
         for group in groups
         for unfinished, mean in [rank_of(group)]
@@ -193,7 +186,8 @@ def rank_of(group: Group) -> tuple[int, float]:
 
 
 def rank(losses: Sequence[float | None]) -> tuple[int, float]:
-    """The place of a setting with these final losses by seed: how many are missing, then the mean of the others; lower is better."""
+    """The place of a setting with these final losses by seed: how many are missing, then the mean of the others; lower
+    is better."""
     there = [loss for loss in losses if loss is not None]
     return len(losses) - len(there), sum(there) / len(there) if there else math.inf
 

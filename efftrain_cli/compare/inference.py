@@ -1,8 +1,8 @@
 """The inference of a comparison of two recipes over a few seeds: plain functions on numbers, nothing of runs or files.
 
-A seed decides initialization and data order, so two recipes trained on the same seeds are compared by their differences per
-seed: what the seeds share cancels. A handful of seeds carries Student's t and exact tests by counting; it carries no
-bootstrap. One seed supports no claim, and none is made.
+A seed decides initialization and data order, so two recipes trained on the same seeds are compared by their differences
+per seed: what the seeds share cancels. A handful of seeds carries Student's t and exact tests by counting; it carries
+no bootstrap. One seed supports no claim, and none is made.
 
 Losses and costs are better when lower, so a difference is method less baseline and a ratio is baseline / method.
 """
@@ -55,7 +55,8 @@ class Estimate:
     log: bool = False
     """`mean`, `low` and `high` are ratios; `sd`, `se` and tests are those of their logarithm."""
     bound: int = 0
-    """1: the true mean is larger, as runs of the baseline did not reach the target; -1: smaller, as the method's did not."""
+    """1: the true mean is larger, as runs of the baseline did not reach the target; -1: smaller, as the method's did
+    not."""
 
 
 def _estimate(mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float) -> Estimate:
@@ -83,9 +84,9 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
 def difference_of_means(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
     """Mean of `method` less mean of `baseline`, both by seed, with the interval that fits how their seeds overlap.
 
-    All seeds shared: the paired t. None: Welch's t. Some: the t for partially overlapping samples (Derrick, Russ, Toher and
-    White 2017, unequal variances), which uses every run and becomes the other two at the ends; with fewer than FEWEST_PAIRS
-    pairs Welch's t, which ignores them. The estimate is always the difference of the two means.
+    All seeds shared: the paired t. None: Welch's t. Some: the t for partially overlapping samples (Derrick, Russ, Toher
+    and White 2017, unequal variances), which uses every run and becomes the other two at the ends; with fewer than
+    FEWEST_PAIRS pairs Welch's t, which ignores them. The estimate is always the difference of the two means.
     """
     a, b = np.array(list(baseline.values()), float), np.array(list(method.values()), float)
     if len(a) == 0 or len(b) == 0:
@@ -142,8 +143,8 @@ def exponentiated(on_logs: Estimate) -> Estimate:
 def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
     """Mean of a score of every method's run (row) against every baseline's run (column), where no seeds are shared.
 
-    The standard error is that of the row means and the column means together, with Welch's degrees of freedom: a run that
-    stands in many pairs counts once.
+    The standard error is that of the row means and the column means together, with Welch's degrees of freedom: a run
+    that stands in many pairs counts once.
     """
     table = np.asarray(scores, float)
     if table.size == 0:
@@ -170,7 +171,8 @@ def better_p(estimate: Estimate) -> float:
 
 
 def noninferiority_p(estimate: Estimate, margin: float) -> float:
-    """One-sided p-value of "the method is worse by `margin` or more"; a ratio's margin is the share lost, 0.05 for 5 %."""
+    """One-sided p-value of "the method is worse by `margin` or more"; a ratio's margin is the share lost, 0.05 for 5
+    %."""
     _check_margin(margin)
     at_least, at_most = _shift_p(estimate, -math.log1p(margin) if estimate.log else margin)
     return at_most if estimate.log else at_least
@@ -198,12 +200,13 @@ class Decision:
     p_equivalent: float | None = None
     """Of the two one-sided tests against the margin, adjusted alike; None without a margin."""
     could_see: float | None = None
-    """The smallest true difference that a study of this spread and size shows with power 0.8; for ratios the share less 1."""
+    """The smallest true difference that a study of this spread and size shows with power 0.8; for ratios the share less
+    1."""
 
 
 def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None) -> list[Decision]:
-    """The outcome of each of several comparisons with one baseline, each kind of claim corrected by Holm over them: better or worse
-    by the two-sided test; else equivalent, where a margin is given and both one-sided tests pass.
+    """The outcome of each of several comparisons with one baseline, each kind of claim corrected by Holm over them:
+    better or worse by the two-sided test; else equivalent, where a margin is given and both one-sided tests pass.
 
     An exact test of ranks says nothing about a margin: it can show a difference, not an equivalence.
 
@@ -245,11 +248,14 @@ def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | 
         return result.p / 2 if result.wins > 0.5 else 1.0
     if direction == "better":
         return better_p(result)
-    return noninferiority_p(result, margin or 0.0) if direction == "noninferior" else equivalence_p(result, margin or 0.0)
+    return (
+        noninferiority_p(result, margin or 0.0) if direction == "noninferior" else equivalence_p(result, margin or 0.0)
+    )
 
 
 def detectable(estimate: Estimate, alpha: float = ALPHA, power: float = POWER, one_sided: bool = False) -> float | None:
-    """The smallest true difference that a t test with this standard error shows in `power` of studies; None without one.
+    """The smallest true difference that a t test with this standard error shows in `power` of studies; None without
+    one.
 
     For ratios the factor less 1: 0.05 means 1.05x.
     """
@@ -275,7 +281,8 @@ class ExactTest:
     smallest_p: float
     """The smallest p that so many runs can give without ties: above ALPHA, no result of this study could decide."""
     wins: float
-    """Share of the pairs (method's run, baseline's run) in which the method is better; ties and unknown ones count half."""
+    """Share of the pairs (method's run, baseline's run) in which the method is better; ties and unknown ones count
+    half."""
     method: str
 
 
@@ -287,9 +294,9 @@ def rank_sum(
 ) -> ExactTest:
     """Exact permutation test of the rank sum, lower values better, seeds not paired; ties and bounds allowed.
 
-    A failed run is math.inf, the worst rank. Where `*_beyond` is True the value is a bound: the run needs more than that.
-    Pairs whose order a bound leaves open count as ties (Gehan 1965). Every split of the runs into two groups of these sizes
-    is counted.
+    A failed run is math.inf, the worst rank. Where `*_beyond` is True the value is a bound: the run needs more than
+    that. Pairs whose order a bound leaves open count as ties (Gehan 1965). Every split of the runs into two groups of
+    these sizes is counted.
     """
     values = np.array([*baseline, *method], float)
     beyond = np.array([*(baseline_beyond or [False] * len(baseline)), *(method_beyond or [False] * len(method))], bool)

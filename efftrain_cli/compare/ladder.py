@@ -1,13 +1,13 @@
 """Speed-up at matched loss, at all losses: from runs over a ladder of budgets, each decayed to its own end.
 
-A loss read in the middle of a schedule is not what a run of that length would reach: its learning rate has not come down yet, and
-a method that is ahead there may be behind at the end. So every point here is a finished run of its own budget. The
-compute-equivalent gain at a rung is the cost (FLOPs or tokens) at which the baseline reaches the loss that the method has there, over
-the method's cost: 1.2 means that the baseline needs 20 % more.
+A loss read in the middle of a schedule is not what a run of that length would reach: its learning rate has not come
+down yet, and a method that is ahead there may be behind at the end. So every point here is a finished run of its own
+budget. The compute-equivalent gain at a rung is the cost (FLOPs or tokens) at which the baseline reaches the loss that
+the method has there, over the method's cost: 1.2 means that the baseline needs 20 % more.
 
-Between two rungs of the baseline the logarithm of the cost is taken to be linear in the loss. Nothing is read beyond the
-ladder's ends: there the gain is a bound. A baseline whose loss rises with its budget, which noise can do, is first made monotone
-by pooling neighbours (isotonic regression), seed by seed.
+Between two rungs of the baseline the logarithm of the cost is taken to be linear in the loss. Nothing is read beyond
+the ladder's ends: there the gain is a bound. A baseline whose loss rises with its budget, which noise can do, is first
+made monotone by pooling neighbours (isotonic regression), seed by seed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
         else:
             estimate = inference.exponentiated(inference.paired_t(logs))
         reach = [
-            [rung.cost / rungs[seed].cost for rung in (baseline[seed][max(baseline[seed])], baseline[seed][min(baseline[seed])])]
+            [
+                rung.cost / rungs[seed].cost
+                for rung in (baseline[seed][max(baseline[seed])], baseline[seed][min(baseline[seed])])
+            ]
             for seed in here
         ]
         loss = sum(rung.loss for rung in rungs.values()) / len(here)
@@ -104,7 +107,8 @@ def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
 
 
 def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int) -> str | None:
-    """Why runs of a recipe are not rungs: their learning rate does not end its decay with their own budget; None where it does.
+    """Why runs of a recipe are not rungs: their learning rate does not end its decay with their own budget; None where
+    it does.
 
     Decaying by steps cannot be checked here and is taken at its word.
     """
@@ -116,5 +120,6 @@ def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None
 
 
 def falling(losses: Sequence[float]) -> list[float]:
-    """The nearest sequence that never rises: neighbours that do are replaced by their mean (pool adjacent violators)."""
+    """The nearest sequence that never rises: neighbours that do are replaced by their mean (pool adjacent
+    violators)."""
     return isotonic_regression(losses, increasing=False).x.tolist()

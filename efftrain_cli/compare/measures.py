@@ -1,8 +1,8 @@
 """The measures of one run, and the rules by which a loss between two evaluations is read.
 
 The validation loss is known at the evaluated steps only. Between two of them it is taken to be a straight line over
-tokens, FLOPs or seconds, and nothing is read beyond the last one. Only the cost to reach a loss reads a smoothed curve, as
-the first crossing of a jittery one comes too early: that of the best-fitting curve that never rises.
+tokens, FLOPs or seconds, and nothing is read beyond the last one. Only the cost to reach a loss reads a smoothed curve,
+as the first crossing of a jittery one comes too early: that of the best-fitting curve that never rises.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Measure:
     unit: str
     section: str
     tested: str = ""
-    """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target, baseline / method), "match" (of
-    costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "" shown and never tested."""
+    """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target, baseline / method),
+    "match" (of costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "" shown and
+    never tested."""
     axis: str = ""
     """Tokens, FLOPs or seconds, where it is about cost."""
 
@@ -114,7 +115,8 @@ def needed_for(run: RunNumbers, axis: str, target: float) -> float | None:
 
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
-    """The loss at the run's end on a straight line through the last fifth of its evaluations; the last one where they are few."""
+    """The loss at the run's end on a straight line through the last fifth of its evaluations; the last one where they
+    are few."""
     x, loss = run.evaluated[axis], run.evaluated["val_loss"]
     last = len(loss) // 5
     if last < 3 or x[-1] <= x[-last]:
@@ -126,9 +128,10 @@ def smooth_end(run: RunNumbers, axis: str) -> float:
 def match_ratio(baseline: RunNumbers, method: RunNumbers, axis: str) -> float:
     """Signed logarithm of how much less the better of two finished runs needs for the worse one's final loss.
 
-    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of the baseline's cost. Below
-    0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are `smooth_end`s:
-    a single last evaluation would let its noise decide, always for the side that is evaluated more quietly.
+    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of the baseline's cost.
+    Below 0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are
+    `smooth_end`s: a single last evaluation would let its noise decide, always for the side that is evaluated more
+    quietly.
     """
     return match_ratios([baseline], [method], axis)[0][0]
 
@@ -165,7 +168,8 @@ def _match(baseline: _Ended, method: _Ended) -> float:
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
     """Where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
 
-    None where nothing decays. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end, NaN before.
+    None where nothing decays. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end, NaN
+    before.
     """
     recipe, x = run.recipe, run.evaluated[axis]
     if recipe.get("optim.schedule") == "constant":
@@ -212,8 +216,8 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
 
 
 def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
-    """Why costs to match among these runs are not judged; "" where they are: budgets must be the same. And where a run failed,
-    ranks by final loss stand for ranks by cost, which they are only at equal cost.
+    """Why costs to match among these runs are not judged; "" where they are: budgets must be the same. And where a run
+    failed, ranks by final loss stand for ranks by cost, which they are only at equal cost.
     """
     if found := other_budgets(runs):
         return found
@@ -246,8 +250,7 @@ def measures(
     found.append(Measure("best_loss", "best loss (never tested)", "nats/token", loss))
     if target is not None:
         found += [
-            Measure(f"{axis}_to_target", f"{AXIS_WORDS[axis]} to target", "", cost, "ratio", axis)
-            for axis in AXES
+            Measure(f"{axis}_to_target", f"{AXIS_WORDS[axis]} to target", "", cost, "ratio", axis) for axis in AXES
         ]
         if costs.price_per_hour is not None:
             found.append(Measure("price_to_target", f"price at {costs.price_per_hour:g} per hour", "", cost))

@@ -14,7 +14,8 @@ MOST_SEEDS = 10_000
 
 
 def power_of(n: int, effect: float, paired: bool = True) -> float:
-    """Chance that a two-sided t test finds a true difference of `effect` standard deviations with `n` seeds per recipe."""
+    """Chance that a two-sided t test finds a true difference of `effect` standard deviations with `n` seeds per
+    recipe."""
     df, noncentrality = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
     if noncentrality > 30:
         return 1.0

@@ -1,7 +1,8 @@
 """Figures of a comparison, drawn with matplotlib off screen.
 
-Colours are Okabe and Ito's (2008), which colour-blind readers tell apart; each recipe has a line style of its own besides.
-A figure for a page is an SVG whose text and axes take the page's text colour, so that it reads on light and on dark.
+Colours are Okabe and Ito's (2008), which colour-blind readers tell apart; each recipe has a line style of its own
+besides. A figure for a page is an SVG whose text and axes take the page's text colour, so that it reads on light and on
+dark.
 """
 
 from __future__ import annotations
@@ -62,10 +63,14 @@ def plots_of(comparison: Comparison) -> list[Plot]:
             plots.append(Plot("difference", title, lambda axes, hover: _draw_difference(axes, comparison, hover)))
         if any(len(run.evaluated["val_loss"]) > 3 for run in comparison.runs):
             title = "Validation loss, the last two thirds"
-            plots.append(Plot("loss-late", title, partial(_draw_loss, comparison=comparison, axis="tokens", start_share=LATE)))
+            plots.append(
+                Plot("loss-late", title, partial(_draw_loss, comparison=comparison, axis="tokens", start_share=LATE))
+            )
         for axis in AXES:
             title = f"Validation loss against {AXIS_LABELS[axis].split(' (')[0]}"
-            plots.append(Plot(f"loss-{axis}", title, partial(_draw_loss, comparison=comparison, axis=axis, start_share=0.0)))
+            plots.append(
+                Plot(f"loss-{axis}", title, partial(_draw_loss, comparison=comparison, axis=axis, start_share=0.0))
+            )
     for name, title, label in (
         ("seq_len", "Sequence length", "sequence length (tokens)"),
         ("batch_size", "Batch size", "batch size (sequences)"),
@@ -106,7 +111,7 @@ def _draw_sites(axes: Axes, hover: Hover, run: RunNumbers) -> None:
 
 
 def _kind_of(site: str) -> str:
-    """"h.3.mlp.c_fc" -> "mlp.c_fc"."""
+    """ "h.3.mlp.c_fc" -> "mlp.c_fc"."""
     return site.split(".", 2)[-1]
 
 
@@ -221,7 +226,9 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
     axes.set_ylabel("validation loss (nats/token)")
     _count_axis(axes)
     if start_share:
-        axes.set_xlim(left=start_share * max(run.evaluated[axis][-1] for run in comparison.runs if len(run.evaluated[axis])))
+        axes.set_xlim(
+            left=start_share * max(run.evaluated[axis][-1] for run in comparison.runs if len(run.evaluated[axis]))
+        )
 
 
 def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, form: str, most: int, axis: str = "tokens") -> None:
@@ -231,7 +238,8 @@ def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, form: str, most:
 
 
 def _limit_loss(axes: Axes, comparison: Comparison, axis: str, start_share: float) -> None:
-    """Leaves the losses before `start_share` of the cost above the frame; spikes and divergences after it stay inside."""
+    """Leaves the losses before `start_share` of the cost above the frame; spikes and divergences after it stay
+    inside."""
     curves = [(run.evaluated[axis], run.evaluated["val_loss"]) for run in comparison.runs]
     furthest = max(x[-1] for x, _ in curves if len(x))
     late = [loss[x >= start_share * furthest] for x, loss in curves if len(x)]
@@ -247,7 +255,13 @@ def _draw_series(axes: Axes, hover: Hover, comparison: Comparison, name: str, la
         style = style_of(comparison, group)
         runs = [run for run in group.runs if name in run.series]
         # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
-        measured = name in ("loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max", "standardization_loss") or _seeds_differ(runs, name)
+        measured = name in (
+            "loss",
+            "grad_norm",
+            "loss_ratio",
+            "adam_sqrt_v_max",
+            "standardization_loss",
+        ) or _seeds_differ(runs, name)
         for i, run in enumerate(runs if measured else runs[:1]):
             series = run.series[name]
             x, y = _thin(series.tokens, series.values, most)
@@ -264,7 +278,11 @@ def _draw_series(axes: Axes, hover: Hover, comparison: Comparison, name: str, la
         low, high = axes.get_ylim()
         axes.set_ylim(low, max(high, 1.55))
     elif name == "loss":
-        shown = [run.series[name].values[len(run.series[name].values) // 12 :] for run in comparison.runs if name in run.series]
+        shown = [
+            run.series[name].values[len(run.series[name].values) // 12 :]
+            for run in comparison.runs
+            if name in run.series
+        ]
         every = np.concatenate(shown)
         if len(every) > 1 and every.max() > every.min():
             axes.set_ylim(every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every))

@@ -86,9 +86,9 @@ class RunNumbers:
     marks: tuple[str, ...]
     """What a reader of a table must know: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
     evaluated: dict[str, np.ndarray]
-    """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a validation loss, in order. Tokens
-    of steps that a rewind abandoned are spent: they are in `tokens`, as they are in FLOPs and seconds, but the schedule went
-    back with the run, so they are not in `schedule_tokens`."""
+    """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a validation loss, in order.
+    Tokens of steps that a rewind abandoned are spent: they are in `tokens`, as they are in FLOPs and seconds, but the
+    schedule went back with the run, so they are not in `schedule_tokens`."""
     step: int
     tokens: float
     flops: float
@@ -126,7 +126,8 @@ class RunNumbers:
 
     @property
     def final_loss(self) -> float | None:
-        """Validation loss of the last evaluation, nats per token; None where the run has not finished, or was never evaluated."""
+        """Validation loss of the last evaluation, nats per token; None where the run has not finished, or was never
+        evaluated."""
         losses = self.evaluated["val_loss"]
         return float(losses[-1]) if self.status == "finished" and len(losses) else None
 
@@ -196,7 +197,8 @@ def _no_rows() -> Rows:
 
 
 def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
-    """Tokens of steps that rewinds gave up before each step: trained on, thrown away, and no part of the rows' own count."""
+    """Tokens of steps that rewinds gave up before each step: trained on, thrown away, and no part of the rows' own
+    count."""
     tokens = np.zeros(len(step))
     for event in run.events:
         if event.get("event") == "rewind":
@@ -210,8 +212,8 @@ def _speeds(run: RunDirectory) -> tuple[float, ...]:
 
 
 def status_of(run: RunDirectory, rows: Rows) -> str:
-    """"running", "finished", "stopped", "diverged", "not started", or "crashed": it is not finished, nobody owns it, and its last
-    event is not an orderly end."""
+    """ "running", "finished", "stopped", "diverged", "not started", or "crashed": it is not finished, nobody owns it,
+    and its last event is not an orderly end."""
     if run.locked:
         return "running"
     tokens = rows.columns["tokens"]
@@ -249,21 +251,31 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
         marks.append(f"rewound {_times(rewinds)}")
     if (resumes := max(rows.segments - 1 - rewinds, _count(run, "resume"))) > 0:
         marks.append(f"resumed {_times(resumes)}")
-    devices = dict.fromkeys(str(e["device"]) for e in run.events if e.get("event") in ("start", "resume") and "device" in e)
+    devices = dict.fromkeys(
+        str(e["device"]) for e in run.events if e.get("event") in ("start", "resume") and "device" in e
+    )
     if len(devices) > 1:
         marks.append(f"ran on {' and '.join(devices)}")
-    counts = dict.fromkeys(str(e["devices"]) for e in run.events if e.get("event") in ("start", "resume") and "devices" in e)
+    counts = dict.fromkeys(
+        str(e["devices"]) for e in run.events if e.get("event") in ("start", "resume") and "devices" in e
+    )
     if len(counts) > 1:
         marks.append(f"ran on {' and '.join(counts)} devices")
     for key, word in (("threads", "threads"), ("dtype", "dtype"), ("torch", "PyTorch"), ("efftrain", "efftrain")):
         # A run that was started by an older version says these in its origin alone.
-        values = dict.fromkeys(str(e[key]) for e in (run.origin, *run.events) if e.get("event") in (None, "start", "resume") and key in e)
+        values = dict.fromkeys(
+            str(e[key]) for e in (run.origin, *run.events) if e.get("event") in (None, "start", "resume") and key in e
+        )
         if len(values) > 1:
             marks.append(f"ran with {word} {' and '.join(values)}")
     for event in run.events:
         if event.get("event") == "override":
             changed = event.get("differences")
-            changes = [str(entry[0]) for entry in (changed if isinstance(changed, list) else ()) if isinstance(entry, list) and entry]
+            changes = [
+                str(entry[0])
+                for entry in (changed if isinstance(changed, list) else ())
+                if isinstance(entry, list) and entry
+            ]
             marks.append(f"continued although what decides it had changed ({', '.join(changes) or 'unknown'})")
     steps = rows.columns["step"]
     if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:
@@ -271,7 +283,9 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
     if rows.nonfinite_segments and status != "diverged":
         marks.append(f"non-finite {_times(rows.nonfinite_segments)}")
     if rows.damaged:
-        marks.append(f"{len(rows.damaged)} damaged line{'s' if len(rows.damaged) > 1 else ''} of metrics.jsonl left out")
+        marks.append(
+            f"{len(rows.damaged)} damaged line{'s' if len(rows.damaged) > 1 else ''} of metrics.jsonl left out"
+        )
     return tuple(marks)
 
 
@@ -315,7 +329,9 @@ def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
 
 def _last_save(run: RunDirectory, step: int) -> float:
     """Seconds of the save after the last step, which no row holds: a row counts what was saved before it."""
-    seconds = [event.get("seconds") for event in run.events if event.get("event") == "checkpoint" and event.get("step") == step]
+    seconds = [
+        event.get("seconds") for event in run.events if event.get("event") == "checkpoint" and event.get("step") == step
+    ]
     return next((float(value) for value in reversed(seconds) if isinstance(value, int | float)), 0.0)
 
 

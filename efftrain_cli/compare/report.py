@@ -1,4 +1,5 @@
-"""One HTML file with everything: no network, no scripts, readable on a phone, light and dark. Its text is in templates/."""
+"""One HTML file with everything: no network, no scripts, readable on a phone, light and dark. Its text is in
+templates/."""
 
 from __future__ import annotations
 
@@ -46,13 +47,16 @@ def _curves_note(comparison: Comparison) -> str:
         text += " Lines are means over seeds, bands reach from the lowest to the highest seed; differences have their 95 % interval."
     if comparison.target_loss is not None:
         text += " The dotted line is the target loss."
-    text += " Gradient norms and loss ratios show the largest of each stretch of steps; dotted lines are at 1.2 and 1.5."
+    text += (
+        " Gradient norms and loss ratios show the largest of each stretch of steps; dotted lines are at 1.2 and 1.5."
+    )
     return text + " Rest the pointer on a curve to read its value."
 
 
 def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:
     lines = "\n".join(
-        f"{key} = {json.dumps(value) if isinstance(value, str) else shown(value)}" for key, value in group.recipe.items()
+        f"{key} = {json.dumps(value) if isinstance(value, str) else shown(value)}"
+        for key, value in group.recipe.items()
     )
     seeds = ", ".join(map(str, group.seeds))
     return {"title": f"{comparison.letter(group)} {group.label} (seeds {seeds})", "text": lines}

@@ -1,11 +1,12 @@
 """How much a recipe's final loss depends on its learning rate, from runs over a grid of learning rates.
 
 Learning-rate sensitivity (Wortsman et al. 2023, arXiv 2309.14322, section 2.2) is the mean over a logarithmic grid of
-min(loss, loss before training) less the best loss: 0 for a recipe that does not care, and the more it fails, the larger. A run
-that diverged counts with the loss before training. It is computed per seed, so that seeds give it a spread.
+min(loss, loss before training) less the best loss: 0 for a recipe that does not care, and the more it fails, the
+larger. A run that diverged counts with the loss before training. It is computed per seed, so that seeds give it a
+spread.
 
-The best loss is the lowest of the grid, which the noise of seeds makes a little too low: sensitivities are compared between
-recipes on equal grids and seeds, where both are flattered alike.
+The best loss is the lowest of the grid, which the noise of seeds makes a little too low: sensitivities are compared
+between recipes on equal grids and seeds, where both are flattered alike.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Curve:
 
 
 def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial: float) -> float:
-    """Mean of min(loss, initial loss) over the logarithm of the learning rate, less the lowest loss; None counts as `initial`.
+    """Mean of min(loss, initial loss) over the logarithm of the learning rate, less the lowest loss; None counts as
+    `initial`.
 
     Each rate stands for the stretch of log rates that is nearest to it, so an even grid gives the plain mean.
 
@@ -75,7 +77,8 @@ def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial:
 
 
 def edge_warning(curve: Curve) -> str | None:
-    """Says that the optimum lies at the grid's edge, so that a better rate may lie beyond; None where it lies inside."""
+    """Says that the optimum lies at the grid's edge, so that a better rate may lie beyond; None where it lies
+    inside."""
     if curve.best is None:
         return f"{curve.label}: with no learning rate did every seed finish: try lower ones"
     if len(curve.rates) < 2 or 0 < curve.best < len(curve.rates) - 1:
@@ -92,7 +95,8 @@ def at_edge(value: float, tried: Sequence[float]) -> str:
 
 
 def unequal_grids(curves: Sequence[Curve]) -> str | None:
-    """Says that recipes were tried with different learning rates or seeds, so that their sensitivities do not compare."""
+    """Says that recipes were tried with different learning rates or seeds, so that their sensitivities do not
+    compare."""
     kinds = {(curve.rates, curve.seeds) for curve in curves}
     if len(kinds) < 2:
         return None

@@ -1,17 +1,19 @@
 """Looking at a study more than once: what every look costs, and the interval that holds at all of them together.
 
-Who trains a few seeds, looks, and trains more where nothing shows yet, tests several times: at a nominal 5 % a look, 20 looks
-find a difference between equal recipes in a quarter of all studies. Here the looks are planned. A study names its largest number
-of seeds and how often it is looked at; the boundary that every look must pass is the t test's at a stricter level, calibrated so
-that the chance to pass at any look is alpha where nothing differs.
+Who trains a few seeds, looks, and trains more where nothing shows yet, tests several times: at a nominal 5 % a look, 20
+looks find a difference between equal recipes in a quarter of all studies. Here the looks are planned. A study names its
+largest number of seeds and how often it is looked at; the boundary that every look must pass is the t test's at a
+stricter level, calibrated so that the chance to pass at any look is alpha where nothing differs.
 
-The boundary is group-sequential with the shape of Wang and Tsiatis (1987, Biometrics 43): at `n` of `N` seeds a t test's p,
-expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE). Textbooks take C from known variances, which is wrong at three
-to twenty seeds; here C comes from simulated t tests at exactly the planned numbers of seeds. The distribution is free of
-mean and variance, so the level is exact for normal differences, up to the error of the simulation, which is added.
+The boundary is group-sequential with the shape of Wang and Tsiatis (1987, Biometrics 43): at `n` of `N` seeds a t
+test's p, expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE). Textbooks take C from known variances,
+which is wrong at three to twenty seeds; here C comes from simulated t tests at exactly the planned numbers of seeds.
+The distribution is free of mean and variance, so the level is exact for normal differences, up to the error of the
+simulation, which is added.
 
-The anytime-valid t test with a Gaussian mixture over effects was compared and not taken: it decided no more studies than the planned
-looks at any effect. docs/studies.md holds the table of both, `benchmarks/sequential_looks.py` makes it.
+The anytime-valid t test with a Gaussian mixture over effects was compared and not taken: it decided no more studies
+than the planned looks at any effect. docs/studies.md holds the table of both, `benchmarks/sequential_looks.py` makes
+it.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ def schedule(seeds: int, looks: int) -> tuple[int, ...]:
 def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE) -> float:
     """p-value of the looks so far together: small only where one of them passes its boundary at a small level.
 
-    It never grows with further looks, and where nothing differs it is below `a` in at most a share `a` of studies, however
-    early the study ends.
+    It never grows with further looks, and where nothing differs it is below `a` in at most a share `a` of studies,
+    however early the study ends.
 
     Args:
         p_values: the t test's p at each look so far, one- or two-sided as `sides` says.
@@ -70,7 +72,8 @@ def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, sha
 
 
 def nominal_levels(alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE) -> tuple[float, ...]:
-    """The level at which each look's own t test must be passed, so that all looks together err with probability `alpha`."""
+    """The level at which each look's own t test must be passed, so that all looks together err with probability
+    `alpha`."""
     if len(plan) == 1:
         return (alpha,)
     null = _null_maxima(tuple(plan), sides, shape)

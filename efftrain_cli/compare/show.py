@@ -72,7 +72,9 @@ def show_comparison(
         if kind == "json":
             text = json.dumps({**(first or {}), **formats.as_json(comparison)}, indent=1, allow_nan=False) + "\n"
         else:
-            text = {"markdown": formats.markdown, "csv": formats.comma_separated, "latex": formats.latex}[kind](comparison)
+            text = {"markdown": formats.markdown, "csv": formats.comma_separated, "latex": formats.latex}[kind](
+                comparison
+            )
         if output is None:
             sys.stdout.write(text)
         else:
@@ -97,7 +99,9 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
     if wrong:
         raise UsageError(f"--difference {wrong[0]:g}: give a size above 0, in nats per token or as a share of cost")
     if len(comparison.groups) < 2:
-        raise UsageError("--plan needs the runs of two recipes: the spread of their differences decides the number of seeds")
+        raise UsageError(
+            "--plan needs the runs of two recipes: the spread of their differences decides the number of seeds"
+        )
     formats.print_tables(output_console(), [plan_table(comparison, sizes or PLANNED)])
 
 
@@ -111,7 +115,9 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
             console.print(line, markup=False, highlight=False)
     formats.print_labels(console, comparison.labels)
     if not details and len(comparison.groups) > 1:
-        console.print("Every measure, test and run: --details; curves: --plot, --format html", style="dim", highlight=False)
+        console.print(
+            "Every measure, test and run: --details; curves: --plot, --format html", style="dim", highlight=False
+        )
 
 
 def _widest(comparison: Comparison) -> int:
@@ -141,7 +147,8 @@ def _write(path: Path, text: str) -> None:
     """A file in the place of a link to it too, whole; what is not a file (a pipe, /dev/stdout) as it takes it.
 
     Raises:
-        DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier file is as it was then.
+        DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier file is as it was
+            then.
         UsageError: this place cannot be written.
     """
     path = path.resolve()

@@ -44,8 +44,8 @@ def tables_of_run(path: Path) -> list[Table]:
 
 
 def values_of_run(path: Path) -> dict[str, Any]:
-    """What `tables_of_run` shows, as values for other programs: seconds, tokens, nats per token and shares in percent, not
-    rounded. A measure that does not exist is left out; a run without rows has no measures.
+    """What `tables_of_run` shows, as values for other programs: seconds, tokens, nats per token and shares in percent,
+    not rounded. A measure that does not exist is left out; a run without rows has no measures.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -62,10 +62,18 @@ def values_of_run(path: Path) -> dict[str, Any]:
             "seed": run.seed,
             "steps": run.step,
             "tokens": run.tokens,
-            "measures": {key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)},
+            "measures": {
+                key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)
+            },
             "seconds": {"train_seconds": run.seconds, **run.other_seconds, "wall_seconds": run.wall_seconds},
             "zero_shot": [
-                {"task": task, "protocol": protocol, "limit": limit, "checkpoint": result.checkpoint, "metrics": result.metrics}
+                {
+                    "task": task,
+                    "protocol": protocol,
+                    "limit": limit,
+                    "checkpoint": result.checkpoint,
+                    "metrics": result.metrics,
+                }
                 for result in run.zero_shot
                 for task, protocol, limit in [result.key]
             ],
@@ -124,7 +132,13 @@ def _sites(run: RunNumbers) -> list[Table]:
     for site, series in run.sites.items():
         values = dict(zip(series.tokens.tolist(), series.values.tolist(), strict=True))
         rows.append((site, *(f"{values[tokens]:.3g}" if tokens in values else "-" for tokens in at.tolist())))
-    return [Table("Divergence from N(0, 1) by site, nats per channel", ("after tokens", *(human(tokens) for tokens in at)), tuple(rows))]
+    return [
+        Table(
+            "Divergence from N(0, 1) by site, nats per channel",
+            ("after tokens", *(human(tokens) for tokens in at)),
+            tuple(rows),
+        )
+    ]
 
 
 def _zero_shot(run: RunNumbers) -> list[Table]:
@@ -134,7 +148,11 @@ def _zero_shot(run: RunNumbers) -> list[Table]:
         for task, protocol, limit in [result.key]
         for metric, value in result.metrics.items()
     ]
-    return [Table("Zero-shot", ("task", "protocol", "items", "metric", "score", "checkpoint"), tuple(rows))] if rows else []
+    return (
+        [Table("Zero-shot", ("task", "protocol", "items", "metric", "score", "checkpoint"), tuple(rows))]
+        if rows
+        else []
+    )
 
 
 def _small_files(path: Path, recipe: dict[str, Any], origin: dict[str, Any]) -> list[Table]:

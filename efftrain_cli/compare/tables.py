@@ -32,7 +32,8 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
     """All tables of a comparison that have rows.
 
     Args:
-        details: the runs, every recipe key that differs and every measure too; else the key, the answers and the scores.
+        details: the runs, every recipe key that differs and every measure too; else the key, the answers and the
+            scores.
     """
     sections = dict.fromkeys(measure.section for measure in comparison.measures)
     tables = [key_table(comparison), answers(comparison), _trials(comparison), _zero_shot(comparison)]
@@ -78,7 +79,7 @@ def answers(comparison: Comparison) -> Table:
     for measure in asked:
         found = [(group, comparison.difference(measure.key, group.label)) for group in others]
         if len(others) == 1:
-            (group, difference), = found
+            ((group, difference),) = found
             assert difference is not None
             sides = [_short_cell(comparison, measure, side) for side in (comparison.baseline, group)]
             rows.append((_question(measure, [difference], reasons), *sides, *_answer(difference)))
@@ -230,7 +231,9 @@ def _zero_shot(comparison: Comparison) -> Table:
     rows = []
     for row in comparison.zero_shot:
         cells = [_scores_text(row, group.label) for group in comparison.groups]
-        against = "; ".join(_zero_shot_text(comparison, difference, len(row.differences)) for difference in row.differences)
+        against = "; ".join(
+            _zero_shot_text(comparison, difference, len(row.differences)) for difference in row.differences
+        )
         limit = f", first {row.limit}" if row.limit else ""
         rows.append((f"{row.task} ({row.protocol}{limit}), {row.metric}", *cells, against or "-"))
     return Table(

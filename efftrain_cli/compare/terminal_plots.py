@@ -47,8 +47,14 @@ def _loss_plot(comparison: Comparison, axis: str, width: int, colour: bool) -> s
     step = _round_step((furthest - start) / 4)
     marks = [i * step for i in range(math.ceil(start / step), math.floor(furthest / step) + 1)]
     ticks = [(mark, human(mark) if mark < 1e15 else f"{mark:.3g}") for mark in marks]
-    colours = {comparison.letter(group)[0]: COLOURS[i % len(COLOURS)] for i, group in enumerate(comparison.groups)} if colour else {}
-    lines = character_plot(points, (start, furthest), (float(late.min()), float(late.max())), ticks, width, AXIS_LABELS[axis], colours)
+    colours = (
+        {comparison.letter(group)[0]: COLOURS[i % len(COLOURS)] for i, group in enumerate(comparison.groups)}
+        if colour
+        else {}
+    )
+    lines = character_plot(
+        points, (start, furthest), (float(late.min()), float(late.max())), ticks, width, AXIS_LABELS[axis], colours
+    )
     key = ", ".join(f"{comparison.letter(group)} {group.label}" for group in comparison.groups)
     shared = f", {SHARED} several" if any(SHARED in line for line in lines) else ""
     return "\n".join(["validation loss (nats/token)", *lines, key + shared])

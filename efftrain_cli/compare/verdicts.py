@@ -1,4 +1,5 @@
-"""What a comparison says in words: one sentence per recipe, and each answer as the few characters a table has room for."""
+"""What a comparison says in words: one sentence per recipe, and each answer as the few characters a table has room
+for."""
 
 from __future__ import annotations
 
@@ -91,7 +92,12 @@ def p_text(p: float | None) -> str:
 def short_verdict(difference: Difference) -> str:
     """The verdict in one or two words."""
     reason = difference.reason
-    for start, word in (("pending", "pending"), ("not judged", "not judged"), ("settings", "not judged"), ("undecided", "undecided")):
+    for start, word in (
+        ("pending", "pending"),
+        ("not judged", "not judged"),
+        ("settings", "not judged"),
+        ("undecided", "undecided"),
+    ):
         if reason.startswith(start):
             return word
     return "no claim" if reason and reason != "none" else reason or difference.decision.outcome

@@ -1,8 +1,9 @@
 """Zero-shot scores side by side, paired per item where the items' scores were kept.
 
-Only results of the same task, protocol and limit stand in one row, and only checkpoints of equal tokens are judged. Over
-seeds the scores are compared by t as losses are; two single checkpoints are compared item by item: an item both get right or both
-get wrong says nothing about their difference. Either way Holm's correction goes over everything that is tested so.
+Only results of the same task, protocol and limit stand in one row, and only checkpoints of equal tokens are judged.
+Over seeds the scores are compared by t as losses are; two single checkpoints are compared item by item: an item both
+get right or both get wrong says nothing about their difference. Either way Holm's correction goes over everything that
+is tested so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class ZeroShotDifference:
     over_items: Estimate | None
     """Mean difference per item of two single checkpoints; None where there are several seeds or items were not kept."""
     mcnemar_p: float | None
-    """Exact p-value of the paired right and wrong answers, uncorrected; only for one pair of checkpoints and scores of 0 and 1."""
+    """Exact p-value of the paired right and wrong answers, uncorrected; only for one pair of checkpoints and scores of
+    0 and 1."""
     over_seeds: Estimate
     """Difference of the mean scores over seeds."""
     p_holm: float | None
@@ -53,7 +55,9 @@ class ZeroShotRow:
     differences: tuple[ZeroShotDifference, ...]
 
 
-def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False, withheld: str = "") -> list[ZeroShotRow]:
+def compare_zero_shot(
+    groups: Sequence[Group], base: Group, allow: bool = False, withheld: str = ""
+) -> list[ZeroShotRow]:
     """A row for every task, protocol, limit and metric that any run has.
 
     Args:
@@ -69,9 +73,7 @@ def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False,
     )
     rows = []
     for task, protocol, limit, metric in sorted(keys):
-        found = {
-            group.label: [_result(run, (task, protocol, limit), metric) for run in group.runs] for group in groups
-        }
+        found = {group.label: [_result(run, (task, protocol, limit), metric) for run in group.runs] for group in groups}
         others = [group for group in groups if group is not base]
         rows.append(
             ZeroShotRow(
@@ -84,7 +86,8 @@ def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False,
                     for label, results in found.items()
                 },
                 tuple(
-                    _difference(metric, base, found[base.label], group, found[group.label], allow, withheld) for group in others
+                    _difference(metric, base, found[base.label], group, found[group.label], allow, withheld)
+                    for group in others
                 ),
             )
         )
@@ -92,8 +95,8 @@ def compare_zero_shot(groups: Sequence[Group], base: Group, allow: bool = False,
 
 
 def _corrected(rows: Sequence[ZeroShotRow]) -> list[ZeroShotRow]:
-    """The rows with Holm's correction over all that was tested over seeds, another over all that was tested by items, and the
-    verdicts that follow."""
+    """The rows with Holm's correction over all that was tested over seeds, another over all that was tested by items,
+    and the verdicts that follow."""
     judged = [(i, j, d) for i, row in enumerate(rows) for j, d in enumerate(row.differences) if not d.verdict]
     by_seeds = [(i, j, d.over_seeds.p) for i, j, d in judged if d.over_seeds.p is not None]
     by_items = [(i, j, p) for i, j, d in judged if d.over_seeds.p is None and (p := _items_p(d)) is not None]

@@ -215,7 +215,9 @@ class Building:
         tokenizer, split = self.tokenizer, self.split
         manifest: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
-            "sources": {side: _described(sources) for side, sources in (("train", split.train), ("valid", split.valid))},
+            "sources": {
+                side: _described(sources) for side, sources in (("train", split.train), ("valid", split.valid))
+            },
             "split": "given" if split.valid else "held out" if split.threshold is not None else "cut",
             "tokenizer": {
                 "spec": self.data.tokenizer,
@@ -230,7 +232,8 @@ class Building:
             manifest["limits"] = self.limits._asdict()
         for side in _SIDES:
             of_parts = [
-                [(path.name, open_shard(path).header) for path in self._writers[side, part].paths] for part in range(self._parts)
+                [(path.name, open_shard(path).header) for path in self._writers[side, part].paths]
+                for part in range(self._parts)
             ]
             manifest[side] = {
                 **self.written[side],

@@ -15,7 +15,8 @@ from efftrain_cli.foundation.errors import DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes, sha256_of, write_whole
 
 _SETTLED_SECONDS = 2.0
-"""A file changed so recently may change again within the resolution of its time stamp, so its hash is not remembered."""
+"""A file changed so recently may change again within the resolution of its time stamp, so its hash is not
+remembered."""
 
 
 def cache_root() -> Path:
@@ -26,7 +27,9 @@ def cache_root() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "efftrain"
     except RuntimeError:  # neither HOME nor an entry of the user
-        raise UsageError("no home directory is known: set EFFTRAIN_CACHE to a folder for prepared text, or HOME") from None
+        raise UsageError(
+            "no home directory is known: set EFFTRAIN_CACHE to a folder for prepared text, or HOME"
+        ) from None
 
 
 def make_folder(folder: Path) -> Path:
@@ -100,7 +103,8 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
-    """sha256 of each file's content. Unchanged size and time stamp spare the reading: hashes are remembered in the cache.
+    """sha256 of each file's content. Unchanged size and time stamp spare the reading: hashes are remembered in the
+    cache.
 
     Args:
         afresh: read every file: one may hold other bytes with its old size and time stamp.

@@ -1,4 +1,5 @@
-"""A prepared corpus: two splits of token shards, the tokenizer that made them, and a manifest that binds them together."""
+"""A prepared corpus: two splits of token shards, the tokenizer that made them, and a manifest that binds them
+together."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """GPT-2's kind of BPE through tiktoken, which encodes several times as fast as tokenizers and gives the same ids.
 
-Both libraries merge, in each word of GPT-2's pattern, the adjacent pair of the lowest rank. tokenizers merges the pairs that
-its list names, tiktoken any pair whose bytes together are a token. The two agree on every text if a token's rank is above
-those of its two parts and if each token, encoded alone, is itself: what stands between two borders that no merge crosses is
-then merged as it would be alone, so the pair that makes a token is always the listed one. `fast_encoding` checks this for
-the whole vocabulary; tests hold the word patterns of the two libraries together over all of Unicode.
+Both libraries merge, in each word of GPT-2's pattern, the adjacent pair of the lowest rank. tokenizers merges the pairs
+that its list names, tiktoken any pair whose bytes together are a token. The two agree on every text if a token's rank
+is above those of its two parts and if each token, encoded alone, is itself: what stands between two borders that no
+merge crosses is then merged as it would be alone, so the pair that makes a token is always the listed one.
+`fast_encoding` checks this for the whole vocabulary; tests hold the word patterns of the two libraries together over
+all of Unicode.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$
 
 
 def byte_of_character() -> dict[str, int]:
-    """The byte that each of the 256 characters of a byte-level vocabulary stands for (GPT-2, encoder.py, bytes_to_unicode)."""
+    """The byte that each of the 256 characters of a byte-level vocabulary stands for (GPT-2, encoder.py,
+    bytes_to_unicode)."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + number): byte for number, byte in enumerate(hidden)}
@@ -40,7 +42,10 @@ def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tikto
         or split.get("type") != "ByteLevel"
         or split.get("add_prefix_space")
         or not split.get("use_regex")
-        or any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"))
+        or any(
+            model.get(name)
+            for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+        )
     ):
         return None
     alphabet, vocabulary = byte_of_character(), model["vocab"]

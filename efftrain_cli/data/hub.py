@@ -47,17 +47,20 @@ def hub_unreachable() -> str | None:
 class HubReader:
     """Streams a Hub dataset, and says where it has come to, so that a later stream can begin there.
 
-    `source.name` may also be a local folder in the Hub's layout. Where the Hub cannot be asked, a copy that `datasets` has in
-    its cache is read instead.
+    `source.name` may also be a local folder in the Hub's layout. Where the Hub cannot be asked, a copy that `datasets`
+    has in its cache is read instead.
 
     Args:
-        state: what `state` returned; documents up to there are passed over, whole files of them without being downloaded.
+        state: what `state` returned; documents up to there are passed over, whole files of them without being
+            downloaded.
 
     Raises:
         DataError: (by `documents`) the Hub, the dataset, its configuration, split or field cannot be had.
     """
 
-    def __init__(self, source: HubDataset, text_field: str, bad: BadDocuments, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, source: HubDataset, text_field: str, bad: BadDocuments, state: dict[str, Any] | None = None
+    ) -> None:
         self.source, self.text_field, self.bad = source, text_field, bad
         self._state = state
         self._row = 0 if state is None else int(state["row"])
@@ -81,7 +84,11 @@ class HubReader:
                         "(data.text_field names the field)"
                     )
                 text = record[self.text_field]
-                problem = unusable(text) if isinstance(text, str) else f"field {self.text_field!r} is {type(text).__name__}, not text"
+                problem = (
+                    unusable(text)
+                    if isinstance(text, str)
+                    else f"field {self.text_field!r} is {type(text).__name__}, not text"
+                )
                 if problem is not None:
                     bad.found(f"{source.name}: row {self._row}", problem)
                     continue
@@ -165,7 +172,9 @@ def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
     if isinstance(cached, str):
         return Path(cached)
     if (reason := hub_unreachable()) is not None:
-        raise DataError(f"{name} of {repository!r} is not in the Hub's cache, and the Hugging Face Hub cannot be asked: {reason}")
+        raise DataError(
+            f"{name} of {repository!r} is not in the Hub's cache, and the Hugging Face Hub cannot be asked: {reason}"
+        )
     try:
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
     except Exception as error:  # of several HTTP libraries

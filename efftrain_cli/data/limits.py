@@ -20,9 +20,9 @@ class Limits(NamedTuple):
 def limits_of(recipe: Recipe) -> Limits | None:
     """What is to be prepared for a recipe; None where all of the text is.
 
-    Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that recipes of
-    about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two runs of
-    different budgets are validated on the same text.
+    Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that
+    recipes of about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two
+    runs of different budgets are validated on the same text.
     """
     data = recipe.data
     if not names_hub(data):

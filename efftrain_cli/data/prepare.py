@@ -34,16 +34,12 @@ if TYPE_CHECKING:
 FEW_TEXT_FILES = 20
 """With fewer .txt files than this, each file gives its end to validation instead of some files being held out whole."""
 TOKENIZER_SAMPLE = 100_000_000
-"""Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most; of several sources, each
-gives its share."""
+"""Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most; of several sources,
+each gives its share."""
 
 
 def prepare(
-    data: Data,
-    *,
-    limits: Limits | None = None,
-    report: Report | None = None,
-    verify: Literal["lazy", "full"] = "lazy",
+    data: Data, *, limits: Limits | None = None, report: Report | None = None, verify: Literal["lazy", "full"] = "lazy"
 ) -> Corpus:
     """The corpus that a recipe's `[data]` describes: opened if the cache has it, made if not.
 
@@ -51,8 +47,8 @@ def prepare(
 
     Args:
         limits: how much to prepare (`limits_of`); None: data.max_tokens, else all there is.
-        verify: "full" compares every token with its sha256 now, and reads source files again that seem unchanged; "lazy"
-            compares each shard when it is first read.
+        verify: "full" compares every token with its sha256 now, and reads source files again that seem unchanged;
+            "lazy" compares each shard when it is first read.
 
     Raises:
         DataError: text, tokenizer or a cached corpus is missing, damaged or does not fit.

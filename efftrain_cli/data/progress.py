@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def prepare_shown(
-    data: Data, *, limits: Limits | None = None, verify: Literal["lazy", "full"] = "lazy", console: Console | None = None
+    data: Data,
+    *,
+    limits: Limits | None = None,
+    verify: Literal["lazy", "full"] = "lazy",
+    console: Console | None = None,
 ) -> Corpus:
     """`data.prepare`, with a bar on a terminal or plain lines elsewhere. A corpus that is ready shows nothing.
 

@@ -1,7 +1,7 @@
 """Reading: one source's documents, in order.
 
-Every kind of file is read here rather than through `datasets`, because a damaged file must be reported with its line and
-byte, and because memory stays bounded whatever a file holds.
+Every kind of file is read here rather than through `datasets`, because a damaged file must be reported with its line
+and byte, and because memory stays bounded whatever a file holds.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _document(id: str, text: str, bad: BadDocuments) -> Iterator[Document]:
 
 
 def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """One JSON object a line. Bytes are counted from the start of the file, uncompressed; blank lines are passed over."""
+    """One JSON object a line. Bytes are counted from the start of the file, uncompressed; blank lines are passed
+    over."""
     start, number, any_line = 0, 0, False
     with _opened(path) as file:
         for number, (line, length) in enumerate(_lines(path, file), 1):
@@ -139,7 +140,9 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
         try:
             columns = list(rows.fieldnames or ())
             if columns and text_field not in columns:
-                raise DataError(f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)")
+                raise DataError(
+                    f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)"
+                )
             any_row = False
             for row in rows:
                 any_row = True
@@ -167,7 +170,8 @@ def _opened(path: Path) -> io.BufferedIOBase:
 
 
 class _ZstdFile(io.RawIOBase):
-    """The content of zstd frames, one after the other. Unlike zstandard's own reader it notices that the last one is cut."""
+    """The content of zstd frames, one after the other. Unlike zstandard's own reader it notices that the last one is
+    cut."""
 
     def __init__(self, path: Path) -> None:
         import zstandard
@@ -277,7 +281,9 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
             if text_field not in columns:
-                raise DataError(f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)")
+                raise DataError(
+                    f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)"
+                )
             for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
                 for text in batch.column(0).to_pylist():
                     row += 1

@@ -1,8 +1,8 @@
 """Token shards: files of token ids behind a header that says what they are and proves it.
 
-A shard is 1,024 bytes of header and then the ids, little-endian. The header is a line of JSON, spaces, and the sha256 of
-what stands before it; the JSON holds the sha256 of the ids. Header and size are checked whenever a shard is opened, so
-truncation never goes unseen; the ids themselves when a shard is first read, or all at once by `TokenShards.verify`.
+A shard is 1,024 bytes of header and then the ids, little-endian. The header is a line of JSON, spaces, and the sha256
+of what stands before it; the JSON holds the sha256 of the ids. Header and size are checked whenever a shard is opened,
+so truncation never goes unseen; the ids themselves when a shard is first read, or all at once by `TokenShards.verify`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,13 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, prefix: str, *, vocab_size: int, eot_id: int, tokenizer_sha256: str,
+        self,
+        folder: Path,
+        prefix: str,
+        *,
+        vocab_size: int,
+        eot_id: int,
+        tokenizer_sha256: str,
         shard_tokens: int = SHARD_TOKENS,
     ) -> None:
         self.folder, self.prefix, self.shard_tokens = folder, prefix, shard_tokens
@@ -109,7 +115,8 @@ class ShardWriter:
         return len(self.paths) - (self._file is not None)
 
     def sync(self) -> dict[str, int]:
-        """Brings what is written to disk and says where it ends: whole shards, and tokens and documents of the open one."""
+        """Brings what is written to disk and says where it ends: whole shards, and tokens and documents of the open
+        one."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -192,14 +199,17 @@ class Shard:
             if int(chunk.max()) >= self.header.vocab_size:
                 at = start + int(np.argmax(chunk >= self.header.vocab_size))
                 place = f"token {at} (byte {HEADER_BYTES + at * self.ids.itemsize})"
-                raise damaged(self.path, f"{place} is {int(self.ids[at])}, but the vocabulary has {self.header.vocab_size} tokens")
+                raise damaged(
+                    self.path, f"{place} is {int(self.ids[at])}, but the vocabulary has {self.header.vocab_size} tokens"
+                )
         if digest.hexdigest() != self.header.sha256:
             hashes = f"sha256 {digest.hexdigest()[:12]}..., header {self.header.sha256[:12]}..."
             raise damaged(self.path, f"its tokens are not those that were written ({hashes}): the file is damaged")
         self.verified = True
 
     def check_size(self) -> None:
-        """Sees that the file has not been cut since it was opened: reading past its end would kill the process (SIGBUS).
+        """Sees that the file has not been cut since it was opened: reading past its end would kill the process
+        (SIGBUS).
 
         Raises:
             DataError: it is shorter than its header says.

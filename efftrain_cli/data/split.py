@@ -1,8 +1,8 @@
 """Which documents train and which validate.
 
-Without validation text of its own, a corpus holds out the documents whose content hashes are smallest. So a document is on
-the same side wherever it stands, and exact copies of one never end up on both. Text files are held out as documents only
-where there are enough of them; few are cut at a line, each keeping its last part for validation.
+Without validation text of its own, a corpus holds out the documents whose content hashes are smallest. So a document is
+on the same side wherever it stands, and exact copies of one never end up on both. Text files are held out as documents
+only where there are enough of them; few are cut at a line, each keeping its last part for validation.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ SUFFIXES: dict[str, Kind] = {
 }
 """What a folder or glob is searched for first."""
 MORE_SUFFIXES: dict[str, Kind] = {".md": "txt", ".raw": "txt", ".json": "json", ".csv": "csv", ".bin": "bin"}
-"""Read where a file is named, or where a folder holds nothing of the above: beside text such files are often about it."""
+"""Read where a file is named, or where a folder holds nothing of the above: beside text such files are often about
+it."""
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -79,7 +80,10 @@ def names_hub(data: Data) -> bool:
     specs += [data.valid] if data.valid is not None else []
     entries = [entry for spec in specs for entry in ((spec,) if isinstance(spec, str) else spec)]
     return any(
-        entry != "stdlib" and not glob.has_magic(entry) and not Path(entry).expanduser().exists() and _HUB.fullmatch(entry)
+        entry != "stdlib"
+        and not glob.has_magic(entry)
+        and not Path(entry).expanduser().exists()
+        and _HUB.fullmatch(entry)
         for entry in entries
     )
 
@@ -127,7 +131,11 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
         return [TextFile(path.resolve(), kind)], ""
     if path.is_dir():
         try:
-            found = [p for p in sorted(path.rglob("*")) if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+            found = [
+                p
+                for p in sorted(path.rglob("*"))
+                if not any(part.startswith(".") for part in p.relative_to(path).parts)
+            ]
         except OSError as error:
             raise DataError(
                 f"{error.filename} cannot be listed: {error.strerror}. Give a folder that nothing else changes meanwhile, or a glob of files"
@@ -178,8 +186,10 @@ def _left_out(files: list[Path], chosen: list[Path]) -> str:
 
 
 def _suffixes(files: list[Path]) -> str:
-    """"12 .html, 3 .rst, ..." """
-    counts = Counter("".join(p.suffixes[-2:] if p.suffix in (".gz", ".zst") else p.suffixes[-1:]) or p.name for p in files)
+    """ "12 .html, 3 .rst, ..." """
+    counts = Counter(
+        "".join(p.suffixes[-2:] if p.suffix in (".gz", ".zst") else p.suffixes[-1:]) or p.name for p in files
+    )
     shown = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(6))
     return shown + (", ..." if len(counts) > 6 else "")
 
@@ -195,7 +205,8 @@ def _by_suffix(path: Path, suffixes: dict[str, Kind]) -> Kind | None:
 
 
 def stdlib_files() -> list[Source]:
-    """The running Python's standard library: its .py files but for tests, installed packages and what the build generated.
+    """The running Python's standard library: its .py files but for tests, installed packages and what the build
+    generated.
 
     Raises:
         DataError: this Python carries no source of its library.
@@ -209,7 +220,9 @@ def stdlib_files() -> list[Source]:
             if name.endswith(".py") and not name.startswith(("_sysconfigdata", "sitecustomize", "usercustomize")):
                 found.append(os.path.join(folder, name))
     if not found:
-        raise DataError(f"this Python has no source of its standard library in {root}; give data.train files of your own")
+        raise DataError(
+            f"this Python has no source of its standard library in {root}; give data.train files of your own"
+        )
     prefix = len(str(root)) + 1
     found.sort(key=lambda name: name[prefix:].replace(os.sep, "/"))
     return [TextFile(Path(name), "stdlib") for name in found]

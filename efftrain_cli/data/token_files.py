@@ -1,4 +1,5 @@
-"""Token files of other programs: nanoGPT's .bin (uint16 ids and nothing else) and llm.c's (a header of 256 int32, then ids).
+"""Token files of other programs: nanoGPT's .bin (uint16 ids and nothing else) and llm.c's (a header of 256 int32, then
+ids).
 
 The ids are taken as they are. Which tokenizer made them is not written in the file: data.tokenizer must be that one.
 """
@@ -40,14 +41,18 @@ def open_token_file(path: Path) -> np.ndarray:
         if size != expected:
             what = "cut short" if size < expected else "longer than its header says"
             raise DataError(f"{path}: {size:,} bytes where llm.c's header says {expected:,}: the file is {what}")
-        return np.memmap(path, dtype=dtype, mode="r", offset=LLMC_HEADER_BYTES, shape=(int(header[2]),)).view(np.ndarray)
+        return np.memmap(path, dtype=dtype, mode="r", offset=LLMC_HEADER_BYTES, shape=(int(header[2]),)).view(
+            np.ndarray
+        )
     if (path.parent / "meta.pkl").exists():
         raise DataError(
             f"{path}: meta.pkl beside it says that nanoGPT made it with a vocabulary of its own (characters, say), and a pickle is "
             "never opened here. Name the text it was made from"
         )
     if size % 2:
-        raise DataError(f"{path}: {size:,} bytes are not a whole number of uint16 ids, as nanoGPT writes them: the file is cut short")
+        raise DataError(
+            f"{path}: {size:,} bytes are not a whole number of uint16 ids, as nanoGPT writes them: the file is cut short"
+        )
     if size == 0:
         return np.zeros(0, dtype="<u2")
     return np.memmap(path, dtype="<u2", mode="r").view(np.ndarray)

@@ -1,7 +1,7 @@
 """Tokenizers: GPT-2's, any tokenizer.json, one of the Hub by its name, or a byte-level BPE of our own.
 
-All are read by the `tokenizers` library; what has GPT-2's pattern is encoded by tiktoken, which is faster and gives the same
-ids. Both are imported inside functions: a run on ready shards needs none of them until it samples.
+All are read by the `tokenizers` library; what has GPT-2's pattern is encoded by tiktoken, which is faster and gives the
+same ids. Both are imported inside functions: a run on ready shards needs none of them until it samples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Tokenizer:
 
     @cached_property
     def fast(self) -> tiktoken.Encoding | None:
-        """The same ids by tiktoken; None where they could differ. Made at first use: checking a vocabulary takes a moment."""
+        """The same ids by tiktoken; None where they could differ. Made at first use: checking a vocabulary takes a
+        moment."""
         from efftrain_cli.data.gpt2_bpe import fast_encoding
 
         return fast_encoding(self.backend, self.parts) if self.cuttable else None
@@ -134,8 +135,8 @@ _SINGLE_NEWLINE = re.compile(r"(?<=\S)\n(?=\S)")
 
 
 def _safe_cut(text: str, start: int) -> int | None:
-    """The first place from `start` on that follows a single newline between two visible characters: GPT-2's pattern always
-    ends a word there, so cutting changes no token."""
+    """The first place from `start` on that follows a single newline between two visible characters: GPT-2's pattern
+    always ends a word there, so cutting changes no token."""
     found = _SINGLE_NEWLINE.search(text, start - 1)
     return None if found is None else found.end()
 
@@ -150,13 +151,15 @@ def bpe_size(spec: str) -> int | None:
         return None
     number = spec.removeprefix("bpe:").replace("_", "")
     if not number.isdecimal() or not 257 <= int(number) <= 1_000_000:
-        raise DataError(f"data.tokenizer = {spec!r}: N of bpe:N is a whole number from 257 (256 bytes and the end of text)")
+        raise DataError(
+            f"data.tokenizer = {spec!r}: N of bpe:N is a whole number from 257 (256 bytes and the end of text)"
+        )
     return int(number)
 
 
 def tokenizer_files(spec: str) -> tuple[Path, ...]:
-    """The files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none for "gpt2" and "bpe:N". One of
-    the Hub, "owner/name", is downloaded if the Hub's cache does not have it.
+    """The files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none for "gpt2" and "bpe:N". One
+    of the Hub, "owner/name", is downloaded if the Hub's cache does not have it.
 
     Raises:
         DataError: it names nothing that is there, or the Hub cannot be asked.
@@ -274,9 +277,13 @@ def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = No
     vocabulary = backend.get_vocab(with_added_tokens=True)
     end = next((name for name in (*_ENDS, _stated_end(folder)) if name in vocabulary), None)
     if end is None:
-        raise DataError(f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)} is needed, or an eos_token in tokenizer_config.json beside it")
+        raise DataError(
+            f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)} is needed, or an eos_token in tokenizer_config.json beside it"
+        )
     if max(vocabulary.values()) >= 1 << 24:
-        raise DataError(f"data.tokenizer = {spec!r} has ids up to {max(vocabulary.values()):,}; at most {1 << 24:,} tokens are read")
+        raise DataError(
+            f"data.tokenizer = {spec!r} has ids up to {max(vocabulary.values()):,}; at most {1 << 24:,} tokens are read"
+        )
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True  # text that spells a special token is text

@@ -1,4 +1,5 @@
-"""Windows: which tokens a training step sees, as a function of the position in the stream of windows and of nothing else.
+"""Windows: which tokens a training step sees, as a function of the position in the stream of windows and of nothing
+else.
 
 The tokens of an epoch are cut into windows of `seq_len` tokens (and one more, the last target), and the windows are put
 into an order by a keyed permutation that is computed, not stored: a Feistel network on the window's number. So any
@@ -70,8 +71,8 @@ class Windows:
         return min(windows * _MIX // share for windows, share in zip(self._windows, self._shares, strict=True))
 
     def epochs(self, windows: int) -> float:
-        """Epochs that a run of this many windows (`Progress.windows` at its end) makes of the corpus; of a mix, of the source
-        that is read most often."""
+        """Epochs that a run of this many windows (`Progress.windows` at its end) makes of the corpus; of a mix, of the
+        source that is read most often."""
         return windows / self.per_epoch
 
     def epochs_of_sources(self, windows: int) -> dict[str, float]:
@@ -122,7 +123,8 @@ class Windows:
         """The sequences of a step, or those of one rank's micro-batches. The only place where sequences are cut.
 
         `plan.batch_size` sequences of `plan.seq_len` tokens come from the windows at `plan.window_start` on: the first
-        `plan.sequences_per_window` sequences of each window, in order. The rest of a window, and what remains of the last one, is dropped.
+        `plan.sequences_per_window` sequences of each window, in order. The rest of a window, and what remains of the
+        last one, is dropped.
 
         Returns:
             tokens and targets, int64 (sequences, plan.seq_len); targets are the tokens one place later.
@@ -147,7 +149,8 @@ class Windows:
     def validation(self, count: int) -> Tensor:
         """Fixed windows spread evenly over the tokens, none overlapping another, int64 (n, seq_len + 1).
 
-        They depend on the tokens, `seq_len` and `count`, not on the seed. n is `count`, or fewer where the text is short.
+        They depend on the tokens, `seq_len` and `count`, not on the seed. n is `count`, or fewer where the text is
+        short.
 
         Raises:
             DataError: not even one window fits.
@@ -239,8 +242,8 @@ def data_warnings(train: Windows, windows: int, validation_windows: int) -> list
 def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Whose window stands at each of `_MIX` positions, and how many of its own stand before it: int64 (_MIX,) twice.
 
-    The j-th of a source's n windows stands near (j + 1/2) / n of the way, so that every beginning of the stream holds each
-    source by its share to within a window or two.
+    The j-th of a source's n windows stands near (j + 1/2) / n of the way, so that every beginning of the stream holds
+    each source by its share to within a window or two.
     """
     keys = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
     owners = np.repeat(np.arange(len(shares)), shares)

@@ -74,7 +74,10 @@ def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
     widths = [max(map(len, column)) for column in columns]
     right = [all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns]
     return [
-        "  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(row, widths, right, strict=True)).rstrip()
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
         for row in (header, *rows)
     ]
 
@@ -83,8 +86,8 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 
 def printable(text: str) -> str:
-    """`text` with control characters, changes of direction and broken surrogates written as escapes, so that a foreign name can
-    neither move a terminal's cursor nor end a line."""
+    """`text` with control characters, changes of direction and broken surrogates written as escapes, so that a foreign
+    name can neither move a terminal's cursor nor end a line."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -97,8 +100,8 @@ _silent = False
 
 
 def silence() -> None:
-    """`--quiet`: consoles that are made from now on print nothing, and no progress is shown. Warnings and errors go to standard error all
-    the same."""
+    """`--quiet`: consoles that are made from now on print nothing, and no progress is shown. Warnings and errors go to
+    standard error all the same."""
     global _silent
     _silent = True
 
@@ -142,8 +145,9 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[None]:
-    """While the block runs, standard output and errors that cannot be written are left unsaid, and the block goes on. A reader
-    that goes away (`| head`) asks training to stop. Where the streams are not files (tests, a notebook), nothing changes."""
+    """While the block runs, standard output and errors that cannot be written are left unsaid, and the block goes on. A
+    reader that goes away (`| head`) asks training to stop. Where the streams are not files (tests, a notebook), nothing
+    changes."""
     before = sys.stdout, sys.stderr
     try:
         sys.stdout, sys.stderr = (_steady(stream, number) for number, stream in enumerate(before, 1))
@@ -168,7 +172,10 @@ def _steady(stream: TextIO, number: int) -> TextIO:
     except OSError:  # closed
         return stream
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), stream.encoding, errors="backslashreplace", line_buffering=number == 2 or stream.isatty()
+        io.BufferedWriter(raw),
+        stream.encoding,
+        errors="backslashreplace",
+        line_buffering=number == 2 or stream.isatty(),
     )
 
 

@@ -1,4 +1,5 @@
-"""The ways a command can end, each with its exit code. A message names the thing, its value, the rule and the way out."""
+"""The ways a command can end, each with its exit code. A message names the thing, its value, the rule and the way
+out."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 
 class EfftrainError(Exception):
-    """A mistake or fault that the user can act on: printed without a traceback, then the process exits with `exit_code`."""
+    """A mistake or fault that the user can act on: printed without a traceback, then the process exits with
+    `exit_code`."""
 
     exit_code = 1
 
@@ -31,7 +33,7 @@ class Problem:
 
 
 def nearest(name: str, names: Iterable[str], most: int = 3, cutoff: float = 0.5) -> str:
-    """"did you mean X or Y?" of the names that are most like `name`; "" where none is."""
+    """ "did you mean X or Y?" of the names that are most like `name`; "" where none is."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, list(names), n=most, cutoff=cutoff)

@@ -50,8 +50,8 @@ def fsync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file so that it has either its old content or all of the new; where `path` is a link, the link is replaced. Several
-    processes may write it: each writes a copy of its own, and the last one wins whole.
+    """Writes a file so that it has either its old content or all of the new; where `path` is a link, the link is
+    replaced. Several processes may write it: each writes a copy of its own, and the last one wins whole.
 
     Raises:
         OSError: the disk is full or not writable; the old content is untouched then.
@@ -109,7 +109,9 @@ def open_to_write(path: Path, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError:
         if path.is_symlink():
-            raise CheckpointError(f"{path} is a symbolic link: nothing is written through it. Remove the link") from None
+            raise CheckpointError(
+                f"{path} is a symbolic link: nothing is written through it. Remove the link"
+            ) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

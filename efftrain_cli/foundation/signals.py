@@ -24,8 +24,8 @@ from types import FrameType
 SECOND_CTRL_C = 5.0
 """A second Ctrl-C within so many seconds ends the process at once, with exit code 130."""
 PATIENCE = 5.0
-"""Python sees a signal only between two calls into C, and one backward pass of a large model on a CPU is a single such call.
-After so many seconds another thread saves in its place."""
+"""Python sees a signal only between two calls into C, and one backward pass of a large model on a CPU is a single such
+call. After so many seconds another thread saves in its place."""
 STOPPABLE = ("pretrain", "tune-warmup", "sweep", "study", "verify-resume")
 """Commands that a scheduler stops and requeues."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -109,8 +109,8 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def stop_before_training() -> None:
-    """From the first moment of the process: SIGTERM and SIGHUP end it with 75 where no training is under way, so that nothing can
-    be lost. Ctrl-C stays Python's. `stop_on_signals` takes over while there is something to save."""
+    """From the first moment of the process: SIGTERM and SIGHUP end it with 75 where no training is under way, so that
+    nothing can be lost. Ctrl-C stays Python's. `stop_on_signals` takes over while there is something to save."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop_at_once)
@@ -128,7 +128,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Asks the system to send SIGTERM to this process when its parent ends, however it ends. Linux only; elsewhere nothing."""
+    """Asks the system to send SIGTERM to this process when its parent ends, however it ends. Linux only; elsewhere
+    nothing."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it has ended already
@@ -168,8 +169,8 @@ def stop_on_signals() -> Iterator[None]:
 
 @contextmanager
 def rescued_by(rescue: Callable[[], None]) -> Iterator[None]:
-    """Names what another thread is to do, before it ends the process with exit code 75, where the main thread hangs in a
-    long call into C. `rescue` may assume that the main thread does nothing more."""
+    """Names what another thread is to do, before it ends the process with exit code 75, where the main thread hangs in
+    a long call into C. `rescue` may assume that the main thread does nothing more."""
     if _listener is None:
         yield
         return

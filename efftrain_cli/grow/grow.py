@@ -1,8 +1,9 @@
 """`efftrain grow`: a new run that begins with a run's whole training state, mapped to a larger model.
 
-The new run's recipe is the staged recipe that leads here: the source's model up to this step, then the operators. So the
-new run continues with `efftrain pretrain --resume`, and its recipe alone trains the same from the start (unless an override
-changes what the steps before the growth read, such as the tokens at which the decay ends). The source is only read.
+The new run's recipe is the staged recipe that leads here: the source's model up to this step, then the operators. So
+the new run continues with `efftrain pretrain --resume`, and its recipe alone trains the same from the start (unless an
+override changes what the steps before the growth read, such as the tokens at which the decay ends). The source is only
+read.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Grown:
     """Tokens."""
 
 
-def grow_run(source: str, operators: Sequence[str], name: str | None, options: GrowOptions, device: torch.device) -> Grown:
+def grow_run(
+    source: str, operators: Sequence[str], name: str | None, options: GrowOptions, device: torch.device
+) -> Grown:
     """Makes run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown by the operators.
 
     Raises:
@@ -93,7 +96,9 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
             that it claims to keep. Nothing is written in any of these cases.
     """
     if not operators:
-        raise UsageError("say how the model should grow: --operator width, --operator depth, or both; --operator width:3 for x 3")
+        raise UsageError(
+            "say how the model should grow: --operator width, --operator depth, or both; --operator width:3 for x 3"
+        )
     try:
         parsed = [parse_operator(text) for text in operators]
     except ValueError as error:
@@ -104,7 +109,9 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
         raise taken(name)
     checkpoint = _checkpoint_of(source_path, options)
     progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
-    recipe = grown_recipe(load_recipe(str(checkpoint / "recipe.toml")), progress.stage, progress.step, operators, options)
+    recipe = grown_recipe(
+        load_recipe(str(checkpoint / "recipe.toml")), progress.stage, progress.step, operators, options
+    )
     section = recipe.staged_growth or StagedGrowth()
 
     session = prepare_session(recipe, device)
@@ -150,20 +157,25 @@ def grow_run(source: str, operators: Sequence[str], name: str | None, options: G
 
 
 def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str], options: GrowOptions) -> Recipe:
-    """The staged recipe of the new run: the source's up to `step`, where it is in `stage`, then a stage of the operators.
+    """The staged recipe of the new run: the source's up to `step`, where it is in `stage`, then a stage of the
+    operators.
 
     Raises:
         UsageError: the source was grown with other variants before; one recipe has one [staged_growth].
         RecipeError: the grown recipe breaks a rule.
     """
-    asked: dict[str, Any] = {key: value for key, value in (("symmetry", options.symmetry), ("depth", options.depth)) if value is not None}
+    asked: dict[str, Any] = {
+        key: value for key, value in (("symmetry", options.symmetry), ("depth", options.depth)) if value is not None
+    }
     moments = "reset" if options.weights_only else options.moments
     if moments is not None:
         asked["moments"] = moments
     section = dataclasses.replace(source.staged_growth or StagedGrowth(), **asked)
     if stage > 0 and section != (source.staged_growth or StagedGrowth()):
         raise UsageError(
-            "the source was grown before with other variants than " + ", ".join(f"{k} = {v}" for k, v in asked.items()) + "; "
+            "the source was grown before with other variants than "
+            + ", ".join(f"{k} = {v}" for k, v in asked.items())
+            + "; "
             "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
         )
     first = source.model_at(0)
@@ -197,9 +209,15 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
 def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     import tempfile
 
-    fixed = [override for override in overrides if override.startswith(("model.", "stages", "staged_growth", "data.tokenizer"))]
+    fixed = [
+        override
+        for override in overrides
+        if override.startswith(("model.", "stages", "staged_growth", "data.tokenizer"))
+    ]
     if fixed:
-        raise UsageError(f"--set {fixed[0]}: the model, its stages and its tokenizer follow from the source and the operators")
+        raise UsageError(
+            f"--set {fixed[0]}: the model, its stages and its tokenizer follow from the source and the operators"
+        )
     with tempfile.TemporaryDirectory() as folder:  # the reader of recipes reads files
         path = Path(folder) / "grown.toml"
         path.write_text(dump_recipe(recipe), encoding="utf-8")

@@ -1,9 +1,9 @@
 """When to grow, from measured curves: validation losses of a small run and of one of the target's size. Trains nothing.
 
-Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the validation loss and grows
-when it rises above a threshold. Released code takes the slope between neighbouring evaluations; here it is a regression
-over a window of them, because one noisy evaluation must not decide. With both curves at hand no threshold is needed: grow
-where most FLOPs are saved, which is where the marginal costs dC/dL of the two sizes are equal.
+Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the validation loss and
+grows when it rises above a threshold. Released code takes the slope between neighbouring evaluations; here it is a
+regression over a window of them, because one noisy evaluation must not decide. With both curves at hand no threshold is
+needed: grow where most FLOPs are saved, which is where the marginal costs dC/dL of the two sizes are equal.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def read_curve(path: Path, flops_per_step: float, flops_per_step_without_logits:
                 try:
                     points[float(row["step"])] = float(row["val_loss"])
                 except (TypeError, ValueError):
-                    raise UsageError(f"{path}:{number}: {row['step']!r}, {row['val_loss']!r} are not two numbers") from None
+                    raise UsageError(
+                        f"{path}:{number}: {row['step']!r}, {row['val_loss']!r} are not two numbers"
+                    ) from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     return make_curve(path.stem, points, flops_per_step, flops_per_step_without_logits)
@@ -124,8 +126,8 @@ def released_filter(curve: Curve) -> Curve:
 
 
 def released_switch(curve: Curve, threshold: float) -> float | None:
-    """The released notebook's rule, after its filter: losses averaged over 5 evaluations, slope between neighbours, the first
-    step after the steepest one at which it exceeds the threshold. A little noise is enough to set it off."""
+    """The released notebook's rule, after its filter: losses averaged over 5 evaluations, slope between neighbours, the
+    first step after the steepest one at which it exceeds the threshold. A little noise is enough to set it off."""
     curve = released_filter(curve)
     if len(curve.steps) <= FEWEST_POINTS:
         return None
@@ -143,7 +145,8 @@ def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> flo
 
 
 def released_target_step(small: Curve, target: Curve, step: float) -> float:
-    """The target's evaluation whose loss is nearest to the small model's at `step`, as the released notebook pairs them."""
+    """The target's evaluation whose loss is nearest to the small model's at `step`, as the released notebook pairs
+    them."""
     small, target = released_filter(small), released_filter(target)
     loss = small.losses[np.argmin(np.abs(small.steps - step))]
     return float(target.steps[np.argmin(np.abs(target.losses - loss))])
@@ -161,13 +164,16 @@ def target_step(small: Curve, target: Curve, step: float, window: int = 31) -> f
 
 
 def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float | None:
-    """The step of the small run at which growing saves most: where the FLOPs that the target needs for the same loss exceed the
-    small run's by most (logits left out, constant batch). Both sizes then lower the loss at the same marginal cost dC/dL. None
-    where the saving still rises at the end of what both curves cover: it cannot be seen on them."""
+    """The step of the small run at which growing saves most: where the FLOPs that the target needs for the same loss
+    exceed the small run's by most (logits left out, constant batch). Both sizes then lower the loss at the same
+    marginal cost dC/dL. None where the saving still rises at the end of what both curves cover: it cannot be seen on
+    them."""
     steps, slopes, losses = fitted(small, window_for(small, window))
     t_steps, _, t_losses = fitted(target, window_for(target, window))
     falling = np.minimum.accumulate(t_losses)
-    covered = np.flatnonzero((losses >= falling[-1]) & (losses <= falling[0]) & (np.arange(len(steps)) >= np.argmin(slopes)))
+    covered = np.flatnonzero(
+        (losses >= falling[-1]) & (losses <= falling[0]) & (np.arange(len(steps)) >= np.argmin(slopes))
+    )
     if not len(covered):
         return None
     needed = np.exp(np.interp(-losses[covered], -falling, np.log(t_steps)))
@@ -197,7 +203,9 @@ class Projection:
         return self.small_steps / self.target_steps
 
 
-def project(rule: str, small: Curve, target: Curve, small_steps: float, target_steps: float, final: float) -> Projection:
+def project(
+    rule: str, small: Curve, target: Curve, small_steps: float, target_steps: float, final: float
+) -> Projection:
     """The saving of growing at `small_steps` into the target's `target_steps` and ending at its `final` step."""
 
     def saving(small_cost: float, target_cost: float) -> float:
@@ -222,8 +230,8 @@ def released_projection(small: Curve, target: Curve, threshold: float) -> Projec
 
 
 def fitted_projection(small: Curve, target: Curve, threshold: float, window: int = 31) -> Projection | None:
-    """The projection with fitted slopes and losses. Ends where the target's slope passes the paper's optimality, or with its
-    curve."""
+    """The projection with fitted slopes and losses. Ends where the target's slope passes the paper's optimality, or
+    with its curve."""
     step = fitted_switch(small, threshold, window)
     return None if step is None else _fitted_at("fitted slope", small, target, step, window)
 
@@ -243,8 +251,8 @@ def _fitted_at(rule: str, small: Curve, target: Curve, step: float, window: int)
 def saving_interval(
     small: Curve, target: Curve, projection: Projection, window: int = 31, draws: int = 400, block: int = 10
 ) -> tuple[float, float]:
-    """95 % interval of a fitted projection's saving (without logits): 1.96 standard deviations of a block bootstrap of the
-    curves' noise to either side.
+    """95 % interval of a fitted projection's saving (without logits): 1.96 standard deviations of a block bootstrap of
+    the curves' noise to either side.
 
     Log losses are redrawn around their fitted values in blocks of `block` evaluations, because noise of neighbours is
     alike. It covers the noise of evaluation, not that of other seeds: one run of each size cannot tell that.
@@ -253,7 +261,9 @@ def saving_interval(
     step, final = projection.small_steps, projection.final_steps
     savings = []
     for _ in range(draws):
-        at = target_step(_redrawn(small, window, block, generator), _redrawn(target, window, block, generator), step, window)
+        at = target_step(
+            _redrawn(small, window, block, generator), _redrawn(target, window, block, generator), step, window
+        )
         if at is not None:
             savings.append(project("", small, target, step, at, final).saving)
     if len(savings) < draws / 2:

@@ -38,11 +38,17 @@ from efftrain_cli.run.names import find_run
 from efftrain_cli.run.rows import origin_data, read_counting
 
 
-def schedule_lines(law: ScalingLaw, planned: list[PlannedStage], batch: str, fitted_to: FittedLaw | None = None) -> Iterator[str]:
+def schedule_lines(
+    law: ScalingLaw, planned: list[PlannedStage], batch: str, fitted_to: FittedLaw | None = None
+) -> Iterator[str]:
     """A schedule planned from the scaling law."""
     yield (
         f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"
-        + (": Kaplan et al. 2020's constants, fitted to their models and data, not to yours." if fitted_to is None else "")
+        + (
+            ": Kaplan et al. 2020's constants, fitted to their models and data, not to yours."
+            if fitted_to is None
+            else ""
+        )
     )
     if fitted_to is not None:
         sizes, last = fitted_to.sizes, planned[-1]
@@ -83,7 +89,8 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
     """The validation curve of a run, or of a CSV file whose FLOPs per step (with, without logits) are given.
 
     Raises:
-        UsageError: there is no such run or file, it has fewer than 5 evaluations, or a step of the run has no fixed cost.
+        UsageError: there is no such run or file, it has fewer than 5 evaluations, or a step of the run has no fixed
+            cost.
     """
     path = Path(source)
     if path.suffix == ".csv" or (path.is_file() and source not in run_names()):
@@ -99,7 +106,9 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
     vocab_size = int(origin_data(run)["vocab_size"])
     per_token = token_flops(recipe, padded_vocab_size(recipe, vocab_size), model.seq_len, model.n_layer)
     tokens = recipe.train.batch_size * model.seq_len
-    points = {float(row["step"]): float(row["val_loss"]) for row in read_counting(run) if row.get("val_loss") is not None}
+    points = {
+        float(row["step"]): float(row["val_loss"]) for row in read_counting(run) if row.get("val_loss") is not None
+    }
     return make_curve(source, points, per_token.with_logits * tokens, per_token.without_logits * tokens)
 
 
@@ -115,17 +124,25 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
         if rest or path.endswith(".csv"):
             found = re.fullmatch(r"(\d+)x(\d+):(\d+)", rest)
             if found is None:
-                raise UsageError(f"--fit {source}: write FILE:LAYERSxWIDTH:TOKENS, as in base.csv:12x768:524288 (tokens a step)")
+                raise UsageError(
+                    f"--fit {source}: write FILE:LAYERSxWIDTH:TOKENS, as in base.csv:12x768:524288 (tokens a step)"
+                )
             layers, width, tokens = map(int, found.groups())
             curve = read_curve(Path(path), 1.0, 1.0)
         else:
             recipe = load_recipe(str(existing_run(find_run(source)) / "recipe.toml"))
-            layers, width, tokens = recipe.model.n_layer, recipe.model.n_embd, recipe.train.batch_size * recipe.model.seq_len
+            layers, width, tokens = (
+                recipe.model.n_layer,
+                recipe.model.n_embd,
+                recipe.train.batch_size * recipe.model.seq_len,
+            )
             curve = curve_of(source, None)
         curves.append((12.0 * layers * width**2, curve))
         batches.add(tokens)
     if len(batches) > 1:
-        raise UsageError(f"--fit: the runs have batches of {', '.join(f'{b:,}' for b in sorted(batches))} tokens; a fit needs one batch size")
+        raise UsageError(
+            f"--fit: the runs have batches of {', '.join(f'{b:,}' for b in sorted(batches))} tokens; a fit needs one batch size"
+        )
     return fit_law(curves, batches.pop())
 
 
@@ -173,7 +190,9 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
         yield "give the curve of a run of the target's size too (--target) for the saving and for equal marginal cost"
         return
     marginal = marginal_projection(small, target, window)
-    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(None if marginal is None else marginal.small_steps)
+    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(
+        None if marginal is None else marginal.small_steps
+    )
     optimum, noisy_optimum = fitted_switch(target, PAPER_OPTIMALITY, window), released_switch(target, PAPER_OPTIMALITY)
     yield (
         f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above {PAPER_OPTIMALITY} at "

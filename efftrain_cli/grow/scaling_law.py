@@ -1,9 +1,9 @@
 """The cheapest schedule of growing sizes, from the constants of a scaling law.
 
 The law is Kaplan et al. 2020 (arXiv 2001.08361), as the authors of staged training use it (Shen et al. 2022, arXiv
-2203.06211, released notebook and `compute_optimal_schedule.py`): with Kaplan's constants, or fitted to runs of one's own.
-Sizes N are parameters without embeddings, 12 n_layer n_embd^2; steps S are optimizer steps, at the critical batch with
-Kaplan's constants, at the runs' batch where the law is fitted.
+2203.06211, released notebook and `compute_optimal_schedule.py`): with Kaplan's constants, or fitted to runs of one's
+own. Sizes N are parameters without embeddings, 12 n_layer n_embd^2; steps S are optimizer steps, at the critical batch
+with Kaplan's constants, at the runs' batch where the law is fitted.
 
 A stage should end where the next one's model lowers the loss as cheaply: where the marginal costs dC/dL are equal.
 """
@@ -64,7 +64,8 @@ class ScalingLaw:
         return float(self.n_c / (loss / (1 + self.alpha_n / self.alpha_s)) ** (1 / self.alpha_n))
 
     def switch_loss(self, size: float, factor: float) -> float:
-        """Loss at which growing `size` by `factor` pays, where both sizes' marginal costs are equal (one batch size)."""
+        """Loss at which growing `size` by `factor` pays, where both sizes' marginal costs are equal (one batch
+        size)."""
         q = factor ** (self.alpha_s / (1 + self.alpha_s))
         return self.floor(size) * (q - factor**-self.alpha_n) / (q - 1)
 
@@ -95,8 +96,8 @@ class FittedLaw:
 def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> FittedLaw:
     """The law through (size, curve) pairs of runs from scratch that all trained `batch_tokens` tokens a step.
 
-    Least squares of log loss over the four constants; every curve counts alike, however many evaluations it has. At one batch
-    size steps and tokens are one axis, so B_crit's constants are neither needed nor known.
+    Least squares of log loss over the four constants; every curve counts alike, however many evaluations it has. At one
+    batch size steps and tokens are one axis, so B_crit's constants are neither needed nor known.
 
     Raises:
         UsageError: fewer than two sizes.
@@ -154,7 +155,8 @@ class PlannedStage:
 
 
 def cost(law: ScalingLaw, stages: Sequence[tuple[float, float]], batch: float | None) -> list[PlannedStage]:
-    """The stages of (size, loss at its end), costed. `batch` in tokens; None: the critical batch of each stage's end."""
+    """The stages of (size, loss at its end), costed. `batch` in tokens; None: the critical batch of each stage's
+    end."""
     planned = []
     before = math.inf
     for size, loss in stages:
@@ -188,7 +190,9 @@ def plan_schedule(
 
     if target_loss is None:
         if target_size is None:
-            raise UsageError("give a target: --target-loss (nats per token) or --target-size (parameters without embeddings)")
+            raise UsageError(
+                "give a target: --target-loss (nats per token) or --target-size (parameters without embeddings)"
+            )
         target_loss = law.optimal_loss(target_size)
     largest = target_size or law.optimal_size(target_loss)
     if target_loss <= law.floor(largest):
@@ -223,7 +227,12 @@ def plan_schedule(
     x0 = np.array([*([] if target_size else [math.log(sizes[0]) - 20.0]), *grow, *np.log(drops)])
     best = None
     for shift in (0.0, -0.7, 0.7):
-        found = minimize(objective, x0 + shift * (np.arange(len(x0)) >= free_sizes), method="SLSQP", options={"ftol": 1e-12, "maxiter": 2000})
+        found = minimize(
+            objective,
+            x0 + shift * (np.arange(len(x0)) >= free_sizes),
+            method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 2000},
+        )
         if best is None or found.fun < best.fun:
             best = found
     assert best is not None

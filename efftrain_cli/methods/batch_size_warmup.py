@@ -3,8 +3,8 @@
 Brown et al.: "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (batch size raised over the first tokens).
 The formula is Megatron-LM's `--rampup-batch-size START INCREMENT SAMPLES` (`microbatches.py`).
 
-The first steps train on few sequences, of full length; the batch then grows by equal increments, each after the same number
-of sequences, until it is full.
+The first steps train on few sequences, of full length; the batch then grows by equal increments, each after the same
+number of sequences, until it is full.
 
     n = (B - start) / increment              B: train.batch_size
     B_t = start + floor(consumed_t / (sequences / n)) * increment          while consumed_t <= sequences
@@ -44,7 +44,8 @@ class BatchSizeWarmup(Method):
     """Length of the ramp, in sequences trained."""
 
     def batch_size_at(self, consumed: int, full: int) -> int:
-        """Sequences of the next step, after `consumed` sequences, where `full` is the final batch (train.batch_size)."""
+        """Sequences of the next step, after `consumed` sequences, where `full` is the final batch
+        (train.batch_size)."""
         if consumed > self.sequences or self.start >= full:
             return full
         per_increment = self.sequences / ((full - self.start) // self.increment)
@@ -73,8 +74,8 @@ class BatchSizeWarmup(Method):
         return consumed
 
     def sequences_for(self, steps: int, full: int) -> int:
-        """The `sequences` with which this ramp takes about `steps` optimizer steps: each of its n stretches has the same
-        number of sequences, at a batch of its own."""
+        """The `sequences` with which this ramp takes about `steps` optimizer steps: each of its n stretches has the
+        same number of sequences, at a batch of its own."""
         batch_sizes = range(self.start, full, self.increment)
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
@@ -99,11 +100,13 @@ class BatchSizeWarmup(Method):
         return {"batch_size_warmup": None}
 
     def misfits(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
-        """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget` tokens:
-        pairs of the key (without the section) and what to do about it."""
+        """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget`
+        tokens: pairs of the key (without the section) and what to do about it."""
         found = []
         if self.start > full:
-            found.append(("start", f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it"))
+            found.append(
+                ("start", f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it")
+            )
         elif (full - self.start) % self.increment:
             found.append(
                 (

@@ -1,23 +1,25 @@
 """Chunk-based accumulation: how few bits training can add with.
 
-Wang, Choi, Brand, Chen, Gopalakrishnan: "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv
-1812.08011. The bits that a sum needs by theory: Sakr et al., ICLR 2019 (`variance_retention.py`).
+Wang, Choi, Brand, Chen, Gopalakrishnan: "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS
+2018, arXiv 1812.08011. The bits that a sum needs by theory: Sakr et al., ICLR 2019 (`variance_retention.py`).
 
-A matrix product is a sum of many small products, and an accumulator of few mantissa bits swallows what is added to a sum that has
-already grown. Cut into chunks, no partial sum grows far, and the sum over the chunks is short: so 8-bit operands can be added in 16 bits
-and less. This section lays the model's matrix products out in such accumulators, each of the three products of a linear layer in its own:
+A matrix product is a sum of many small products, and an accumulator of few mantissa bits swallows what is added to a
+sum that has already grown. Cut into chunks, no partial sum grows far, and the sum over the chunks is short: so 8-bit
+operands can be added in 16 bits and less. This section lays the model's matrix products out in such accumulators, each
+of the three products of a linear layer in its own:
 
     y   = x W^T     forward       sums over the inputs of a layer (n_embd or 4 n_embd)
     g_x = g W       grad_input    sums over its outputs (n_embd to 4 n_embd)
     g_W = g^T x     grad_weight   sums over the tokens of a micro-batch: by far the longest
 
-No GPU has an accumulator whose width can be chosen, so it is emulated in fp32: what training becomes is measured, speed is not.
-fidelity = "blocked" rounds after every 32 products, "intra_fp32" only where a chunk joins the sum, "exact" after every one.
-fidelity = "hardware" uses the fp8 matrix units of a GPU as they are, with the one switch they have.
+No GPU has an accumulator whose width can be chosen, so it is emulated in fp32: what training becomes is measured, speed
+is not. fidelity = "blocked" rounds after every 32 products, "intra_fp32" only where a chunk joins the sum, "exact"
+after every one. fidelity = "hardware" uses the fp8 matrix units of a GPU as they are, with the one switch they have.
 
-Attaches where the model is built: linear layers are replaced in one walk, the tied head by decision. Rounding to nearest has no
-state; stochastic rounding draws from (seed, step, micro-batch, layer, product), so a resumed run draws the same. Only the GEMMs are
-narrow: the papers' 16-bit weight update with stochastic rounding is left out, weights and moments stay fp32.
+Attaches where the model is built: linear layers are replaced in one walk, the tied head by decision. Rounding to
+nearest has no state; stochastic rounding draws from (seed, step, micro-batch, layer, product), so a resumed run draws
+the same. Only the GEMMs are narrow: the papers' 16-bit weight update with stochastic rounding is left out, weights and
+moments stay fp32.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ class Accumulator:
     chunk: int = Field(default=0, ge=0)
     """Products per chunk; 0: no chunks."""
     exponent_bits: int = Field(default=8, ge=2, le=8)
-    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range. Beyond its largest number the accumulator saturates."""
+    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range. Beyond its largest number the accumulator
+    saturates."""
     fast_accumulation: bool = False
-    """With fidelity = "hardware": the tensor core's own accumulator throughout, instead of going over to fp32 now and then."""
+    """With fidelity = "hardware": the tensor core's own accumulator throughout, instead of going over to fp32 now and
+    then."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -63,7 +67,8 @@ class ChunkedAccumulation(Method):
     """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators, in chunks."""
 
     operands: Operands = "fp32"
-    """Format of activations and weights; 8-bit ones have one scale per tensor, a power of two, taken from its largest magnitude."""
+    """Format of activations and weights; 8-bit ones have one scale per tensor, a power of two, taken from its largest
+    magnitude."""
     gradient_operands: Operands | None = None
     """Format of the gradients that come into a layer; absent: as operands."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
@@ -73,7 +78,8 @@ class ChunkedAccumulation(Method):
     head: bool = False
     """Whether the head, the product with the vocabulary, takes part; the papers keep the last layer wide."""
     fidelity: Literal["blocked", "intra_fp32", "exact", "hardware"] = "blocked"
-    """Emulated: rounded after every 32 products, only between chunks, or after every product (for tests: very slow). Or the GPU's own."""
+    """Emulated: rounded after every 32 products, only between chunks, or after every product (for tests: very slow). Or
+    the GPU's own."""
     forward: Accumulator | None = None
     """Sums of the output, over a layer's inputs; absent: fp32."""
     grad_input: Accumulator | None = None
@@ -91,7 +97,9 @@ class ChunkedAccumulation(Method):
         breaches = []
         present = {name: role for name, role in self.roles.items() if role is not None}
         if self.fidelity == "hardware":
-            chosen = [name for name, role in present.items() if role.bits != 23 or role.chunk or role.exponent_bits != 8]
+            chosen = [
+                name for name, role in present.items() if role.bits != 23 or role.chunk or role.exponent_bits != 8
+            ]
             if chosen:
                 breaches.append(
                     f'fidelity = "hardware" cannot choose bits, chunk and exponent_bits, given in {", ".join(chosen)}: a GPU adds as it is built; '
@@ -129,12 +137,15 @@ class ChunkedAccumulation(Method):
         if self.layers == "inner" and blocks < 3 and not self.head:
             yield (
                 "chunked_accumulation.layers",
-                f"leaves none of {blocks} blocks: the first and the last stay fp32; take \"all\", or a deeper model",
+                f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model',
             )
         if self.fidelity == "hardware" and width % UNIT:
             yield "model.n_embd", f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.fidelity)"
         if self.fidelity == "hardware" and self.head and recipe.model.vocab_multiple % UNIT:
-            yield "model.vocab_multiple", f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)"
+            yield (
+                "model.vocab_multiple",
+                f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)",
+            )
 
     def warnings(self, recipe: Recipe) -> list[str]:
         found = []
@@ -168,9 +179,11 @@ class ChunkedAccumulation(Method):
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         if self.fidelity == "hardware":
-            return ["Linear layers multiply in fp8 where the device has such units; on a CPU fast_accumulation has no effect."]
+            return [
+                "Linear layers multiply in fp8 where the device has such units; on a CPU fast_accumulation has no effect."
+            ]
         return [
-            f'Narrow accumulators are emulated (fidelity "{self.fidelity}"), so steps take longer than fp32\'s; the papers\' savings '
+            f"Narrow accumulators are emulated (fidelity \"{self.fidelity}\"), so steps take longer than fp32's; the papers' savings "
             "are those of special hardware."
         ]
 
@@ -189,7 +202,11 @@ class ChunkedAccumulation(Method):
         from efftrain_cli.model.linear import Arithmetic, RoleAccumulator
 
         def narrow(role: Accumulator | None) -> RoleAccumulator | None:
-            return None if role is None else RoleAccumulator(role.bits, role.chunk, role.exponent_bits, role.fast_accumulation)
+            return (
+                None
+                if role is None
+                else RoleAccumulator(role.bits, role.chunk, role.exponent_bits, role.fast_accumulation)
+            )
 
         return Arithmetic(
             operands=self.operands,
@@ -202,8 +219,9 @@ class ChunkedAccumulation(Method):
         )
 
     def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Columns of a step from what its layers saw, fp64 (9,) as `linear.Seen`: how many roundings saturated in each role whose
-        exponents are narrow, and log2 of the smallest and the largest scale of the 8-bit tensors of each kind. 0-d, fp64.
+        """Columns of a step from what its layers saw, fp64 (9,) as `linear.Seen`: how many roundings saturated in each
+        role whose exponents are narrow, and log2 of the smallest and the largest scale of the 8-bit tensors of each
+        kind. 0-d, fp64.
 
         With recomputed activations, a forward product counts as often as it is computed.
         """
@@ -234,9 +252,7 @@ class ChunkedAccumulation(Method):
             check_fp8(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
         arithmetic = self.arithmetic()
         outer = () if self.layers == "all" else ("h.0.", f"h.{len(model.h) - 1}.")
-        model.replace_linears(
-            lambda name, layer: layer if name.startswith(outer) else NarrowLinear(layer, arithmetic)
-        )
+        model.replace_linears(lambda name, layer: layer if name.startswith(outer) else NarrowLinear(layer, arithmetic))
         if self.head:
             model.narrow_head = NarrowHead(arithmetic, device)
 
@@ -251,5 +267,5 @@ def check_fp8(name: str, capability: tuple[int, int]) -> None:
         raise UsageError(
             f'chunked_accumulation.fidelity = "hardware": {name} has no fp8 matrix units (compute capability '
             f"{capability[0]}.{capability[1]}; they came with 8.9).\nUse a Hopper or Ada GPU, or emulate: "
-            '--set chunked_accumulation.fidelity=intra_fp32'
+            "--set chunked_accumulation.fidelity=intra_fp32"
         )

@@ -27,24 +27,26 @@ NOISE_SCALE = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GrowthState:
-    """What an operator maps: a model's shape, its parameters and its optimizer's state, all by the model's parameter names.
+    """What an operator maps: a model's shape, its parameters and its optimizer's state, all by the model's parameter
+    names.
 
-    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. Operators share tensors they
-    leave alone with the state they were given.
+    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. Operators share tensors
+    they leave alone with the state they were given.
     """
 
     config: GPTConfig
     parameters: Mapping[str, Tensor]
     optimizer: Mapping[str, Mapping[str, Tensor]] = dataclasses.field(default_factory=dict)
-    """For each kind of state (Adam's `exp_avg`, `exp_avg_sq` and `step`) its tensors by parameter name; a parameter may have
-    none of a kind. Empty where the state is lost."""
+    """For each kind of state (Adam's `exp_avg`, `exp_avg_sq` and `step`) its tensors by parameter name; a parameter may
+    have none of a kind. Empty where the state is lost."""
     gradient_powers: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """For each kind of state: with which power of the gradient it scales; 0 for a counter (0-d), which no operator
     reshapes. See `efftrain_cli.optim.optimizer.Optimizer`."""
 
 
 def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
-    """`tensor` in its k-fold shape, unscaled. Of a matrix the blocks beside the diagonal are copies too where `fill`."""
+    """`tensor` in its k-fold shape, unscaled. Of a matrix the blocks beside the diagonal are copies too where
+    `fill`."""
     import torch
 
     if kind.startswith("fused"):  # q, k and v grow one by one, not the fused matrix
@@ -123,9 +125,7 @@ def grow_width(
             # the last layer norm is halved itself, so its gradient is not
             scale = 1 if kind == "last_norm" else factor
             grown_tensors[name] = _widen(kind, old, factor, fill=moments == "ema") / scale**power if power else old
-    config = dataclasses.replace(
-        state.config, n_embd=factor * state.config.n_embd, n_head=factor * state.config.n_head
-    )
+    config = dataclasses.replace(state.config, n_embd=factor * state.config.n_embd, n_head=factor * state.config.n_head)
     grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
     return reset_moments(grown) if moments == "reset" else grown
 
@@ -194,7 +194,11 @@ def grow_depth(
                     value = state.parameters[old]
                     if inserted and mode == "identity":
                         value = _identity_layer(part, value)
-                    elif inserted and mode == "zero_out_proj" and (".c_proj." in part or part.endswith("c_proj_affine.bias")):
+                    elif (
+                        inserted
+                        and mode == "zero_out_proj"
+                        and (".c_proj." in part or part.endswith("c_proj_affine.bias"))
+                    ):
                         value = torch.zeros_like(value)
                     parameters[new] = value.clone()
                     fresh = inserted and (mode == "zero_out_proj" or (mode == "identity" and moments == "paper"))
@@ -209,7 +213,8 @@ def reset_moments(state: GrowthState) -> GrowthState:
     import torch
 
     zeros = {
-        key: {name: torch.zeros_like(tensor) for name, tensor in tensors.items()} for key, tensors in state.optimizer.items()
+        key: {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        for key, tensors in state.optimizer.items()
     }
     return dataclasses.replace(state, optimizer=zeros)
 
@@ -222,9 +227,7 @@ def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowt
     """
     for index, (kind, factor) in enumerate(operators):
         if kind == "width":
-            state = grow_width(
-                state, factor, moments=section.moments, symmetry=section.symmetry, seed=seed + index
-            )
+            state = grow_width(state, factor, moments=section.moments, symmetry=section.symmetry, seed=seed + index)
         else:
             state = grow_depth(state, factor, mode=section.depth, moments=section.moments)
     return state
@@ -236,10 +239,10 @@ def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowt
 def small_model_scales(kind: ParameterKind, width_factor: int) -> GroupScale:
     """The scales with which a parameter of a model widened k-fold takes the small model's own steps.
 
-    All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its size
-    at the same gradient. Gradients are g/k, so eps is too, but for the last layer norm. Weight decay is k times as large
-    where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then repeats the
-    small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
+    All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its
+    size at the same gradient. Gradients are g/k, so eps is too, but for the last layer norm. Weight decay is k times as
+    large where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then
+    repeats the small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
     """
     if kind == "last_norm":
         return GroupScale(lr=1 / width_factor, weight_decay=width_factor)
@@ -250,7 +253,8 @@ def small_model_scales(kind: ParameterKind, width_factor: int) -> GroupScale:
 
 def width_asymmetry(parameters: Mapping[str, Tensor], factor: int) -> float:
     """How much the copies of a model widened k-fold differ: |p - p'| / |p| over all matrices and embeddings together,
-    where p' is p with the copies cyclically exchanged. 0 while they are equal, of order 1 once they went their own ways.
+    where p' is p with the copies cyclically exchanged. 0 while they are equal, of order 1 once they went their own
+    ways.
 
     Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps of it.
     """

@@ -1,7 +1,9 @@
-"""The questions that a recipe asks of each of its methods. The answers here are the baseline's: a method gives those that differ.
+"""The questions that a recipe asks of each of its methods. The answers here are the baseline's: a method gives those
+that differ.
 
-A method's section, its list of hyperparameters and the object with the paper's equations are one frozen dataclass, a `Method`.
-What it decides about a step is asked in `plan/plan.py`, how its gradient is computed in `training/gradient.py`, both by name.
+A method's section, its list of hyperparameters and the object with the paper's equations are one frozen dataclass, a
+`Method`. What it decides about a step is asked in `plan/plan.py`, how its gradient is computed in
+`training/gradient.py`, both by name.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ class Method:
     """A section of a recipe that switches a training-efficiency method on by being present."""
 
     varies: ClassVar[frozenset[str]] = frozenset()
-    """What differs from step to step: "length", "batch", "blocks" (which of them run); "steps" where only training shows how
-    many steps the budget gives."""
+    """What differs from step to step: "length", "batch", "blocks" (which of them run); "steps" where only training
+    shows how many steps the budget gives."""
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         """(dotted key, rule) of everything in `recipe` that this method cannot work with."""
@@ -30,8 +32,8 @@ class Method:
         return []
 
     def cut_matters(self) -> bool:
-        """Whether a step's gradient depends on how it is cut into micro-batches by more than rounding: train.micro_batch_tokens is
-        then a setting of the method, and several devices need parallel.lanes."""
+        """Whether a step's gradient depends on how it is cut into micro-batches by more than rounding:
+        train.micro_batch_tokens is then a setting of the method, and several devices need parallel.lanes."""
         return False
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
@@ -47,8 +49,8 @@ class Method:
         return []
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
-        """Fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences, so that it
-        changes before and after a stop in the middle. Empty where the method has no schedule."""
+        """Fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences, so
+        that it changes before and after a stop in the middle. Empty where the method has no schedule."""
         return {}
 
     def without_schedule(self) -> dict[str, Any]:

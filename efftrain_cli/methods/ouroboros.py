@@ -1,18 +1,19 @@
-"""Ouroboros: "Ouroboros: On Accelerating Training of Transformer-Based Language Models", Yang, Huo, Wang, Huang and Carin,
-NeurIPS 2019, arXiv 1909.06695; its relatives are decoupled parallel backpropagation (DDG, Huo et al., ICML 2018) and features replay
-(Huo et al., NeurIPS 2018).
+"""Ouroboros: "Ouroboros: On Accelerating Training of Transformer-Based Language Models", Yang, Huo, Wang, Huang and
+Carin, NeurIPS 2019, arXiv 1909.06695; its relatives are decoupled parallel backpropagation (DDG, Huo et al., ICML 2018)
+and features replay (Huo et al., NeurIPS 2018).
 
-The network is cut into K modules on K - 1 devices: the first and the last share one, because the input embedding and the output
-projection are one matrix. The forward pass of a batch goes through all modules at today's weights. The backward passes do not wait
-for each other: in step t, module k (1 .. K) does that of batch t - (K - k), with what module k + 1 sent it at the end of step t - 1.
+The network is cut into K modules on K - 1 devices: the first and the last share one, because the input embedding and
+the output projection are one matrix. The forward pass of a batch goes through all modules at today's weights. The
+backward passes do not wait for each other: in step t, module k (1 .. K) does that of batch t - (K - k), with what
+module k + 1 sent it at the end of step t - 1.
 
     tau_k   = K - k                                            staleness of module k in steps
     stash:    w_k <- w_k - lr g_k(w^(t - tau_k); x_(t - tau_k))              the gradient at the weights of that step
     replay:   the same batch, from its stored input of module k, run again at today's weights w_k^t
-    V       : g_V = dF/dV_out(w^t; x_t) + dF/dV_in( . ; x_(t - K + 1))       the tied matrix: one fresh part, one of K - 1 steps ago
+    V       : g_V = dF/dV_out(w^t; x_t) + dF/dV_in( . ; x_(t - K + 1))       the tied matrix: fresh, and K - 1 steps ago
 
-`sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no gradient in its first tau_k steps and is
-not updated; the gradients in flight at the end of a run are dropped.
+`sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no gradient in its first
+tau_k steps and is not updated; the gradients in flight at the end of a run are dropped.
 
 Attaches at the gradient: `training/ouroboros.py` delays it on one device.
 """
@@ -41,9 +42,11 @@ class Ouroboros(Method):
     modules: int = Field(ge=1)
     """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""
     variant: Literal["stash", "replay"] = "stash"
-    """A late gradient is that of the weights of its own step ("stash"), or is computed again at today's weights from the stored input."""
+    """A late gradient is that of the weights of its own step ("stash"), or is computed again at today's weights from
+    the stored input."""
     embedding_gradient: Literal["sum", "mean"] = "sum"
-    """How the tied matrix joins the gradients of its two uses, of different ages: as in the authors' code, or half of that."""
+    """How the tied matrix joins the gradients of its two uses, of different ages: as in the authors' code, or half of
+    that."""
     split: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Blocks of each module, in order; default: equal FLOPs on every device, with the head counted."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -51,8 +54,8 @@ class Ouroboros(Method):
     clip: Literal["global", "module"] = "global"
     """What optim.grad_clip bounds: the norm over all modules, or that of each device's, as in the authors' code."""
     cosine_every: int = Field(default=0, ge=0)
-    """Steps between two measurements of the cosine between each module's late gradient and that of the same batch at today's weights,
-    each of which costs K - 1 more steps' forward and backward; 0: never."""
+    """Steps between two measurements of the cosine between each module's late gradient and that of the same batch at
+    today's weights, each of which costs K - 1 more steps' forward and backward; 0: never."""
 
     @model_validator(mode="after")
     def _split_has_modules(self) -> Ouroboros:
@@ -97,7 +100,10 @@ class Ouroboros(Method):
                 "cannot be combined with ouroboros: the update mixes gradients of several steps, so no batch's two halves tell its noise",
             )
         if recipe.progressive_layer_drop is not None:
-            yield "progressive_layer_drop", "cannot be combined with ouroboros: which blocks a batch skipped is not kept until its gradient"
+            yield (
+                "progressive_layer_drop",
+                "cannot be combined with ouroboros: which blocks a batch skipped is not kept until its gradient",
+            )
         if recipe.stages:
             yield "stages", "cannot be combined with ouroboros: gradients in flight have the shape of the smaller model"
         if recipe.chunked_accumulation is not None and recipe.chunked_accumulation.rounding == "stochastic":
@@ -106,14 +112,19 @@ class Ouroboros(Method):
                 'must be "nearest" with ouroboros: a batch that is run again would draw other roundings',
             )
         if recipe.parallel is not None and recipe.parallel.lanes is not None:
-            yield "parallel.lanes", "cannot be combined with ouroboros, whose devices hold modules; set parallel = false"
+            yield (
+                "parallel.lanes",
+                "cannot be combined with ouroboros, whose devices hold modules; set parallel = false",
+            )
 
     def warnings(self, recipe: Recipe) -> list[str]:
         steps = recipe.full_steps
         if self.modules == 1:
             return ["ouroboros.modules = 1 delays nothing: this is ordinary training"]
         if steps is not None and self.warmup_steps >= steps:
-            return [f"ouroboros.warmup_steps = {self.warmup_steps} is the whole run of {steps} steps: no gradient is ever late"]
+            return [
+                f"ouroboros.warmup_steps = {self.warmup_steps} is the whole run of {steps} steps: no gradient is ever late"
+            ]
         return []
 
     def assumptions(self, recipe: Recipe) -> list[str]:
@@ -138,20 +149,24 @@ class Ouroboros(Method):
         return self.split or balanced_split(self.modules, shape)
 
     def in_flight_bytes(self, shape: Shape, batch_size: int) -> int:
-        """Bytes in flight between two full steps, fp32: tau_k gradients of each module, or of its inputs and one of their gradients."""
+        """Bytes in flight between two full steps, fp32: tau_k gradients of each module, or of its inputs and one of
+        their gradients."""
         if self.modules == 1:
             return 0
         stale = range(self.modules - 1, 0, -1)
         if self.variant == "replay":
             tokens = batch_size * shape.seq_len
-            return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * (sum(stale) - stale[0] + self.modules - 1)
+            return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * (
+                sum(stale) - stale[0] + self.modules - 1
+            )
         sizes = [blocks * block_parameters(shape.n_embd) for blocks in self.blocks(shape)[:-1]]
         sizes[0] += (shape.padded_vocab_size + shape.seq_len) * shape.n_embd
         return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
 
     def ring_speed(self, shape: Shape) -> float:
-        """How many times as fast as one device a ring of this implementation is at most: even FLOP rates, free messages, the backward pass
-        twice the forward one, late modules run forward twice, each device's late backward after its forward."""
+        """How many times as fast as one device a ring of this implementation is at most: even FLOP rates, free
+        messages, the backward pass twice the forward one, late modules run forward twice, each device's late backward
+        after its forward."""
         head = head_in_blocks(shape)
         forward = [*map(float, self.blocks(shape))]
         forward[-1] += head
@@ -197,10 +212,12 @@ def head_in_blocks(shape: Shape) -> float:
 
 
 def balanced_split(modules: int, shape: Shape) -> tuple[int, ...]:
-    """Blocks of each of K modules so that the busiest of the K - 1 devices has least to do, the head counted with the last module.
+    """Blocks of each of K modules so that the busiest of the K - 1 devices has least to do, the head counted with the
+    last module.
 
-    The first device's blocks are halved between the first and the last module, the last taking an odd one, as in the authors' code;
-    so is the model where K = 2. The modules between take equal shares, the earlier ones one block more where there is a remainder.
+    The first device's blocks are halved between the first and the last module, the last taking an odd one, as in the
+    authors' code; so is the model where K = 2. The modules between take equal shares, the earlier ones one block more
+    where there is a remainder.
     """
     n_layer, between = shape.n_layer, modules - 2
     if modules == 1:

@@ -1,5 +1,5 @@
-"""Progressive layer dropping: "Accelerating Training of Transformer-Based Language Models with Progressive Layer Dropping",
-Zhang and He, NeurIPS 2020, arXiv 2010.13369.
+"""Progressive layer dropping: "Accelerating Training of Transformer-Based Language Models with Progressive Layer
+Dropping", Zhang and He, NeurIPS 2020, arXiv 2010.13369.
 
 In a pre-LN transformer the blocks refine one residual stream, so a block can be skipped at random and the rest still
 make sense. Deep blocks are skipped more often than shallow ones, and dropping sets in only after the first updates.
@@ -11,17 +11,17 @@ A skipped block is not computed, so a step costs fewer FLOPs; at evaluation all 
     h        = x + G_l attn(LN(x)) / p_l
     y        = h + G_l ffn(LN(h)) / p_l
 
-Dividing by p_l keeps the expected output of a branch, given its input, equal to the dense one, so nothing is rescaled at
-evaluation. The expectation of y is exact for attention only: ffn reads LN(h), which the same gate has changed, and blocks are not
-linear, so further up the dense model is an approximation of the mean. The equations are
-those that later papers and re-implementations give; the released BERT example (DeepSpeedExamples, bing_bert) samples
-with the p of the block before and divides by the p of the block itself, which inflates every branch: `keep = "code"`
-does that, for comparison only.
+Dividing by p_l keeps the expected output of a branch, given its input, equal to the dense one, so nothing is rescaled
+at evaluation. The expectation of y is exact for attention only: ffn reads LN(h), which the same gate has changed, and
+blocks are not linear, so further up the dense model is an approximation of the mean. The equations are those that later
+papers and re-implementations give; the released BERT example (DeepSpeedExamples, bing_bert) samples with the p of the
+block before and divides by the p of the block itself, which inflates every branch: `keep = "code"` does that, for
+comparison only.
 
-Attaches at two places. `plan_step` puts `keep_probabilities` into the plan. The forward pass asks `gates` which blocks to call,
-on the host, from a counter-based generator: equal on every rank, the same after a resume, and no device is waited for.
-A block that no micro-batch of a step called has a gradient of zero, as in DeepSpeed: AdamW still decays its weights and
-follows its momentum, and every parameter's Adam step count stays the run's.
+Attaches at two places. `plan_step` puts `keep_probabilities` into the plan. The forward pass asks `gates` which blocks
+to call, on the host, from a counter-based generator: equal on every rank, the same after a resume, and no device is
+waited for. A block that no micro-batch of a step called has a gradient of zero, as in DeepSpeed: AdamW still decays its
+weights and follows its momentum, and every parameter's Adam step count stays the run's.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ GAMMA_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ProgressiveLayerDrop(Method):
-    """Progressive layer dropping: skip whole blocks at random, more of them later in training and deeper in the model."""
+    """Progressive layer dropping: skip whole blocks at random, more of them later in training and deeper in the
+    model."""
 
     varies: ClassVar[frozenset[str]] = frozenset({"blocks"})
 
     theta: float = Field(default=0.5, gt=0, le=1)
-    """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops nothing."""
+    """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops
+    nothing."""
     steps: int = Field(ge=0)
     """T, optimizer steps of the whole run, which set the pace gamma = 100 / T; 0: no ramp, theta is constant."""
     keep: Literal["equation", "code"] = "equation"
@@ -82,7 +84,8 @@ class ProgressiveLayerDrop(Method):
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:
-        """theta(t) of 1-based `step`: t = step - 1 updates came before it, so step 1 drops nothing unless theta is constant."""
+        """theta(t) of 1-based `step`: t = step - 1 updates came before it, so step 1 drops nothing unless theta is
+        constant."""
         if self.steps == 0:
             return self.theta
         return (1 - self.theta) * math.exp(-GAMMA_STEPS / self.steps * (step - 1)) + self.theta
@@ -94,18 +97,20 @@ class ProgressiveLayerDrop(Method):
         return tuple(1 - (block - before) / n_layer * drop for block in range(1, n_layer + 1))
 
     def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
-        """Factor of each block's two residual branches in 1-based `step`: 1 / p_l of the equation, for both values of `keep`."""
+        """Factor of each block's two residual branches in 1-based `step`: 1 / p_l of the equation, for both values of
+        `keep`."""
         drop = 1 - self.theta_at(step)
         return tuple(1 / (1 - block / n_layer * drop) for block in range(1, n_layer + 1))
 
     def gates(
         self, keep: Sequence[float], *, seed: int, step: int, micro_step: int, paired: bool = False
     ) -> tuple[bool, ...]:
-        """Which blocks run in micro-batch `micro_step` (from 0, in the whole step) of 1-based `step`; `keep` is the plan's.
+        """Which blocks run in micro-batch `micro_step` (from 0, in the whole step) of 1-based `step`; `keep` is the
+        plan's.
 
-        `paired`: micro-batches 2j and 2j + 1 share their gates. SimiGrad compares the gradients of two halves of a batch; with
-        gates of their own the halves would differ by which blocks ran, and it would enlarge the batch to average that
-        away.
+        `paired`: micro-batches 2j and 2j + 1 share their gates. SimiGrad compares the gradients of two halves of a
+        batch; with gates of their own the halves would differ by which blocks ran, and it would enlarge the batch to
+        average that away.
         """
         sharing = 2 if paired else 1
         draw = 0 if self.granularity == "step" else micro_step // sharing

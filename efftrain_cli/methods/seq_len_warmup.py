@@ -3,23 +3,24 @@
 Li, Zhang, He: "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS
 2022, arXiv 2108.06084. The arithmetic is that of its public implementation, DeepSpeed's `curriculum_scheduler.py`.
 
-Long sequences make the first steps of a large-batch, large-LR training unstable. So the first steps train on short ones:
-each window of full length is cut off after the step's length, just before the forward pass. The length grows with the
-optimizer step until it is full; the tokens cut off are not trained on.
+Long sequences make the first steps of a large-batch, large-LR training unstable. So the first steps train on short
+ones: each window of full length is cut off after the step's length, just before the forward pass. The length grows with
+the optimizer step until it is full; the tokens cut off are not trained on.
 
     x_t = min(t / T, 1)                                   t: the step about to run, from 1; T: `steps`
     seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t)                      pacing = "linear"
     seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t ** (1 / degree))      pacing = "root"
     seqlen_t -= seqlen_t mod multiple;  at least `multiple`, at most seqlen_e
 
-With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training that the paper compares
-with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
+With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training that the paper
+compares with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
 
-With batch = "tokens" a step keeps its tokens instead of its sequences: the most whole sequences of seqlen_t tokens within
-batch_size * seqlen_e, so that no step is small and noisy, and what short sequences save is attention.
+With batch = "tokens" a step keeps its tokens instead of its sequences: the most whole sequences of seqlen_t tokens
+within batch_size * seqlen_e, so that no step is small and noisy, and what short sequences save is attention.
 
 It attaches to `plan_step`, which asks `seq_len_at` for the step's length, `batch_size_at` for its sequences, and
-`sequences_per_window_at` for those that one window gives. The learning rate warms up by steps and decays by tokens, so that shorter steps do not decay it sooner.
+`sequences_per_window_at` for those that one window gives. The learning rate warms up by steps and decays by tokens, so
+that shorter steps do not decay it sooner.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class SeqLenWarmup(Method):
     mode: Literal["truncate", "reshape"] = "truncate"
     """What becomes of the rest of a full-length window: dropped, or cut into further short sequences."""
     batch: Literal["sequences", "tokens"] = "sequences"
-    """What stays as train.batch_size says while sequences are short: their number, or the tokens of a step. "tokens" cuts
-    windows whole: mode is "reshape" then."""
+    """What stays as train.batch_size says while sequences are short: their number, or the tokens of a step. "tokens"
+    cuts windows whole: mode is "reshape" then."""
     lengths: tuple[int, ...] = ()
     """With pacing = "discrete": the length of each phase, in tokens; the last one is the full length."""
     until: tuple[int, ...] = ()
@@ -98,7 +99,9 @@ class SeqLenWarmup(Method):
             ):
                 breaches.append(f"until = {list(self.until)}: steps are 1 or more and rise from phase to phase")
             if self.steps is not None:
-                breaches.append(f'steps = {self.steps} has no meaning with pacing = "discrete"; until says when to lengthen')
+                breaches.append(
+                    f'steps = {self.steps} has no meaning with pacing = "discrete"; until says when to lengthen'
+                )
         else:
             if self.steps is None:
                 breaches.append("steps is missing: the optimizer step at which the full length is reached")
@@ -110,11 +113,12 @@ class SeqLenWarmup(Method):
         return self
 
     def seq_len_at(self, step: int, full: int) -> int:
-        """Length in tokens of the sequences of 1-based optimizer `step`, where `full` (seqlen_e) is the model's seq_len.
+        """Length in tokens of the sequences of 1-based optimizer `step`, where `full` (seqlen_e) is the model's
+        seq_len.
 
         DeepSpeed's floating-point expression, so that lengths agree with it to the step; without its defects: no length
-        is below `multiple` (DeepSpeed can give 0), a full length that is not a multiple is reached at step T (there: later),
-        and phases may also come down (there: latched).
+        is below `multiple` (DeepSpeed can give 0), a full length that is not a multiple is reached at step T (there:
+        later), and phases may also come down (there: latched).
         """
         if self.steps is None:
             for end, length in zip(self.until, self.lengths, strict=False):
@@ -131,12 +135,13 @@ class SeqLenWarmup(Method):
         return min(max(length, self.multiple), full)
 
     def batch_size_at(self, seq_len: int, full: int, batch_size: int) -> int:
-        """Sequences of a step whose sequences have `seq_len` tokens, where a full step has `batch_size` of `full` tokens."""
+        """Sequences of a step whose sequences have `seq_len` tokens, where a full step has `batch_size` of `full`
+        tokens."""
         return batch_size if self.batch == "sequences" else batch_size * full // seq_len
 
     def sequences_per_window_at(self, seq_len: int, full: int) -> int:
-        """Sequences of `seq_len` tokens that one window of `full` tokens gives: 1 when truncating, floor(full / seq_len)
-        when reshaping. Sequences that a batch does not need, and the remainder, are discarded."""
+        """Sequences of `seq_len` tokens that one window of `full` tokens gives: 1 when truncating, floor(full /
+        seq_len) when reshaping. Sequences that a batch does not need, and the remainder, are discarded."""
         return 1 if self.mode == "truncate" else full // seq_len
 
     @property
@@ -157,7 +162,8 @@ class SeqLenWarmup(Method):
         degree = self.degree if self.pacing == "root" else 1
         while length < full:
             longer = min(length - length % self.multiple + self.multiple, full)
-            # Near where the pacing function has its inverse; then exactly, for rounding and for what is cut off at either end.
+            # Near where the pacing function has its inverse; then exactly, for rounding and for what is cut off at
+            # either end.
             share = min(1.0, max(0, longer - self.start) / max(1, full - self.start))
             first = min(self.steps, max(first + 1, math.ceil(share**degree * self.steps)))
             while first < self.steps and self.seq_len_at(first, full) <= length:
@@ -178,7 +184,8 @@ class SeqLenWarmup(Method):
         return total + (step - first + 1) * tokens
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower bound.
+        # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower
+        # bound.
         smallest = min(method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values())
         for key, rule in self.misfits(recipe.model.seq_len, smallest, recipe.train.tokens):
             yield f"seq_len_warmup.{key}", rule
@@ -205,7 +212,9 @@ class SeqLenWarmup(Method):
         if self.steps is None:
             above = [length for length in self.lengths if length > full]
             if above:
-                found.append(("lengths", f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}"))
+                found.append(
+                    ("lengths", f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}")
+                )
             elif self.lengths[-1] != full:
                 found.append(
                     (
@@ -217,7 +226,9 @@ class SeqLenWarmup(Method):
             key, name = "until", str(list(self.until))
         else:
             if self.start > full:
-                found.append(("start", f"{self.start} tokens is above the full length, model.seq_len = {full}; start below it"))
+                found.append(
+                    ("start", f"{self.start} tokens is above the full length, model.seq_len = {full}; start below it")
+                )
             key, name = "steps", str(self.steps)
         if not found:
             needed = self.tokens_through(self.last_step, full, batch_size)
@@ -235,9 +246,11 @@ class SeqLenWarmup(Method):
 
     def longest_within(self, budget: int, full: int, batch_size: int) -> int:
         """The largest `steps` whose warmup trains at most `budget` tokens; 0 if none does."""
+
         def cost(steps: int) -> int:
             return replace(self, steps=steps).tokens_through(steps, full, batch_size)
 
-        # No length is below min(multiple, full), and no batch below batch_size, which bounds the steps that a budget can hold.
+        # No length is below min(multiple, full), and no batch below batch_size, which bounds the steps that a budget
+        # can hold.
         most = budget // (batch_size * min(self.multiple, full)) + 1
         return bisect_left(range(1, most + 1), budget + 1, key=cost)

@@ -9,17 +9,18 @@ noise and should grow; a high one, that a smaller batch would do. So the batch i
     lr  = schedule * sqrt(B / B_0)         B_0 = train.batch_size
 
 What phi measures: with A and B means over n sequences each, E<A,B> = |G|^2 and E|A|^2 = |G|^2 + tr(Sigma) / n, so
-phi = B / (B + 2 B_s) with the gradient noise scale B_s = tr(Sigma) / |G|^2 (McCandlish et al. 2018, arXiv 1812.06162), and the
-rule comes to rest at B = 2 target / (1 - target) * B_s. This relation is our derivation, not the paper's.
+phi = B / (B + 2 B_s) with the gradient noise scale B_s = tr(Sigma) / |G|^2 (McCandlish et al. 2018, arXiv 1812.06162),
+and the rule comes to rest at B = 2 target / (1 - target) * B_s. This relation is our derivation, not the paper's.
 
-`mode = "reference"` follows the released code (github.com/HeyangQin/SimiGrad, and for `interval` and `window` its successor
-in HeyangQin/DeepSpeed) to the sequence, defects included. The default mode mends them: bounds are rounded to the
-quantum and never exceeded, the batch can always shrink to its lower bound, smoothing averages the dot products (not the
-cosines) of measurements at one batch size, and non-finite measurements are left out.
+`mode = "reference"` follows the released code (github.com/HeyangQin/SimiGrad, and for `interval` and `window` its
+successor in HeyangQin/DeepSpeed) to the sequence, defects included. The default mode mends them: bounds are rounded to
+the quantum and never exceeded, the batch can always shrink to its lower bound, smoothing averages the dot products (not
+the cosines) of measurements at one batch size, and non-finite measurements are left out.
 
 Attaches at three places. `plan_step` takes the batch size from Progress, an even number of micro-batches and the
 scaled learning rate. `accumulate_by_halves` sums the gradient of the even micro-batches apart from that of the odd
-ones, takes `half_dots` and adds the two. `after_step` hands the dot products to `decide`, whose batch size the next step uses.
+ones, takes `half_dots` and adds the two. `after_step` hands the dot products to `decide`, whose batch size the next
+step uses.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class SimiGrad(Method):
     lr_scaling: Literal["sqrt", "linear", "none"] = "sqrt"
     """How the learning rate follows the batch size relative to train.batch_size."""
     lr_adjust_factor: float = Field(default=1.0, gt=0, le=1)
-    """f in (0, 1]: damps that, so that the learning rate is multiplied by 1 + f (s - 1), s being the scaling's own factor."""
+    """f in (0, 1]: damps that, so that the learning rate is multiplied by 1 + f (s - 1), s being the scaling's own
+    factor."""
     mode: Literal["default", "reference"] = "default"
     """"reference" follows the released code's batch sizes exactly, defects included."""
 
@@ -97,7 +99,10 @@ class SimiGrad(Method):
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         batch_size = recipe.train.batch_size
         if batch_size % self.quantum:
-            yield "train.batch_size", f"must be a multiple of simigrad.quantum = {self.quantum}: SimiGrad starts from it"
+            yield (
+                "train.batch_size",
+                f"must be a multiple of simigrad.quantum = {self.quantum}: SimiGrad starts from it",
+            )
         elif not self.lowest <= batch_size <= self.highest:
             yield (
                 "train.batch_size",
@@ -135,7 +140,9 @@ class SimiGrad(Method):
         return found
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
-        if self.mode == "reference":  # it cuts off below the lower bound, and passes over an upper one that is not a multiple
+        if (
+            self.mode == "reference"
+        ):  # it cuts off below the lower bound, and passes over an upper one that is not a multiple
             quantum = self.quantum
             return max(quantum, self.min_batch_size // quantum * quantum), -(-self.max_batch_size // quantum) * quantum
         return self.lowest, self.highest
@@ -165,7 +172,8 @@ class SimiGrad(Method):
     def measures_at(self, step: int) -> bool:
         """Whether 1-based `step` measures the similarity.
 
-        The released code reads it at the beginning of an interval and acts on it at the end, `interval` - 1 steps later.
+        The released code reads it at the beginning of an interval and acts on it at the end, `interval` - 1 steps
+        later.
         """
         return (step - 1 if self.mode == "reference" else step) % self.interval == 0
 
@@ -176,7 +184,8 @@ class SimiGrad(Method):
         return 2 * self.target / (1 - self.target) * noise
 
     def lr_factor(self, batch_size: int, initial: int) -> float:
-        """Factor of the scheduled learning rate at `batch_size`, where the schedule was made for `initial` sequences."""
+        """Factor of the scheduled learning rate at `batch_size`, where the schedule was made for `initial`
+        sequences."""
         if self.lr_scaling == "none":
             return 1.0
         ratio = batch_size / initial
@@ -187,7 +196,8 @@ class SimiGrad(Method):
     def next_batch_size(self, batch_size: int, phi: float | None) -> int:
         """The batch after a decision on `phi`, in sequences.
 
-        A multiple of the quantum within the bounds. It differs by a tenth or less, or by one quantum where that is more.
+        A multiple of the quantum within the bounds. It differs by a tenth or less, or by one quantum where that is
+        more.
         """
         if self.mode == "reference":
             return reference_batch_size(
@@ -209,8 +219,8 @@ class SimiGrad(Method):
         """None in a step that did not measure, and where the value does not exist.
 
         `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;
-        the batch that was run is `batch_size`, in sequences like both of them. A ratio of noisy numbers is biased: to average the
-        noise scale over steps, average the three products first (`mean_dots`) and take the ratio of those.
+        the batch that was run is `batch_size`, in sequences like both of them. A ratio of noisy numbers is biased: to
+        average the noise scale over steps, average the three products first (`mean_dots`) and take the ratio of those.
         """
         batch_size, dots = plan.batch_size, result.simigrad_dots
         larger_half = batch_size - batch_size // 2
@@ -231,14 +241,15 @@ class SimiGrad(Method):
     ) -> tuple[int, tuple[Dots, ...]]:
         """Batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`, or nothing.
 
-        Default: a measurement joins the window; a full window is decided on and cleared, so that no decision sees gradients of
-        another batch size. (A sliding mean that is acted on every step drives the batch into a limit cycle.)
-        Reference: every `interval` steps, on the mean of the last `window` cosines.
+        Default: a measurement joins the window; a full window is decided on and cleared, so that no decision sees
+        gradients of another batch size. (A sliding mean that is acted on every step drives the batch into a limit
+        cycle.) Reference: every `interval` steps, on the mean of the last `window` cosines.
         """
         if dots is None and self.measures_at(step):
             window = ()  # a plan that assumes no measurement: nothing is left to decide on
         elif dots is not None and similarity(dots) is None:
-            # The released code keeps the place of a non-finite cosine in its window; zeros have no cosine either, and fit JSON.
+            # The released code keeps the place of a non-finite cosine in its window; zeros have no cosine either, and
+            # fit JSON.
             dots = (0.0, 0.0, 0.0) if self.mode == "reference" else None
         if dots is not None:
             window = (*window, dots)[-self.window :]
@@ -265,7 +276,8 @@ def similarity(dots: Dots) -> float | None:
 
 
 def mean_dots(window: Sequence[Dots]) -> Dots:
-    """Means of the three products. phi of these is a ratio of means: less noisy than a mean of cosines, and nearly unbiased."""
+    """Means of the three products. phi of these is a ratio of means: less noisy than a mean of cosines, and nearly
+    unbiased."""
     a_dot_b, a_square, b_square = (math.fsum(column) / len(window) for column in zip(*window, strict=True))
     return a_dot_b, a_square, b_square
 
@@ -273,8 +285,8 @@ def mean_dots(window: Sequence[Dots]) -> Dots:
 def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
     """B_s = tr(Sigma) / |G|^2, in sequences, from the mean gradients of halves of so many sequences.
 
-    McCandlish et al. 2018, appendix A: <A,B> estimates |G|^2 and |A - B|^2 / (1/n_A + 1/n_B) estimates tr(Sigma), both without
-    bias; equal halves give (B / 4) |A - B|^2 / <A,B>. None where <A,B> is not positive: too noisy to tell.
+    McCandlish et al. 2018, appendix A: <A,B> estimates |G|^2 and |A - B|^2 / (1/n_A + 1/n_B) estimates tr(Sigma), both
+    without bias; equal halves give (B / 4) |A - B|^2 / <A,B>. None where <A,B> is not positive: too noisy to tell.
     """
     a_dot_b, a_square, b_square = dots
     if not all(map(math.isfinite, dots)) or a_dot_b <= 0:
@@ -283,10 +295,11 @@ def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
 
 
 def half_dots(a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequences_b: int) -> Tensor:
-    """(<A,B>, |A|^2, |B|^2) as a (3,) fp64 tensor, from gradients a, b that are sums of the halves' losses over one constant.
+    """(<A,B>, |A|^2, |B|^2) as a (3,) fp64 tensor, from gradients a, b that are sums of the halves' losses over one
+    constant.
 
-    `a` and `b` list the same parameters; each is divided by its share of the sequences, so that halves of unequal size are
-    compared as means. Products are summed in fp32 over chunks that fit a CPU's cache, and the chunks in fp64.
+    `a` and `b` list the same parameters; each is divided by its share of the sequences, so that halves of unequal size
+    are compared as means. Products are summed in fp32 over chunks that fit a CPU's cache, and the chunks in fp64.
     """
     import torch
 
@@ -308,8 +321,8 @@ def accumulate_by_halves(
     plan: StepPlan,
 ) -> Dots:
     """Accumulates the gradient of all micro-batches into `.grad`, and returns the dot products of its two halves: even
-    micro-batches of the step, then odd; so taken, they differ by one sequence at most. `micro_batches` are this rank's, while
-    `accumulate` gives the sum over all ranks.
+    micro-batches of the step, then odd; so taken, they differ by one sequence at most. `micro_batches` are this rank's,
+    while `accumulate` gives the sum over all ranks.
 
     Reads three numbers from the device: the only read inside training, once per `interval`.
     """
@@ -349,8 +362,8 @@ def reference_batch_size(
 
     github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound, then the quantum
     world_size * micro_batch_size. Kept as it is: an upper bound that is not a multiple of the quantum is passed over,
-    a batch of one accumulation step never shrinks, and a micro-batch only grows. `phi` is None where it is not finite; then,
-    at the target, and at a batch of 1 that should shrink, nothing is changed, not even to keep a bound.
+    a batch of one accumulation step never shrinks, and a micro-batch only grows. `phi` is None where it is not finite;
+    then, at the target, and at a batch of 1 that should shrink, nothing is changed, not even to keep a bound.
     """
     accumulation_steps = batch_size // world_size // micro_batch_size
     if phi is None or phi == target or (phi > target and batch_size == 1):

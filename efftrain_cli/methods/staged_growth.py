@@ -1,27 +1,27 @@
 """Staged training by growth operators (Shen, Walsh, Keutzer, Dodge, Peters, Beltagy, ICML 2022, arXiv 2203.06211).
 
 Train a small model, map its whole training state (weights, Adam moments, schedule) to a larger one, train on. Growth
-should keep the loss, and the loss should go on falling as fast as that of a model that had the larger size from the start. The
-schedule jumps to the step at which such a model would have reached this loss.
+should keep the loss, and the loss should go on falling as fast as that of a model that had the larger size from the
+start. The schedule jumps to the step at which such a model would have reached this loss.
 
 Width, factor k: every hidden vector x becomes [x; ...; x].
     vectors, embeddings      p' = [p; ...; p]
     matrices                 W' = blockdiag(W, ..., W) + A, the blocks of A summing to 0 along each row of blocks
     the last layer norm      g' = [g; ...; g] / k, because the output matrix is the embedding matrix
 A layer norm of a duplicated vector is the duplicated layer norm, heads double and keep their size, and every row of
-blocks of W' maps [u; ...; u] to W u: the logits stay, up to rounding. A = 0 is the paper's operator. With A = 0 the copies get
-equal gradients at every step, so the wide model never becomes more than the narrow one. The paper's runs had dropout, which made the
-copies differ; we have none, so the default draws A at random.
-With A = 0 the gradient after growth is g/k in every block, the zero blocks included, and g in the last layer norm: the running
-averages become m/k and v/k^2 in *every* block (`moments = "ema"`). With A drawn at random this is an approximation: the copies'
-gradients then differ. The released operator (`moments = "paper"`) leaves the zero blocks' averages at 0.
+blocks of W' maps [u; ...; u] to W u: the logits stay, up to rounding. A = 0 is the paper's operator. With A = 0 the
+copies get equal gradients at every step, so the wide model never becomes more than the narrow one. The paper's runs had
+dropout, which made the copies differ; we have none, so the default draws A at random. With A = 0 the gradient after
+growth is g/k in every block, the zero blocks included, and g in the last layer norm: the running averages become m/k
+and v/k^2 in *every* block (`moments = "ema"`). With A drawn at random this is an approximation: the copies' gradients
+then differ. The released operator (`moments = "paper"`) leaves the zero blocks' averages at 0.
 
 Depth, factor k: layers are inserted that compute the identity (`identity`: layer norms and biases 0, matrices eye;
 `zero_out_proj`: a copy of the layer before, whose two projections into the residual stream are 0), or layers are
 copied (`copy_interleave`, `copy_append`), which keeps no loss.
 
-It attaches between two stages: `growth_operators.grow` takes (config, tensors by name) and gives larger ones. Here are the
-stages of a recipe and their switching rules; when to switch is planned in `efftrain_cli/grow/planner.py`.
+It attaches between two stages: `growth_operators.grow` takes (config, tensors by name) and gives larger ones. Here are
+the stages of a recipe and their switching rules; when to switch is planned in `efftrain_cli/grow/planner.py`.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Switch:
 
     rule: Literal["steps", "tokens", "flops", "loss", "slope"]
     """The run's "steps", "tokens" or "flops" reach `value`; the validation loss falls to `value` ("loss"); or its slope
-    d log loss / d log FLOPs, fitted to the last `window` evaluations of the stage, rises to `value` ("slope"). Evaluations
-    during the learning rate's warmup and re-warmup do not count."""
+    d log loss / d log FLOPs, fitted to the last `window` evaluations of the stage, rises to `value` ("slope").
+    Evaluations during the learning rate's warmup and re-warmup do not count."""
     value: Annotated[float, BeforeValidator(_parse_value)]
     """The threshold: counts as in 300_000_000 or "300M"; nats per token for "loss"; negative for "slope" (the paper's
     released thresholds: -0.0575 before doubling the depth, -0.0475 before doubling the width)."""
@@ -123,8 +123,8 @@ class Switch:
     times: int = Field(default=3, ge=1)
     """Evaluations in a row at which the slope must be at or above the threshold."""
     latest: Annotated[Count, Field(ge=1)] | None = None
-    """Tokens of the run at which the stage ends even if the rule has not been met; a plan assumes that a stage by "loss" or
-    "slope" lasts until then."""
+    """Tokens of the run at which the stage ends even if the rule has not been met; a plan assumes that a stage by
+    "loss" or "slope" lasts until then."""
 
     def reads_val_loss(self) -> bool:
         """Whether the rule needs the validation losses of the stage."""
@@ -148,7 +148,9 @@ class Switch:
         ends = range(len(curve) - self.times + 1, len(curve) + 1)
         return all(log_log_slope(*zip(*curve[end - self.window : end], strict=True)) >= self.value for end in ends)
 
-    def with_evaluation(self, curve: tuple[tuple[int, float], ...], tokens: int, loss: float) -> tuple[tuple[int, float], ...]:
+    def with_evaluation(
+        self, curve: tuple[tuple[int, float], ...], tokens: int, loss: float
+    ) -> tuple[tuple[int, float], ...]:
         """The curve with one more (schedule_tokens, loss), as long as the rule needs it."""
         return (*curve, (tokens, loss))[-(self.window + self.times - 1) :]
 
@@ -160,7 +162,8 @@ class Stage:
     model: StageModel = Field(default_factory=StageModel)
     """What differs from `[model]`; in the stages after the first the operators already say it."""
     operators: tuple[Annotated[str, AfterValidator(_check_operator)], ...] = ()
-    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), or with a factor, "width:3"."""
+    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), or with a factor,
+    "width:3"."""
     switch: Switch | None = None
     """When this stage ends; not for the last."""
     lr: float | None = Field(default=None, gt=0)
@@ -168,8 +171,9 @@ class Stage:
     rewarmup_steps: int = Field(default=150, ge=0)
     """Steps of linear warmup from 0 after the growth that begins this stage."""
     schedule_ratio: float | None = Field(default=None, gt=0, le=1)
-    """rho: the growth that begins this stage sets the schedule's step and tokens to rho times their value, the point at which a model of the new size
-    would have reached this loss. Default: the authors' constants, 0.708 for depth x 2, 0.563 for width x 2, 0.407 for both."""
+    """rho: the growth that begins this stage sets the schedule's step and tokens to rho times their value, the point at
+    which a model of the new size would have reached this loss. Default: the authors' constants, 0.708 for depth x 2,
+    0.563 for width x 2, 0.407 for both."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -177,16 +181,17 @@ class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
 
     moments: Literal["paper", "ema", "reset"] = "ema"
-    """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the running averages
-    would be, in every block ("ema"); or all 0, as a control ("reset")."""
+    """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the
+    running averages would be, in every block ("ema"); or all 0, as a control ("reset")."""
     symmetry: Literal["none", "offdiag", "noise"] = "offdiag"
-    """What makes the copies of a widened model differ: nothing, blocks that cancel (the loss stays), or noise (it does not)."""
+    """What makes the copies of a widened model differ: nothing, blocks that cancel (the loss stays), or noise (it does
+    not)."""
     depth: Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"] = "zero_out_proj"
-    """What the inserted layers of a deepened model compute: the identity in two ways (the loss stays), or what the copied
-    layers compute (it does not)."""
+    """What the inserted layers of a deepened model compute: the identity in two ways (the loss stays), or what the
+    copied layers compute (it does not)."""
     dynamics: Literal["target", "small"] = "target"
-    """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small": matrices
-    and the last layer norm at lr / k and k times the weight decay, eps / k)."""
+    """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small":
+    matrices and the last layer norm at lr / k and k times the weight decay, eps / k)."""
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         if recipe.optim.name == "muon" and self.dynamics == "small":
@@ -197,7 +202,9 @@ class StagedGrowth(Method):
         if not recipe.stages:
             return
         model = recipe.model
-        yield from (("stages", rule) for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages))
+        yield from (
+            ("stages", rule) for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages)
+        )
         kinds = {kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)}
         if "width" in kinds and (model.norm == "none" or model.init == "unit"):
             key = 'norm = "none"' if model.norm == "none" else 'init = "unit"'
@@ -242,8 +249,14 @@ class StagedGrowth(Method):
         lines = []
         for index, stage in enumerate(recipe.stages):
             if stage.switch is not None and stage.switch.reads_val_loss():
-                assumed = "the end of the budget" if stage.switch.latest is None else f"{stage.switch.latest:,} tokens, its latest"
-                lines.append(f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}.")
+                assumed = (
+                    "the end of the budget"
+                    if stage.switch.latest is None
+                    else f"{stage.switch.latest:,} tokens, its latest"
+                )
+                lines.append(
+                    f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}."
+                )
         return lines
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
@@ -265,7 +278,8 @@ class StagedGrowth(Method):
 
 
 def shapes_of_stages(target: tuple[int, int, int], stages: Sequence[Stage]) -> list[Shape]:
-    """The model of each stage: the first is `target` with its own changes, the others grow from it by their operators."""
+    """The model of each stage: the first is `target` with its own changes, the others grow from it by their
+    operators."""
     first = stages[0].model
     layers, heads, width = target
     shapes = [Shape(first.n_layer or layers, first.n_head or heads, first.n_embd or width)]
@@ -331,7 +345,8 @@ def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
 
 
 def default_schedule_ratio(operators: Iterable[Operator]) -> float:
-    """rho = S_target / S_small of these operators together, from the authors' constants per doubling (`SAME_LOSS_STEPS`).
+    """rho = S_target / S_small of these operators together, from the authors' constants per doubling
+    (`SAME_LOSS_STEPS`).
 
     A factor k other than 2 counts as log2(k) doublings, which is our extension.
     """

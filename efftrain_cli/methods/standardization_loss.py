@@ -1,18 +1,20 @@
 """Standardization loss: normalization as a term of what is minimized, in place of layers that normalize.
 
-Collins, Balle, Shlens: "Accelerating Training of Deep Neural Networks with a Standardization Loss", 2019, arXiv 1903.00925. Beside the
-cross-entropy the network minimizes, over its activations before the nonlinearity, the divergence of each channel from N(0, 1):
+Collins, Balle, Shlens: "Accelerating Training of Deep Neural Networks with a Standardization Loss", 2019, arXiv
+1903.00925. Beside the cross-entropy the network minimizes, over its activations before the nonlinearity, the divergence
+of each channel from N(0, 1):
 
     L = cross-entropy + lambda sum_sites sum_channels (mu^2 + sigma^2 - log sigma^2 - 1) / 2
 
-mu and sigma^2 are a channel's mean and biased variance over the positions of a micro-batch. Nothing is normalized in the forward pass, so
-nothing of it remains when the model is used, and no position sees another's statistics.
+mu and sigma^2 are a channel's mean and biased variance over the positions of a micro-batch. Nothing is normalized in
+the forward pass, so nothing of it remains when the model is used, and no position sees another's statistics.
 
-The paper's networks are convolutional and its lambda multiplies a sum; here `weight` multiplies the mean over sites and channels, so that
-it keeps its meaning over widths and depths: weight_sum is the paper's lambda. What is ours: which activations of a transformer take the
-place of "before the nonlinearity" (`sites`), moments per token, and eps.
+The paper's networks are convolutional and its lambda multiplies a sum; here `weight` multiplies the mean over sites and
+channels, so that it keeps its meaning over widths and depths: weight_sum is the paper's lambda. What is ours: which
+activations of a transformer take the place of "before the nonlinearity" (`sites`), moments per token, and eps.
 
-Attaches to the objective: blocks show the activations that are asked for, and return their divergences beside their output.
+Attaches to the objective: blocks show the activations that are asked for, and return their divergences beside their
+output.
 """
 
 from __future__ import annotations
@@ -45,21 +47,25 @@ SITES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StandardizationLoss(Method):
-    """Standardization loss: activations are drawn towards mean 0 and variance 1 by a term of the loss, not by layers."""
+    """Standardization loss: activations are drawn towards mean 0 and variance 1 by a term of the loss, not by
+    layers."""
 
     weight: float = Field(ge=0)
     """Factor of the divergence, a mean over sites and channels in nats; 0 measures it and changes nothing."""
     sites: Literal["preact", "ln_input", "all_linear"] = "preact"
-    """Activations: the outputs of c_attn and c_fc, before attention and GELU; what ln_1, ln_2 and ln_f take in or would; or the outputs of
-    all linear layers of the blocks."""
+    """Activations: the outputs of c_attn and c_fc, before attention and GELU; what ln_1, ln_2 and ln_f take in or
+    would; or the outputs of all linear layers of the blocks."""
     moments: Literal["channel", "token"] = "channel"
-    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token over its channels, as in a layer norm."""
+    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token over its channels, as
+    in a layer norm."""
     affine: bool = False
-    """Let a learned scale and shift of each channel follow the sites; they fold into the neighbouring matrices afterwards."""
+    """Let a learned scale and shift of each channel follow the sites; they fold into the neighbouring matrices
+    afterwards."""
     eps: float = Field(default=1e-6, gt=0)
     """Added to the variance inside the logarithm; the paper has none."""
     skip_first_position: bool = False
-    """Leave the first position of each sequence, whose activations are often far larger than all others', out of the moments."""
+    """Leave the first position of each sequence, whose activations are often far larger than all others', out of the
+    moments."""
 
     def names(self) -> tuple[str, ...]:
         """The activations that are asked for, of a block and of the end."""
@@ -77,7 +83,9 @@ class StandardizationLoss(Method):
 
     def shares(self, n_layer: int) -> list[float]:
         """Each site's share of the mean over sites and channels; of moments per token, over sites. They add up to 1."""
-        sizes = [CHANNELS[name] if self.moments == "channel" else 1 for name in self.names() if name != "ln_f"] * n_layer
+        sizes = [
+            CHANNELS[name] if self.moments == "channel" else 1 for name in self.names() if name != "ln_f"
+        ] * n_layer
         sizes += [1] if "ln_f" in self.names() else []
         return [size / sum(sizes) for size in sizes]
 
@@ -103,7 +111,9 @@ class StandardizationLoss(Method):
                 "ouroboros.variant",
                 'must be "stash" with standardization_loss: a module that is run again does so for the cross-entropy alone',
             )
-        shortest = model.seq_len if recipe.seq_len_warmup is None else recipe.seq_len_warmup.seq_len_at(1, model.seq_len)
+        shortest = (
+            model.seq_len if recipe.seq_len_warmup is None else recipe.seq_len_warmup.seq_len_at(1, model.seq_len)
+        )
         if self.skip_first_position and shortest < 2:
             yield (
                 "standardization_loss.skip_first_position",
@@ -128,9 +138,21 @@ class StandardizationLoss(Method):
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         model = recipe.model
-        lam = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model.n_layer, model.n_embd):.3g}" if self.moments == "channel" else ""
-        per = "each micro-batch of train.micro_batch_tokens, a setting of this method" if self.moments == "channel" else "each token"
-        stays = " The scale and shift before the head stay after training: its matrix is the embedding too." if "ln_f" in self.affine_names() else ""
+        lam = (
+            f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model.n_layer, model.n_embd):.3g}"
+            if self.moments == "channel"
+            else ""
+        )
+        per = (
+            "each micro-batch of train.micro_batch_tokens, a setting of this method"
+            if self.moments == "channel"
+            else "each token"
+        )
+        stays = (
+            " The scale and shift before the head stay after training: its matrix is the embedding too."
+            if "ln_f" in self.affine_names()
+            else ""
+        )
         return [
             f"The standardization loss at {len(self.sites_of(model.n_layer))} sites is averaged with weight {self.weight:g}{lam}. Moments are of {per}.{stays}"
         ]
@@ -176,15 +198,17 @@ class StandardizationLoss(Method):
     def measures(
         self, divergences: Tensor, shares: Tensor, plan: StepPlan, gates: Sequence[Sequence[bool] | None], n_layer: int
     ) -> dict[str, Tensor]:
-        """Columns of a step, each 0-d: the mean, and in steps that are evaluated the divergence of each site, over the micro-batches in
-        which its block ran; of a block that never ran there is none."""
+        """Columns of a step, each 0-d: the mean, and in steps that are evaluated the divergence of each site, over the
+        micro-batches in which its block ran; of a block that never ran there is none."""
         columns = {"standardization_loss": (divergences * shares).sum()}
         if plan.evaluate:
             per_block = len(self.names()) - ("ln_f" in self.names())
             for number, (site, value) in enumerate(zip(self.sites_of(n_layer), divergences, strict=True)):
                 block = number // per_block
                 ran = math.fsum(
-                    plan.sequences_of(part) for part, gate in enumerate(gates) if gate is None or block >= n_layer or gate[block]
+                    plan.sequences_of(part)
+                    for part, gate in enumerate(gates)
+                    if gate is None or block >= n_layer or gate[block]
                 )
                 if ran:
                     columns[f"std_kl_{site}"] = value * (plan.batch_size / ran)

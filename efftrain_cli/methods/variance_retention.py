@@ -1,21 +1,22 @@
-"""How many mantissa bits an accumulator needs: the variance retention ratio of Sakr et al., "Accumulation Bit-Width Scaling For
-Ultra-Low Precision Training of Deep Networks", ICLR 2019, arXiv 1901.06588.
+"""How many mantissa bits an accumulator needs: the variance retention ratio of Sakr et al., "Accumulation Bit-Width
+Scaling For Ultra-Low Precision Training of Deep Networks", ICLR 2019, arXiv 1901.06588.
 
 A sum of n products that is rounded after every addition loses variance: what is far below the running sum is swallowed
-("swamping"). The ratio VRR = Var(computed) / Var(exact) says how much is left, and an accumulator is called wide enough where
-v(n) = exp(n (1 - VRR)) < 50.
+("swamping"). The ratio VRR = Var(computed) / Var(exact) says how much is left, and an accumulator is called wide enough
+where v(n) = exp(n (1 - VRR)) < 50.
 
     Q(x)    = P(N(0, 1) > x)
     alpha_j = 2^(m_acc - 3 m_p) / 3 * sum_{i=1}^{j-1} 2^i (2^i - 1) (2^(i+1) - 1),    alpha = alpha_(m_p + 1)
     q_i     = 2 Q(2^m_acc / sqrt(i)) (1 - 2 Q(2^m_acc / sqrt(i - 1)))                 full swamping begins at addition i
-    q'_j    = N_j 2 Q(2^(m_acc-m_p+j-1) / sqrt(n)) (1 - 2 Q(2^(m_acc-m_p+j) / sqrt(n))),  N_j = 2^(m_acc-m_p+j)   partial
-    k_1 = sum_{i=2}^{n-1} q_i [i > alpha],  k_2 = sum_{j=2}^{m_p} q'_j [n > alpha_j],  k_3 = 1 - 2 Q(2^(m_acc-m_p+1) / sqrt(n))
+    q'_j    = N_j 2 Q(2^(m_acc-m_p+j-1) / sqrt(n)) (1 - 2 Q(2^(m_acc-m_p+j) / sqrt(n))),  N_j = 2^(m_acc-m_p+j)  partial
+    k_1 = sum_{i=2}^{n-1} q_i [i > alpha],  k_2 = sum_{j=2}^{m_p} q'_j [n > alpha_j]
+    k_3 = 1 - 2 Q(2^(m_acc-m_p+1) / sqrt(n))
     VRR = (sum (i - alpha) q_i [i > alpha] + sum (n - alpha_j) q'_j [n > alpha_j] + n k_3) / (n (k_1 + k_2 + k_3))
 
-The formula assumes products of mean zero, independent and alike, and a sum that stops for good at its first swamping; it is
-therefore pessimistic for such products, and blind to a mean that is not zero, which is the worse case in language models. With
-chunks, the sums within chunks and the sum over them are judged one by one ("stagewise"); that reading, and the bound of 50,
-are recollected from the paper, the equations are those of a public implementation.
+The formula assumes products of mean zero, independent and alike, and a sum that stops for good at its first swamping;
+it is therefore pessimistic for such products, and blind to a mean that is not zero, which is the worse case in language
+models. With chunks, the sums within chunks and the sum over them are judged one by one ("stagewise"); that reading, and
+the bound of 50, are recollected from the paper, the equations are those of a public implementation.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ MANTISSA_BITS = {"fp32": 23, "bf16": 7, "fp8_e4m3": 3, "fp8_e5m2": 2}
 
 
 def product_bits(a: str, b: str) -> int:
-    """Mantissa bits of an exact product of operands in formats `a` and `b`: (1 + m_a) + (1 + m_b) significant bits, one implicit."""
+    """Mantissa bits of an exact product of operands in formats `a` and `b`: (1 + m_a) + (1 + m_b) significant bits, one
+    implicit."""
     return MANTISSA_BITS[a] + MANTISSA_BITS[b] + 1
 
 
@@ -123,7 +125,8 @@ def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, i
 
 
 def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:
-    """Relative error to expect of a sum of `n` independent products of mean zero: 0.15 sqrt(n) 2^-m_acc, or with chunks sqrt(n_1 + n_2).
+    """Relative error to expect of a sum of `n` independent products of mean zero: 0.15 sqrt(n) 2^-m_acc, or with chunks
+    sqrt(n_1 + n_2).
 
     Fitted to simulations of sums rounded after every addition; neither paper gives it.
     """

@@ -1,13 +1,13 @@
 """Sums in an accumulator of few mantissa bits: rounding, long sums in their order, and the matrix product made of them.
 
-Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv 1812.08011. In s + p the
-smaller number is shifted to the larger one's exponent, so a long sum in few bits swallows what is added late ("swamping").
-Chunks mend it: sums of `chunk` products each, then the sum of those.
+Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv 1812.08011. In s + p
+the smaller number is shifted to the larger one's exponent, so a long sum in few bits swallows what is added late
+("swamping"). Chunks mend it: sums of `chunk` products each, then the sum of those.
 
-Values lie in fp32 (or fp64 where every addition is rounded). The accumulator has the exponents of that carrier, or fewer: then it
-saturates at its largest number, and below its smallest normal one its numbers are evenly spaced, as IEEE's subnormals. Rounding to
-nearest sends ties to the even neighbour; stochastic rounding goes up with the probability of what it drops, so its expectation is the
-number itself.
+Values lie in fp32 (or fp64 where every addition is rounded). The accumulator has the exponents of that carrier, or
+fewer: then it saturates at its largest number, and below its smallest normal one its numbers are evenly spaced, as
+IEEE's subnormals. Rounding to nearest sends ties to the even neighbour; stochastic rounding goes up with the
+probability of what it drops, so its expectation is the number itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 BLOCK = 32
-"""Products that `narrow_matmul` adds in fp32 before it rounds, where it rounds within chunks: what tensor cores do, roughly."""
+"""Products that `narrow_matmul` adds in fp32 before it rounds, where it rounds within chunks: what tensor cores do,
+roughly."""
 _TILE = 1 << 16
 """Elements of the result worked on at once on a CPU: they and their scratch stay in the cache."""
 _SUMS = 1 << 14
@@ -43,7 +44,8 @@ def mix(value: int) -> int:
 
 
 def draw_of(seed: int, step: int, micro_step: int, layer: int) -> int:
-    """The int32 that all random bits of a layer in one forward and backward pass are made from: no generator, no state."""
+    """The int32 that all random bits of a layer in one forward and backward pass are made from: no generator, no
+    state."""
     value = seed
     for part in (seed >> 32, step, micro_step, layer):
         value = mix(value) + part * _GOLDEN + 1
@@ -51,7 +53,8 @@ def draw_of(seed: int, step: int, micro_step: int, layer: int) -> int:
 
 
 def random_bits(draw: Tensor, count: int, first: int = 0) -> Tensor:
-    """32 random bits, int32 (count,), for each element from the `first` on: a function of its number and the 0-d int32 `draw`."""
+    """32 random bits, int32 (count,), for each element from the `first` on: a function of its number and the 0-d int32
+    `draw`."""
     bits = torch.arange(first, first + count, dtype=torch.int32, device=draw.device)
     return _mix_(bits.mul_(_signed(_GOLDEN)).add_(draw))
 
@@ -65,7 +68,8 @@ def _mix_(bits: Tensor) -> Tensor:
 
 
 def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tensor:
-    """Rounds `x`, fp32 or fp64, to `bits` explicit mantissa bits, in place; ties go to even. Beyond the largest number: infinity.
+    """Rounds `x`, fp32 or fp64, to `bits` explicit mantissa bits, in place; ties go to even. Beyond the largest number:
+    infinity.
 
     Args:
         scratch: of the integer type as wide as `x`, same shape.
@@ -81,7 +85,8 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
 
 
 def round_stochastic_(x: Tensor, bits: int, random: Tensor, scratch: Tensor | None = None) -> Tensor:
-    """Rounds `x`, fp32 or fp64, to `bits` mantissa bits, in place, away from zero with the probability of the part that is dropped.
+    """Rounds `x`, fp32 or fp64, to `bits` mantissa bits, in place, away from zero with the probability of the part that
+    is dropped.
 
     Args:
         random: int32, the shape of `x`; the high ones of its 32 random bits are used.
@@ -95,7 +100,9 @@ def round_stochastic_(x: Tensor, bits: int, random: Tensor, scratch: Tensor | No
         whole.add_(wide << (drop - 32) if drop >= 32 else wide >> (32 - drop)).bitwise_and_(-(1 << drop))
         return x
     keep_nan = x.isnan() if x.device.type == "cuda" else None
-    scratch = torch.bitwise_right_shift(random, 32 - drop, out=scratch) if scratch is not None else random >> (32 - drop)
+    scratch = (
+        torch.bitwise_right_shift(random, 32 - drop, out=scratch) if scratch is not None else random >> (32 - drop)
+    )
     whole.add_(scratch.bitwise_and_((1 << drop) - 1)).bitwise_and_(-(1 << drop))
     return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
 
@@ -103,8 +110,9 @@ def round_stochastic_(x: Tensor, bits: int, random: Tensor, scratch: Tensor | No
 def round_in_range_(
     x: Tensor, bits: int, exponent_bits: int, random: Tensor | None = None, scratch: Tensor | None = None
 ) -> Tensor:
-    """Rounds `x`, fp32 or fp64, in place to the numbers of the format (1, exponent_bits, bits): exponents 2 - 2^(e-1) to 2^(e-1) - 1, as
-    IEEE 754's; smaller numbers are multiples of its smallest one, larger ones become its largest. What is not finite stays.
+    """Rounds `x`, fp32 or fp64, in place to the numbers of the format (1, exponent_bits, bits): exponents 2 - 2^(e-1)
+    to 2^(e-1) - 1, as IEEE 754's; smaller numbers are multiples of its smallest one, larger ones become its largest.
+    What is not finite stays.
 
     Args:
         exponent_bits: 2 to 7.
@@ -144,8 +152,8 @@ FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 def scale_of(x: Tensor, operands: str) -> Tensor:
-    """The power of two, 0-d fp32, that brings the largest magnitude of `x` just inside the format's range; 1 where `x` is 0
-    or not finite. A power of two changes no mantissa, so only the format itself rounds."""
+    """The power of two, 0-d fp32, that brings the largest magnitude of `x` just inside the format's range; 1 where `x`
+    is 0 or not finite. A power of two changes no mantissa, so only the format itself rounds."""
     if operands not in FP8:
         return torch.ones((), device=x.device)
     largest = x.detach().abs().amax().float()
@@ -155,7 +163,8 @@ def scale_of(x: Tensor, operands: str) -> Tensor:
 
 
 def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
-    """`x` rounded to the operand format, in fp32, and the scale that it was multiplied by, None where the format needs none."""
+    """`x` rounded to the operand format, in fp32, and the scale that it was multiplied by, None where the format needs
+    none."""
     if operands == "fp32":
         return x, None
     if operands == "bf16":
@@ -175,7 +184,8 @@ def sum_in_order(
     exponent_bits: int = 8,
     saturated: Tensor | None = None,
 ) -> Tensor:
-    """Sums `terms` (n, ...) over their first dimension, in order, rounding to `bits` mantissa bits after every addition.
+    """Sums `terms` (n, ...) over their first dimension, in order, rounding to `bits` mantissa bits after every
+    addition.
 
     With `chunk` > 0, sums of `chunk` terms first and then the sum of those, each rounded in the same way. Additions are
     exact in fp64 before they are rounded, wherever the summands' exponents differ by less than 2^(52 - bits).
@@ -215,12 +225,12 @@ def _running(
 
 
 def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tensor:
-    """`sum_in_order` of `terms` (n, samples), fp32 and below 2^100, in accumulators of all `widths` at once, to nearest: fp32
-    (widths, samples).
+    """`sum_in_order` of `terms` (n, samples), fp32 and below 2^100, in accumulators of all `widths` at once, to
+    nearest: fp32 (widths, samples).
 
-    The running sums lie in fp32: an addition is rounded twice, to 23 bits and to the width, which seldom matters where that is far
-    less. A fifteenth of the time: adding and taking away 1.5 x 2^(23 - bits) times the power of two of a number rounds it to nearest, to
-    even, in two passes.
+    The running sums lie in fp32: an addition is rounded twice, to 23 bits and to the width, which seldom matters where
+    that is far less. A fifteenth of the time: adding and taking away 1.5 x 2^(23 - bits) times the power of two of a
+    number rounds it to nearest, to even, in two passes.
     """
     factors = torch.tensor([1.5 * 2.0 ** (23 - bits) for bits in widths], device=terms.device).view(-1, 1, 1)
 
@@ -253,8 +263,8 @@ def exact_matmul(
     exponent_bits: int = 8,
     saturated: Tensor | None = None,
 ) -> Tensor:
-    """`a` (m, k) times `b` (k, n) with every addition rounded, k ascending: fp32 (m, n). For tests and tiny layers: it holds all
-    m n k products of some rows at once and rounds each."""
+    """`a` (m, k) times `b` (k, n) with every addition rounded, k ascending: fp32 (m, n). For tests and tiny layers: it
+    holds all m n k products of some rows at once and rounds each."""
     rows = max(1, (1 << 22) // max(1, b.numel()))
     parts = []
     for part in a.double().split(rows):
@@ -275,8 +285,8 @@ def narrow_matmul(
 ) -> Tensor:
     """`a` (m, k) times `b` (k, n), fp32, in an accumulator of `bits` mantissa bits: fp32 (m, n).
 
-    `block` products are summed in fp32 and added to the accumulator, which is then rounded. With `chunk` > 0 the accumulator
-    begins anew after every `chunk` products, and what it held is added to a second one, rounded too.
+    `block` products are summed in fp32 and added to the accumulator, which is then rounded. With `chunk` > 0 the
+    accumulator begins anew after every `chunk` products, and what it held is added to a second one, rounded too.
 
     Args:
         chunk: 0 or at least k: none.
@@ -345,7 +355,8 @@ def _round_(
         round_stochastic_(x, bits, random, scratch)
 
 
-# An operator of its own: torch.compile then sees one call instead of thousands of roundings, and computes the same bits.
+# An operator of its own: torch.compile then sees one call instead of thousands of roundings, and computes the same
+# bits.
 _LIBRARY = torch.library.Library("efftrain", "DEF")
 _LIBRARY.define(
     "narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, SymInt block, Tensor? draw, SymInt exponent_bits, "

@@ -1,9 +1,9 @@
 """The head's summed cross-entropy over a large vocabulary, with one buffer of logits.
 
-Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it picks, and the gradient
-of the logits. Here the logits are turned into their own gradient, piece by piece while a piece lies in the cache, in the
-forward pass; the backward pass is then two matrix products. Nothing is computed twice. `torch.compile` fuses the plain form
-as well as this, so compiled code does not come here.
+Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it picks, and the
+gradient of the logits. Here the logits are turned into their own gradient, piece by piece while a piece lies in the
+cache, in the forward pass; the backward pass is then two matrix products. Nothing is computed twice. `torch.compile`
+fuses the plain form as well as this, so compiled code does not come here.
 """
 
 from __future__ import annotations

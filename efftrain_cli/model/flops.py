@@ -1,4 +1,5 @@
-"""What a step costs and how well the device is used. Plain arithmetic: no torch, so that plans can be costed without it.
+"""What a step costs and how well the device is used. Plain arithmetic: no torch, so that plans can be costed without
+it.
 
 Convention (reported with every figure): (6 N + 12 n_layer n_embd seq_len) FLOPs per trained token over the blocks that
 ran, forward and backward together, N counting the tied embedding matrix once and no position table. The logit matmul
@@ -10,17 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-CHANNELS = {
-    "ln_1": 1,
-    "attn.c_attn": 3,
-    "attn.c_proj": 1,
-    "ln_2": 1,
-    "mlp.c_fc": 4,
-    "mlp.c_proj": 1,
-    "ln_f": 1,
-}
-"""Channels of the activations that have a name, in n_embd, in the order in which a model computes them: what a layer norm takes in,
-what a linear layer puts out. All but "ln_f" are in every block."""
+CHANNELS = {"ln_1": 1, "attn.c_attn": 3, "attn.c_proj": 1, "ln_2": 1, "mlp.c_fc": 4, "mlp.c_proj": 1, "ln_f": 1}
+"""Channels of the activations that have a name, in n_embd, in the order in which a model computes them: what a layer
+norm takes in, what a linear layer puts out. All but "ln_f" are in every block."""
 
 
 class FlopsPerToken(NamedTuple):
@@ -31,22 +24,23 @@ class FlopsPerToken(NamedTuple):
 
 
 def block_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:
-    """Parameters of one GPT-2 block: four matrices (12 n_embd^2), their biases (9 n_embd) and two layer norms (4 n_embd), which are
-    absent with norm = "none"; and a scale and shift for each of its activations in `affine`."""
+    """Parameters of one GPT-2 block: four matrices (12 n_embd^2), their biases (9 n_embd) and two layer norms (4
+    n_embd), which are absent with norm = "none"; and a scale and shift for each of its activations in `affine`."""
     vectors = 9 + (4 if norm == "layernorm" else 0) + sum(2 * CHANNELS[name] for name in affine if name != "ln_f")
     return 12 * n_embd * n_embd + vectors * n_embd
 
 
 def last_norm_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:
-    """Parameters between the last block and the head: scale and shift of the final layer norm, or of what stands in its place."""
+    """Parameters between the last block and the head: scale and shift of the final layer norm, or of what stands in its
+    place."""
     return 2 * n_embd if norm == "layernorm" or "ln_f" in affine else 0
 
 
 def parameter_count(
     n_layer: int, n_embd: int, seq_len: int, vocab_rows: int, norm: str = "layernorm", affine: Sequence[str] = ()
 ) -> int:
-    """Parameters of a GPT: embedding of `vocab_rows` rows (tied head), positions, blocks, final layer norm. `norm` and `affine` are
-    those of `GPTConfig`."""
+    """Parameters of a GPT: embedding of `vocab_rows` rows (tied head), positions, blocks, final layer norm. `norm` and
+    `affine` are those of `GPTConfig`."""
     blocks = n_layer * block_parameters(n_embd, norm, affine)
     return vocab_rows * n_embd + seq_len * n_embd + blocks + last_norm_parameters(n_embd, norm, affine)
 
@@ -61,8 +55,9 @@ def flops_per_token(
     return FlopsPerToken(without_logits + 6.0 * vocab_rows * n_embd, without_logits)
 
 
-# Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity: (bf16 with fp32 accumulation,
-# TF32, fp32). None: bf16 would be emulated, or PyTorch has no such mode there. Names are PyTorch's, without "NVIDIA " before.
+# Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity: (bf16 with fp32
+# accumulation, TF32, fp32). None: bf16 would be emulated, or PyTorch has no such mode there. Names are PyTorch's,
+# without "NVIDIA " before.
 _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
     "B200": (2250, 1100, 75),
     "GH200 480GB": (989.5, 494.7, 67),
@@ -99,8 +94,8 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
 def peak_flops(device_name: str, dtype: str) -> float | None:
     """Peak dense matmul rate of a device by the name that PyTorch gives it, FLOP/s, for "bf16", "tf32" or "fp32".
 
-    Only whole names count: a slice of a GPU (MIG), a laptop's GPU of the same number, any other GPU and a CPU have no entry,
-    and their MFU is null rather than a guess.
+    Only whole names count: a slice of a GPU (MIG), a laptop's GPU of the same number, any other GPU and a CPU have no
+    entry, and their MFU is null rather than a guess.
     """
     peaks = _PEAK_TFLOPS.get(device_name.removeprefix("NVIDIA "))
     tflops = None if peaks is None else peaks[("bf16", "tf32", "fp32").index(dtype)]

@@ -1,8 +1,9 @@
 """GPT-2's GELU (the tanh approximation), with most of its cost taken out on CPUs.
 
-PyTorch's kernels evaluate a slow tanh in the forward pass and the same one again in the backward pass: 6 % of a step at 6 layers
-x 384. Here 0.5 x (1 + tanh(u)) is x sigmoid(2u), and the forward pass leaves the slope behind, so that the backward pass is
-one multiplication. The slope takes the place of x among what is kept for the backward pass: no more memory is held.
+PyTorch's kernels evaluate a slow tanh in the forward pass and the same one again in the backward pass: 6 % of a step at
+6 layers x 384. Here 0.5 x (1 + tanh(u)) is x sigmoid(2u), and the forward pass leaves the slope behind, so that the
+backward pass is one multiplication. The slope takes the place of x among what is kept for the backward pass: no more
+memory is held.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _PIECE = 1 << 19
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), elementwise; `F.gelu(x, approximate="tanh")` within rounding."""
+    """x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), elementwise; `F.gelu(x, approximate="tanh")` within
+    rounding."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
     if torch.is_grad_enabled() and x.requires_grad:

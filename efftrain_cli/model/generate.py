@@ -29,8 +29,8 @@ class Sampling:
     top_k: int | None = None
     """Draw among the k most probable tokens only; None draws among all."""
     top_p: float | None = None
-    """Draw among the fewest most probable tokens whose probabilities, after `temperature` and `top_k`, add up to this or more
-    (nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751); None draws among all."""
+    """Draw among the fewest most probable tokens whose probabilities, after `temperature` and `top_k`, add up to this
+    or more (nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751); None draws among all."""
     seed: int = 0
     """Same seed, same text, on the same device type."""
 
@@ -87,16 +87,11 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
     return drawn.to(logits.device)
 
 
-def generate_text(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompt: str,
-    sampling: Sampling,
-    max_tokens: int,
-) -> Iterator[str]:
+def generate_text(model: GPT, tokenizer: Tokenizer, prompt: str, sampling: Sampling, max_tokens: int) -> Iterator[str]:
     """Pieces of the text that follows `prompt`, as they become whole characters; ends at end-of-text or max_tokens.
 
-    An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain text, as in training data.
+    An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain text, as in training
+    data.
     """
     from tokenizers.decoders import DecodeStream
 

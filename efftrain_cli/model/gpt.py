@@ -1,4 +1,5 @@
-"""GPT-2 (Radford et al. 2019): pre-LN transformer decoder, learned positions, tied head; or the same without layer norms.
+"""GPT-2 (Radford et al. 2019): pre-LN transformer decoder, learned positions, tied head; or the same without layer
+norms.
 
 Parameter names are GPT-2's (`wte wpe h.N.ln_1 attn.c_attn attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), so that weights
 and optimizer moments can be read beside the released ones. Embedding, blocks and head can be called apart: a block
@@ -44,9 +45,11 @@ class GPTConfig:
     norm: Literal["layernorm", "none"] = "layernorm"
     """With "none" there are no layer norms: each is the identity."""
     init: Literal["gpt2", "unit"] = "gpt2"
-    """How weights are initialized: see `GPT.init_weights`. With "unit" the logits are divided by sqrt(n_embd), always."""
+    """How weights are initialized: see `GPT.init_weights`. With "unit" the logits are divided by sqrt(n_embd),
+    always."""
     affine: tuple[str, ...] = ()
-    """Activations (of `flops.CHANNELS`) that a learned scale and shift follow; "ln_1", "ln_2" and "ln_f" only without layer norms."""
+    """Activations (of `flops.CHANNELS`) that a learned scale and shift follow; "ln_1", "ln_2" and "ln_f" only without
+    layer norms."""
 
     @property
     def logit_scale(self) -> float:
@@ -55,8 +58,8 @@ class GPTConfig:
 
 
 See = Callable[[str, Tensor], None]
-"""(name, activation) -> nothing: shown the outputs of linear layers and the inputs of layer norms, by the layer's name in its
-block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels)."""
+"""(name, activation) -> nothing: shown the outputs of linear layers and the inputs of layer norms, by the layer's name
+in its block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels)."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
 """(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
 
@@ -162,13 +165,14 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, "ln_2")
         self.mlp = MLP(config)
         self.term: ActivationTerm | None = None
-        """A method's term of the objective, of each of this block's activations that it asks for, where gradients are wanted."""
+        """A method's term of the objective, of each of this block's activations that it asks for, where gradients are
+        wanted."""
 
     def forward(
         self, x: Tensor, scale: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The block's output, (B, T, C); beside it its terms, (activations asked for,), where it has a term and gradients
-        are wanted. `scale` (0-d) multiplies both residual branches; None is 1."""
+        """The block's output, (B, T, C); beside it its terms, (activations asked for,), where it has a term and
+        gradients are wanted. `scale` (0-d) multiplies both residual branches; None is 1."""
         terms: list[Tensor] = []
         see: See = ignore
         if self.term is not None and torch.is_grad_enabled():
@@ -213,8 +217,8 @@ class GPT(nn.Module):
         self.narrow_head: NarrowHead | None = None
         """Computes the product with the vocabulary in an accumulator of its choice; None: as PyTorch does."""
         self.residual_dtype = torch.float32
-        """Type of the residual stream where autocast is on: in bf16 half the bytes pass between matmuls. Layer norms compute
-        in fp32 on CUDA anyway, on a CPU in this type."""
+        """Type of the residual stream where autocast is on: in bf16 half the bytes pass between matmuls. Layer norms
+        compute in fp32 on CUDA anyway, on a CPU in this type."""
 
     @property
     def device(self) -> torch.device:
@@ -246,8 +250,8 @@ class GPT(nn.Module):
 
         "gpt2": matrices and embeddings N(0, 0.02), projections into the residual stream N(0, 0.02 / sqrt(2 n_layer)).
         "unit", for models without layer norms: the sum of token and position embedding has variance 1, matrices are
-        N(0, 1 / sqrt(inputs)), projections into the residual stream that over sqrt(2 n_layer). The standard deviation is given.
-        Drawn on the CPU, so that every device starts from the same weights. Padding rows are 0.
+        N(0, 1 / sqrt(inputs)), projections into the residual stream that over sqrt(2 n_layer). The standard deviation
+        is given. Drawn on the CPU, so that every device starts from the same weights. Padding rows are 0.
         """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -259,16 +263,20 @@ class GPT(nn.Module):
                 else:
                     std = 0.02
                     if self.config.init == "unit":
-                        std = math.sqrt(0.5) if name in ("wte.weight", "wpe.weight") else 1 / math.sqrt(parameter.shape[1])
+                        std = (
+                            math.sqrt(0.5)
+                            if name in ("wte.weight", "wpe.weight")
+                            else 1 / math.sqrt(parameter.shape[1])
+                        )
                     if name.endswith("c_proj.weight"):
                         std /= math.sqrt(2 * self.config.n_layer)
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
             self.wte.weight[self.config.vocab_size :].zero_()
 
     def replace_linears(self, make: Callable[[str, nn.Linear], nn.Module]) -> None:
-        """Puts `make(name, layer)` in the place of every linear layer of the blocks, in order; `name` is that of its module, as
-        "h.0.attn.c_attn". A replacement keeps the layer's parameters under their names. The tied head is not among them: it
-        shares its matrix with the embedding."""
+        """Puts `make(name, layer)` in the place of every linear layer of the blocks, in order; `name` is that of its
+        module, as "h.0.attn.c_attn". A replacement keeps the layer's parameters under their names. The tied head is not
+        among them: it shares its matrix with the embedding."""
         for name, module in [(name, m) for name, m in self.h.named_modules() if isinstance(m, nn.Linear)]:
             parent, _, child = name.rpartition(".")
             setattr(self.h.get_submodule(parent), child, make(f"h.{name}", module))
@@ -297,15 +305,17 @@ class GPT(nn.Module):
         """Residual stream (B, T, C) through the blocks.
 
         A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
-        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block. Each
-        block's terms, (activations asked for,), are appended to `terms`, in the order of the blocks that ran.
+        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block.
+        Each block's terms, (activations asked for,), are appended to `terms`, in the order of the blocks that ran.
         """
         for i, module in enumerate(self.h):
             block = cast(Block, module)
             if gates is not None and not gates[i]:
                 continue
             scale = None if scales is None else scales[i]
-            out = checkpoint(run_block, block, x, scale, use_reentrant=False) if recompute else run_block(block, x, scale)
+            out = (
+                checkpoint(run_block, block, x, scale, use_reentrant=False) if recompute else run_block(block, x, scale)
+            )
             if isinstance(out, tuple):
                 x, term = out
                 if terms is not None:

@@ -1,9 +1,9 @@
 """GPT-2 as `transformers` stores it: weights, configuration and tokenizer, both ways and without loss.
 
-Parameter names are the same on both sides. What differs: transformers' linear layers are `Conv1D` with weights (in, out)
-where ours are (out, in); its embedding has no padding rows; its names begin with "transformer." in files that it writes
-itself and without it in the files OpenAI's weights were released in. Nothing here imports transformers: the formats are
-safetensors and JSON.
+Parameter names are the same on both sides. What differs: transformers' linear layers are `Conv1D` with weights (in,
+out) where ours are (out, in); its embedding has no padding rows; its names begin with "transformer." in files that it
+writes itself and without it in the files OpenAI's weights were released in. Nothing here imports transformers: the
+formats are safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ ARCHITECTURE: dict[str, tuple[Any, ...]] = {
 
 
 LARGEST = {"n_layer": 1024, "n_head": 1024, "n_embd": 1 << 17, "n_positions": 1 << 20, "vocab_size": 1 << 24}
-"""Sizes beyond these are a mistake or an attack: believing them would take all time or memory before a weight is read."""
+"""Sizes beyond these are a mistake or an attack: believing them would take all time or memory before a weight is
+read."""
 
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
-    """The weights under transformers' names, fp32 on the CPU; the embedding is (vocab_size, n_embd), padding cut off. A scale of
-    the logits becomes the last layer norm's.
+    """The weights under transformers' names, fp32 on the CPU; the embedding is (vocab_size, n_embd), padding cut off. A
+    scale of the logits becomes the last layer norm's.
 
     Raises:
         UsageError: transformers' GPT-2 cannot compute what this model computes.
@@ -114,7 +115,8 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 
 
 def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
-    """config.json of a GPT2LMHeadModel that computes what this GPT computes. Dropout is 0: there is none in training."""
+    """config.json of a GPT2LMHeadModel that computes what this GPT computes. Dropout is 0: there is none in
+    training."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -165,9 +167,7 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     if "n_embd" in sizes and "n_head" in sizes and sizes["n_embd"] % sizes["n_head"]:
         problems.append(f"n_head = {sizes['n_head']} (must divide n_embd = {sizes['n_embd']})")
     if problems:
-        raise CheckpointError(
-            "config.json describes no GPT-2 that efftrain can compute: " + "; ".join(problems)
-        )
+        raise CheckpointError("config.json describes no GPT-2 that efftrain can compute: " + "; ".join(problems))
     return GPTConfig(
         n_layer=sizes["n_layer"],
         n_head=sizes["n_head"],
@@ -230,7 +230,8 @@ def write_hf(
         (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if card is not None:
         (partial / "README.md").write_text(card, encoding="utf-8")
-    # safetensors writes with the modes of a temporary file; what is exported is meant to be read as other new files are.
+    # safetensors writes with the modes of a temporary file; what is exported is meant to be read as other new files
+    # are.
     umask = os.umask(0)
     os.umask(umask)
     for path in partial.iterdir():
@@ -260,8 +261,12 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
     config = from_hf_config(hf_config, vocab_multiple)
     tensors = read_hf_tensors(directory)
     _check_size(config, tensors, path)
-    if wrong := [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
-        raise CheckpointError(f"{directory}: {', '.join(wrong[:3])}: the weights hold NaN or infinity; nothing was imported")
+    if wrong := [
+        name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()
+    ]:
+        raise CheckpointError(
+            f"{directory}: {', '.join(wrong[:3])}: the weights hold NaN or infinity; nothing was imported"
+        )
     model = GPT(config)
     model.load_state_dict(from_hf(tensors, config))
     return model, hf_config
@@ -282,8 +287,8 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
     """Every tensor of model.safetensors, or of the shards that model.safetensors.index.json names.
 
     Raises:
-        CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are never opened: loading
-            a pickle can run code.
+        CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are never opened:
+            loading a pickle can run code.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -11,11 +11,12 @@ import torch
 
 @contextmanager
 def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
-    """Which kernels attention may choose from. Around the backward pass too, as activation checkpointing chooses again there;
-    compiled code keeps what it found when it was compiled, so each kind of shape needs a graph of its own.
+    """Which kernels attention may choose from. Around the backward pass too, as activation checkpointing chooses again
+    there; compiled code keeps what it found when it was compiled, so each kind of shape needs a graph of its own.
 
-    PyTorch itself prefers cuDNN where that is fast and safe (sm90 and sm100 from 2.11 on), and its choice stands where one shape is
-    asked for again and again. cuDNN makes a plan for every shape, so where shapes keep changing it is left out.
+    PyTorch itself prefers cuDNN where that is fast and safe (sm90 and sm100 from 2.11 on), and its choice stands where
+    one shape is asked for again and again. cuDNN makes a plan for every shape, so where shapes keep changing it is left
+    out.
 
     Args:
         same_shape: one shape is asked for again and again.
@@ -32,8 +33,8 @@ def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
 
 
 def choose_matmul_precision(dtype: str, device: torch.device) -> None:
-    """Lets fp32 matrix products on CUDA round their factors to TF32 (10 bits of mantissa) where `dtype` is "tf32", and nowhere
-    else; for the whole process."""
+    """Lets fp32 matrix products on CUDA round their factors to TF32 (10 bits of mantissa) where `dtype` is "tf32", and
+    nowhere else; for the whole process."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
 

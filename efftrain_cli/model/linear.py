@@ -1,13 +1,15 @@
-"""A linear layer whose three matrix products add in chosen accumulators: forward, gradient of the input, gradient of the weight.
+"""A linear layer whose three matrix products add in chosen accumulators: forward, gradient of the input, gradient of
+the weight.
 
-Shapes: x (tokens, in), weight (out, in), gradient of the output g (tokens, out). What is summed over, and so how long the sums are:
+Shapes: x (tokens, in), weight (out, in), gradient of the output g (tokens, out). What is summed over, and so how long
+the sums are:
 
     forward      y   = x weight^T   over `in`
     grad_input   g_x = g weight     over `out`
     grad_weight  g_w = g^T x        over tokens of a micro-batch: the longest by far
 
-A product whose operands are fp32 and whose accumulator is wide is the one that PyTorch's own linear layer computes, bit for bit. The bias
-is added, and its gradient summed, in fp32.
+A product whose operands are fp32 and whose accumulator is wide is the one that PyTorch's own linear layer computes, bit
+for bit. The bias is added, and its gradient summed, in fp32.
 """
 
 from __future__ import annotations
@@ -24,15 +26,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from efftrain_cli.model.accumulation import (
-    BLOCK,
-    FP8,
-    draw_of,
-    exact_matmul,
-    narrow_matmul,
-    scale_of,
-    to_operand,
-)
+from efftrain_cli.model.accumulation import BLOCK, FP8, draw_of, exact_matmul, narrow_matmul, scale_of, to_operand
 
 ROLES = ("forward", "grad_input", "grad_weight")
 Fidelity = Literal["blocked", "intra_fp32", "exact", "hardware"]
@@ -146,9 +140,7 @@ class NarrowLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.arithmetic = arithmetic
-        self.register_buffer(
-            "draw", torch.zeros((), dtype=torch.int32, device=linear.weight.device), persistent=False
-        )
+        self.register_buffer("draw", torch.zeros((), dtype=torch.int32, device=linear.weight.device), persistent=False)
         """0-d int32: what the random bits of this layer's next pass are made from."""
         self.register_buffer("seen", nothing_seen(linear.weight.device), persistent=False)
 
@@ -183,8 +175,9 @@ def set_draws(module: nn.Module, seed: int, step: int, micro_step: int) -> None:
 
 
 def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str, str] | None:
-    """(layer, role) of the first product in a narrow layer of `model` that is not finite though its operands are, while `compute`
-    runs forward and backward passes; None where there is none. Not for compiled code: it looks at every layer's tensors."""
+    """(layer, role) of the first product in a narrow layer of `model` that is not finite though its operands are, while
+    `compute` runs forward and backward passes; None where there is none. Not for compiled code: it looks at every
+    layer's tensors."""
     found: list[tuple[str, str]] = []
     hooks = []
 
@@ -226,7 +219,8 @@ def narrow_linear(
 ) -> Tensor:
     """x (..., in) times weight (out, in) transposed, plus bias: (..., out), in the compute type of the run.
 
-    Where no gradient is wanted, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of its own.
+    Where no gradient is wanted, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of
+    its own.
     """
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
@@ -238,7 +232,8 @@ def narrow_linear(
 
 
 def note_scale(seen: Tensor, scale: Tensor | None, kind: int) -> None:
-    """Notes the scale of an operand of `kind`, INPUTS, WEIGHTS or GRADIENTS, in `seen`; None, where it has none, is not noted."""
+    """Notes the scale of an operand of `kind`, INPUTS, WEIGHTS or GRADIENTS, in `seen`; None, where it has none, is not
+    noted."""
     if scale is not None:
         torch.ops.efftrain.note_scale(seen, scale, kind)
 
@@ -371,10 +366,12 @@ class _Hardware(Function):
 def fp8_matmul(
     a: Tensor, format_a: str, b: Tensor, format_b: str, fast: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`a` (m, k) times `b` (n, k) transposed, each brought to its fp8 format with one scale: (m, n) in `dtype`, and the scales.
+    """`a` (m, k) times `b` (n, k) transposed, each brought to its fp8 format with one scale: (m, n) in `dtype`, and the
+    scales.
 
-    The units want the left operand by rows and the right one by columns, hence `b` transposed. A CPU has no such units: there it is
-    the fp32 product of the fp8 operands, as `torch._scaled_mm` would compute it a thousand times slower, and `fast` changes nothing.
+    The units want the left operand by rows and the right one by columns, hence `b` transposed. A CPU has no such units:
+    there it is the fp32 product of the fp8 operands, as `torch._scaled_mm` would compute it a thousand times slower,
+    and `fast` changes nothing.
     """
     if a.device.type == "cpu":
         (left, scale_a), (right, scale_b) = to_operand(a.float(), format_a), to_operand(b.float(), format_b)
@@ -383,11 +380,6 @@ def fp8_matmul(
     a8 = (a.float() * scale_a).to(FP8[format_a]).contiguous()
     b8 = (b.float() * scale_b).to(FP8[format_b]).contiguous()
     product = torch._scaled_mm(
-        a8,
-        b8.t(),
-        scale_a=scale_a.reciprocal(),
-        scale_b=scale_b.reciprocal(),
-        out_dtype=dtype,
-        use_fast_accum=fast,
+        a8, b8.t(), scale_a=scale_a.reciprocal(), scale_b=scale_b.reciprocal(), out_dtype=dtype, use_fast_accum=fast
     )
     return product, scale_a, scale_b

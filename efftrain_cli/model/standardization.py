@@ -1,5 +1,5 @@
-"""How far activations are from standard normal, and models whose scales and shifts have been folded away: Collins, Balle, Shlens 2019,
-arXiv 1903.00925, section 2.
+"""How far activations are from standard normal, and models whose scales and shifts have been folded away: Collins,
+Balle, Shlens 2019, arXiv 1903.00925, section 2.
 
 The divergence of N(mu, v) from N(0, 1) is (mu^2 + v - log v - 1) / 2 nats.
 """
@@ -20,15 +20,18 @@ Moments = Literal["channel", "token"]
 class _Divergence(torch.autograd.Function):
     """Mean divergence of the moments of x (samples, channels) along `dim`, 0-d in fp32 (fp64 where x is).
 
-    Keeps the activations as they are, which others keep anyway, and the moments: autograd's own derivative would keep a copy in fp32.
-    With n values behind each of m moments, d/dx = (mu + (x - mu) (1 - 1 / (v + eps))) / (n m), and n m is the size of x.
+    Keeps the activations as they are, which others keep anyway, and the moments: autograd's own derivative would keep a
+    copy in fp32. With n values behind each of m moments, d/dx = (mu + (x - mu) (1 - 1 / (v + eps))) / (n m), and n m is
+    the size of x.
     """
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, dim: int, eps: float) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
         mean = wide.mean(dim, keepdim=True)
-        variance = (wide - mean).square_().mean(dim, keepdim=True)  # in place: a second large tensor costs more than the sums
+        variance = (
+            (wide - mean).square_().mean(dim, keepdim=True)
+        )  # in place: a second large tensor costs more than the sums
         ctx.save_for_backward(x, mean, variance)
         ctx.eps = eps  # type: ignore[attr-defined]
         return 0.5 * (mean.square() + variance - (variance + eps).log() - 1).mean()
@@ -45,8 +48,8 @@ def standardization_loss(x: Tensor, moments: Moments = "channel", eps: float = 0
     """Divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in fp32 (fp64 where x is).
 
     Args:
-        moments: "channel": of each channel over all sequences and positions, as in the paper; the mean is over channels. "token": of
-            each token over its channels, as in a layer norm; the mean is over tokens.
+        moments: "channel": of each channel over all sequences and positions, as in the paper; the mean is over
+            channels. "token": of each token over its channels, as in a layer norm; the mean is over tokens.
         eps: added to the variance in the logarithm.
         skip_first: leave the first position of each sequence out of the moments.
     """
@@ -56,9 +59,10 @@ def standardization_loss(x: Tensor, moments: Moments = "channel", eps: float = 0
 
 
 def folded(model: GPT) -> GPT:
-    """A model that computes the same to rounding, whose scales and shifts are part of the neighbouring matrices: y = (W x + b) g + s has
-    the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What follows the last block stays as it is: the matrix after it is the
-    embedding too. `model` stays as it is, and is returned itself where there is nothing to fold."""
+    """A model that computes the same to rounding, whose scales and shifts are part of the neighbouring matrices: y = (W
+    x + b) g + s has the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What follows the last block stays
+    as it is: the matrix after it is the embedding too. `model` stays as it is, and is returned itself where there is
+    nothing to fold."""
     kept = tuple(name for name in model.config.affine if name == "ln_f")
     if kept == model.config.affine:
         return model

@@ -11,8 +11,8 @@ from torch import Tensor
 def fill_gradients(parameters: Sequence[Tensor]) -> None:
     """Gives each parameter of a block that no micro-batch ran the gradient that it has: zero.
 
-    An optimizer skips a parameter without `.grad`: neither decay nor momentum would act on it, and its step count would fall
-    behind.
+    An optimizer skips a parameter without `.grad`: neither decay nor momentum would act on it, and its step count would
+    fall behind.
     """
     for parameter in parameters:
         if parameter.grad is None:

@@ -1,9 +1,9 @@
 """Muon for the matrices of the blocks, AdamW for everything else.
 
-Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (https://kellerjordan.github.io/posts/muon/):
-the momentum of a matrix is brought close to the nearest orthogonal matrix by five Newton-Schulz iterations in bf16, and that
-is the update. The iterations are torch.optim.Muon's. As the paper recommends, q, k and v are orthogonalized one by one, not
-as the one matrix that they are stored in.
+Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"
+(https://kellerjordan.github.io/posts/muon/): the momentum of a matrix is brought close to the nearest orthogonal matrix
+by five Newton-Schulz iterations in bf16, and that is the update. The iterations are torch.optim.Muon's. As the paper
+recommends, q, k and v are orthogonalized one by one, not as the one matrix that they are stored in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class _TorchMuon(WithoutCompiler, torch.optim.Muon):
 
 
 class Muon:
-    """torch.optim.Muon with torch's default adjustment of the learning rate, sqrt(max(1, rows / columns)). An `Optimizer`."""
+    """torch.optim.Muon with torch's default adjustment of the learning rate, sqrt(max(1, rows / columns)). An
+    `Optimizer`."""
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
 
@@ -76,7 +77,8 @@ class Muon:
             gradients = [None] * count if matrix.grad is None else matrix.grad.chunk(count)
             for part, gradient in zip(parts, gradients, strict=True):
                 part.grad = gradient
-        # torch's Muon knows no `found_inf`: what it changes is kept, and put back on the device where the step must not count.
+        # torch's Muon knows no `found_inf`: what it changes is kept, and put back on the device where the step must not
+        # count.
         changed = [*(matrix.detach() for matrix, _, _ in self._parts), *self._momentum.values()]
         before = [tensor.clone() for tensor in changed]
         self._muon.step()

@@ -1,4 +1,5 @@
-"""What a recipe is expected to cost on many devices: a model of a step's time and of memory, from a rate and bandwidths. No torch.
+"""What a recipe is expected to cost on many devices: a model of a step's time and of memory, from a rate and
+bandwidths. No torch.
 
     compute   FLOPs of the device with most sequences / rate
     update    28 bytes a parameter (AdamW reads four tensors and writes three, fp32) / memory bandwidth
@@ -6,9 +7,10 @@
 
 Replicas: compute + ring(gradient, fp32) + update, one after the other, although on CUDA a part of
 the ring hides behind the last backward pass. Shards: PyTorch gathers a block's weights
-twice and scatters its gradient once per micro-batch, each half a ring, beside the computation: max(compute, all of it) + update / W.
-Hybrid: shards within a node and replicas between nodes, whose shares of the gradient are added up once per step; efftrain has not
-built it. Nothing else is counted: neither data, evaluation, saving, nor what a slow device costs the others.
+twice and scatters its gradient once per micro-batch, each half a ring, beside the computation: max(compute, all of it)
++ update / W. Hybrid: shards within a node and replicas between nodes, whose shares of the gradient are added up once
+per step; efftrain has not built it. Nothing else is counted: neither data, evaluation, saving, nor what a slow device
+costs the others.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Cluster:
         return min(self.bandwidth, self.between) if self.nodes > 1 else self.bandwidth
 
     def ring(self, size: float, devices: int | None = None, bandwidth: float | None = None) -> float:
-        """Seconds in which so many bytes, of which every device has its own, are added up on all: twice around a ring."""
+        """Seconds in which so many bytes, of which every device has its own, are added up on all: twice around a
+        ring."""
         count = self.devices if devices is None else devices
         if count == 1:
             return 0.0
@@ -96,7 +99,14 @@ class ClusterPlan:
 
 
 def step_time(
-    strategy: str, cluster: Cluster, *, flops: float, parameters: int, micro_batches: int = 1, sums: int = 1, lanes: bool = False
+    strategy: str,
+    cluster: Cluster,
+    *,
+    flops: float,
+    parameters: int,
+    micro_batches: int = 1,
+    sums: int = 1,
+    lanes: bool = False,
 ) -> StepTime:
     """The time of a step.
 
@@ -115,7 +125,9 @@ def step_time(
         if lanes:
             rounds = (cluster.devices - 1).bit_length()
             communication = sums * rounds * (gradient / cluster.slowest + cluster.latency)
-        return StepTime(compute=compute, communication=communication, update=update, total=compute + communication + update)
+        return StepTime(
+            compute=compute, communication=communication, update=update, total=compute + communication + update
+        )
     if strategy == "shard":
         share = cluster.devices
         communication = 1.5 * micro_batches * cluster.ring(gradient)
@@ -130,7 +142,8 @@ def step_time(
 
 
 def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str) -> int:
-    """Bytes of one device, by `training_bytes`: the state, or its share and two gathered blocks with the embedding; activations."""
+    """Bytes of one device, by `training_bytes`: the state, or its share and two gathered blocks with the embedding;
+    activations."""
     model = recipe.model
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     copies = gradient_copies(recipe, cluster.devices)
@@ -161,13 +174,17 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
     """What each strategy that the recipe's methods allow needs for the whole of it.
 
     Raises:
-        UsageError: the devices cannot be dealt to the nodes, a step has fewer sequences than there are devices, or the recipe has a
-            ring.
+        UsageError: the devices cannot be dealt to the nodes, a step has fewer sequences than there are devices, or the
+            recipe has a ring.
     """
     if cluster.devices % cluster.nodes:
-        raise UsageError(f"--devices {cluster.devices} is not a multiple of --nodes {cluster.nodes}\ngive the devices of all nodes together")
+        raise UsageError(
+            f"--devices {cluster.devices} is not a multiple of --nodes {cluster.nodes}\ngive the devices of all nodes together"
+        )
     if recipe.ouroboros is not None and recipe.ouroboros.modules > 1:
-        raise UsageError("a ring of Ouroboros's modules passes activations, for which this model has no term\nset ouroboros = false to plan the rest")
+        raise UsageError(
+            "a ring of Ouroboros's modules passes activations, for which this model has no term\nset ouroboros = false to plan the rest"
+        )
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     parameters = model_parameters(recipe, rows)
     kinds: Counter[tuple[int, int, bool]] = Counter()

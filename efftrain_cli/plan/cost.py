@@ -64,8 +64,8 @@ def likely_vocabulary(tokenizer: str) -> int:
 
 
 def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
-    """What training `recipe`, to step `until` or to its end, is expected to cost; None where its vocabulary is not known before
-    the data is prepared."""
+    """What training `recipe`, to step `until` or to its end, is expected to cost; None where its vocabulary is not
+    known before the data is prepared."""
     vocab_size = vocabulary_of(recipe.data.tokenizer)
     if vocab_size is None:
         return None
@@ -103,8 +103,8 @@ def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
 
 
 def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
-    """Gradients of the whole model that one of so many ranks holds at once: that of the other half where SimiGrad measures, and
-    those of lanes that wait for their neighbours in the tree."""
+    """Gradients of the whole model that one of so many ranks holds at once: that of the other half where SimiGrad
+    measures, and those of lanes that wait for their neighbours in the tree."""
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
     waiting = 0 if lanes is None else max(0, (lanes // ranks).bit_length() - 1)
     return 1 + waiting + (recipe.simigrad is not None)
@@ -121,11 +121,13 @@ def training_bytes(
     recompute: bool,
     gradients: int = 1,
 ) -> int:
-    """Bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at its peak, by estimate.
+    """Bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at its peak, by
+    estimate.
 
-    Weights, gradients and AdamW's two moments in fp32 (Muon's state is smaller), with autocast's copy of the weights. Per token and
-    block, in elements of the compute type: the residual stream twice, both layer norms' outputs, q, k, v, attention's output and
-    the MLP's two of 4 n_embd, so 16 n_embd, and one fp32 log-sum-exp a head. The logits and their gradient once each.
+    Weights, gradients and AdamW's two moments in fp32 (Muon's state is smaller), with autocast's copy of the weights.
+    Per token and block, in elements of the compute type: the residual stream twice, both layer norms' outputs, q, k, v,
+    attention's output and the MLP's two of 4 n_embd, so 16 n_embd, and one fp32 log-sum-exp a head. The logits and
+    their gradient once each.
 
     Args:
         vocab_rows: rows of the embedding, padding included.

@@ -34,12 +34,15 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
 
 
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
-    """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with `vocab_rows` rows of the embedding."""
+    """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with `vocab_rows` rows of the
+    embedding."""
     model = recipe.model if stage is None else recipe.model_at(stage)
     return parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm, recipe.affine)
 
 
-def token_flops(recipe: Recipe, vocab_rows: int, seq_len: int, blocks: float, stage: int | None = None) -> FlopsPerToken:
+def token_flops(
+    recipe: Recipe, vocab_rows: int, seq_len: int, blocks: float, stage: int | None = None
+) -> FlopsPerToken:
     """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
     model = recipe.model if stage is None else recipe.model_at(stage)
     return flops_per_token(model.n_embd, seq_len, vocab_rows, blocks, model.norm, recipe.affine)
@@ -98,9 +101,9 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
 
 
 def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int = 1) -> int:
-    """Micro-batches of a step of `batch_size` sequences of `seq_len` tokens: as few as hold no more whole sequences each than fit
-    into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence. Every lane, or every
-    rank where the recipe has no lanes, gets equally many; SimiGrad's two halves do too."""
+    """Micro-batches of a step of `batch_size` sequences of `seq_len` tokens: as few as hold no more whole sequences
+    each than fit into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence.
+    Every lane, or every rank where the recipe has no lanes, gets equally many; SimiGrad's two halves do too."""
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
     multiple = shares(recipe, ranks)
     return -(-batch_size // fits // multiple) * multiple

@@ -80,11 +80,10 @@ def csv_lines(recipe: Recipe, until: int | None = None) -> Iterator[str]:
         )
 
 
-def turning_points(
-    recipe: Recipe, until: int | None = None, most: int = 24
-) -> list[tuple[str, StepPlan, Progress]]:
+def turning_points(recipe: Recipe, until: int | None = None, most: int = 24) -> list[tuple[str, StepPlan, Progress]]:
     """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup,
-    begin of a late decay, growth, changes of length, batch size or keep probability (thinned to the first, the last and a few between), and quarters of the budget."""
+    begin of a late decay, growth, changes of length, batch size or keep probability (thinned to the first, the last and
+    a few between), and quarters of the budget."""
     always: list[tuple[str, StepPlan, Progress]] = []
     changes: list[tuple[str, StepPlan, Progress]] = []
     quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]

@@ -30,7 +30,8 @@ class Progress(NamedTuple):
     stage_step: int = 0
     """Step after which this stage began: 0, or the step at which the model grew."""
     stage_curve: tuple[tuple[int, float], ...] = ()
-    """Recent (schedule_tokens, validation loss in nats per token) of this stage, newest last, where its switch reads them."""
+    """Recent (schedule_tokens, validation loss in nats per token) of this stage, newest last, where its switch reads
+    them."""
     windows: int = 0
     """Full-length windows of the corpus consumed."""
     sequences: int = 0
@@ -85,7 +86,8 @@ class StepPlan(NamedTuple):
     """Compare the gradients of the two halves of the batch."""
 
     def first_sequence(self, micro_batch: int) -> int:
-        """Number of the sequence with which a micro-batch (from 0, in the whole step) begins; the larger ones come first."""
+        """Number of the sequence with which a micro-batch (from 0, in the whole step) begins; the larger ones come
+        first."""
         size, larger = divmod(self.batch_size, self.accumulation_steps)
         return micro_batch * size + min(micro_batch, larger)
 
@@ -117,7 +119,8 @@ class Batch:
 
 
 class MicroBatch(NamedTuple):
-    """A part of a step that one forward and backward pass takes: `tokens` and `targets` are int64 (sequences, seq_len)."""
+    """A part of a step that one forward and backward pass takes: `tokens` and `targets` are int64 (sequences,
+    seq_len)."""
 
     number: int
     """From 0, in the whole step."""
@@ -136,9 +139,10 @@ class StepResult(NamedTuple):
     blocks_executed: float = 0.0
     """Blocks computed per sequence, averaged over the micro-batches."""
     scalars: Mapping[str, Tensor] = {}
-    """Column of metrics.jsonl -> 0-d fp32. `loss`: cross-entropy, nats per token over the whole step; a method's further terms
-    of the objective; from the update `grad_norm` (global l2 norm before clipping), the optimizer's measures, and `nonfinite`
-    (sticky: 1 from the first step whose loss or gradient was not finite; such updates are not applied)."""
+    """Column of metrics.jsonl -> 0-d fp32. `loss`: cross-entropy, nats per token over the whole step; a method's
+    further terms of the objective; from the update `grad_norm` (global l2 norm before clipping), the optimizer's
+    measures, and `nonfinite` (sticky: 1 from the first step whose loss or gradient was not finite; such updates are not
+    applied)."""
     simigrad_dots: tuple[float, float, float] | None = None
     """<A,B>, |A|^2, |B|^2 of the two half-batch gradients, when SimiGrad read them this step."""
     grad_norm: Tensor | None = None

@@ -42,13 +42,11 @@ _ALSO_CALLED = {
     "data.text_field": "text_column text_key",
     "data.repeat": "epochs",
     "train.tokens": (
-        "train_tokens max_tokens num_tokens token_budget budget steps max_steps max_iters "
-        "train_iters num_steps"
+        "train_tokens max_tokens num_tokens token_budget budget steps max_steps max_iters train_iters num_steps"
     ),
     "train.batch_size": "bs batch batchsize global_batch_size train_batch_size",
     "train.micro_batch_tokens": (
-        "micro_batch micro_batch_size microbatch per_device_train_batch_size grad_accum "
-        "gradient_accumulation_steps"
+        "micro_batch micro_batch_size microbatch per_device_train_batch_size grad_accum gradient_accumulation_steps"
     ),
     "train.dtype": "precision mixed_precision bf16 fp16",
     "train.compile": "torch_compile",
@@ -120,7 +118,8 @@ def unnumbered(key: str) -> str:
 
 
 def nearest_key(key: str, known: Mapping[str, str], sections: frozenset[str], is_table: bool) -> str | None:
-    """The valid dotted key that an unknown one most likely means: by alias, then by spelling, in its own section first."""
+    """The valid dotted key that an unknown one most likely means: by alias, then by spelling, in its own section
+    first."""
     key = unnumbered(key).lower().replace("-", "_")
     section, _, name = key.rpartition(".")
     same_kind = [k for k in known if (k in sections) == is_table] or list(known)
@@ -253,7 +252,9 @@ class Check:
         return None if any(item is None for item in built) else tuple(built)
 
     def _unknown(self, key: str, value: Any) -> None:
-        is_table = isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+        is_table = isinstance(value, Mapping) or (
+            isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+        )
         suggestion = nearest_key(key, self.known, self.sections, is_table)
         rule = "unknown section" if is_table else "unknown key"
         if suggestion is None:
@@ -265,7 +266,8 @@ class Check:
         self.add(key, rule, None if is_table else value, suggestion)
 
     def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
-        """(field, rule) of everything that pydantic finds wrong; rule None: missing; field "": the section as a whole."""
+        """(field, rule) of everything that pydantic finds wrong; rule None: missing; field "": the section as a
+        whole."""
         try:
             cls(**arguments)
             return
@@ -335,7 +337,8 @@ _TYPES = {
 
 
 def rule_of(breach: Any, path: list[str]) -> str:
-    """A pydantic error in the words of a recipe, such as "must be at least 1". `path` is its place: keys, and numbers of items."""
+    """A pydantic error in the words of a recipe, such as "must be at least 1". `path` is its place: keys, and numbers
+    of items."""
     kind, context = breach["type"], breach.get("ctx", {})
     item = next((part for part in path[1:] if part.isdigit()), None)
     if kind == "value_error":

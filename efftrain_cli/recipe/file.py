@@ -75,7 +75,9 @@ def recipe_names() -> list[str]:
 
 def is_path(name_or_path: str) -> bool:
     """Whether --recipe's value is meant as a path rather than a name: it has a folder or a suffix of a file format."""
-    return "/" in name_or_path or "\\" in name_or_path or Path(name_or_path).suffix in (".toml", ".yaml", ".yml", ".json")
+    return (
+        "/" in name_or_path or "\\" in name_or_path or Path(name_or_path).suffix in (".toml", ".yaml", ".yml", ".json")
+    )
 
 
 def recipe_name(name_or_path: str) -> str:
@@ -137,7 +139,9 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
 def first_comment(path: Path) -> str:
     """First sentence of the comment that a recipe's file opens with: what it is."""
     lines = _text(path).split("\n")
-    opening = " ".join(line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    opening = " ".join(
+        line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
+    )
     return re.split(r"(?<=[.?!])(?<!et al\.)\s", opening, maxsplit=1)[0]
 
 
@@ -172,7 +176,9 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
             draft.problems.append(Problem("base", str(error), toml_value(base), source))
             break
         if following.resolve() == path.resolve():
-            draft.problems.append(Problem("base", "is the recipe itself; name the one that it builds on", toml_value(base), source))
+            draft.problems.append(
+                Problem("base", "is the recipe itself; name the one that it builds on", toml_value(base), source)
+            )
             break
         if following.resolve() in chain:
             names = [p.stem for p in chain[chain.index(following.resolve()) :]]
@@ -217,7 +223,8 @@ def _text(path: Path) -> str:
 
 
 def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
-    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked at the same time."""
+    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked at the same
+    time."""
     lines = _text(path).split("\n")
     file = shown_path(path)
     section = ""
@@ -244,7 +251,9 @@ def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
             lines[number - 1] = ""
     else:
         first = draft.problems[-MOST_MISTAKES]
-        raise RecipeError(_not_a_recipe(path, f"{MOST_MISTAKES} of its first {number} lines are not TOML, {first.source} the first"))
+        raise RecipeError(
+            _not_a_recipe(path, f"{MOST_MISTAKES} of its first {number} lines are not TOML, {first.source} the first")
+        )
     draft.unread.add("")  # too damaged to say what is missing
     return {}
 
@@ -277,7 +286,9 @@ def _hint(line: str) -> str:
 
 
 _HEADER = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<key>[^\]]+?)\s*\]")
-_KEY = re.compile(r"""\s*(?P<key>(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_KEY = re.compile(
+    r"""\s*(?P<key>(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
+)
 
 
 def _dotted(key: str) -> str:
@@ -308,7 +319,9 @@ def _places(text: str, file: str) -> Mapping[str, str]:
     return found
 
 
-def _merge(draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str, source: str, places: Mapping[str, str]) -> None:
+def _merge(
+    draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str, source: str, places: Mapping[str, str]
+) -> None:
     """Lays `table` over `into`: tables are merged, everything else, arrays of tables included, is replaced.
 
     Args:

@@ -1,7 +1,8 @@
-"""A recipe: everything that decides what a run computes, as one frozen value; reading, writing and comparing whole recipes.
+"""A recipe: everything that decides what a run computes, as one frozen value; reading, writing and comparing whole
+recipes.
 
-The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present is on. The other sections
-are in `sections.py`, the rules between them in `rules.py`.
+The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present is on. The other
+sections are in `sections.py`, the rules between them in `rules.py`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,12 @@ class Recipe:
         """The model that a stage (from 0) trains: [model] where there are no stages, and in the last."""
         if not self.stages:
             return self.model
-        return replace(self.model, **shapes_of_stages((self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages)[stage]._asdict())
+        return replace(
+            self.model,
+            **shapes_of_stages((self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages)[
+                stage
+            ]._asdict(),
+        )
 
     def optim_at(self, stage: int) -> Optim:
         """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
@@ -106,7 +112,8 @@ def _method_sections() -> tuple[str, ...]:
 
 
 def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections that are methods and present, by name; [[stages]] alone are staged training too, with its defaults."""
+    """The sections that are methods and present, by name; [[stages]] alone are staged training too, with its
+    defaults."""
     found = {name: sections[name] for name in _method_sections() if sections.get(name) is not None}
     if sections.get("stages"):
         found.setdefault("staged_growth", StagedGrowth())
@@ -166,8 +173,8 @@ def flat_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def with_defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as an older version wrote them, with the defaults of keys that it did not know: it computed as these say.
-    Sections that a recipe can do without stay as they are."""
+    """Dotted keys as an older version wrote them, with the defaults of keys that it did not know: it computed as these
+    say. Sections that a recipe can do without stay as they are."""
     completed = dict(flat)
     for name, info in Recipe.__pydantic_fields__.items():  # type: ignore[attr-defined]
         section = inner_class(info.annotation)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(dotted key, rule) of every combination that cannot work. `recipe` may be what is known of one with mistakes: a rule is
-    skipped where a value that it needs is itself wrong."""
+    """(dotted key, rule) of every combination that cannot work. `recipe` may be what is known of one with mistakes: a
+    rule is skipped where a value that it needs is itself wrong."""
     for rules in (_model_rules, _data_rules, _optim_rules, _parallel_rules):
         with suppress(UnknownValue):
             yield from rules(recipe)
@@ -39,11 +39,17 @@ def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if not data.sources:
         yield "data.sources", "names no text: give one [[data.sources]] or more, or leave it out"
     elif data.train != "stdlib":
-        yield "data.train", "names training text beside [[data.sources]]: move it into one of them and set data.train = false"
+        yield (
+            "data.train",
+            "names training text beside [[data.sources]]: move it into one of them and set data.train = false",
+        )
     total = sum(source.weight for source in data.sources)
     for number, source in enumerate(data.sources):
         if source.weight < 1e-3 * total:
-            yield "data.sources", f"source {number} ({source.path!r}): a weight is at least a thousandth of the sum of the weights, {total:g}"
+            yield (
+                "data.sources",
+                f"source {number} ({source.path!r}): a weight is at least a thousandth of the sum of the weights, {total:g}",
+            )
 
 
 def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -56,11 +62,20 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
         yield "optim.decay_steps", f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins"
     if optim.schedule == "wsd" and optim.decay_share is None:
-        yield "optim.decay_share", 'is needed with optim.schedule = "wsd": the share of the budget that decays, usually 0.1 to 0.2'
+        yield (
+            "optim.decay_share",
+            'is needed with optim.schedule = "wsd": the share of the budget that decays, usually 0.1 to 0.2',
+        )
     if optim.schedule != "wsd" and optim.decay_share is not None:
-        yield "optim.decay_share", f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it: set it to false'
+        yield (
+            "optim.decay_share",
+            f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it: set it to false',
+        )
     if optim.name == "muon" and optim.muon_lr is None:
-        yield "optim.muon_lr", 'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02'
+        yield (
+            "optim.muon_lr",
+            'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02',
+        )
     if optim.name != "muon" and optim.muon_lr is not None:
         yield "optim.muon_lr", f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false'
     if optim.min_lr > optim.lr:
@@ -84,11 +99,16 @@ def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "eval.positions": recipe.eval.positions,
         }
         if found := [name for name, there in unable.items() if there]:
-            yield "parallel.strategy", f'"shard" works without {", ".join(found)}: take out {"it" if len(found) == 1 else "them"}, or replicate'
+            yield (
+                "parallel.strategy",
+                f'"shard" works without {", ".join(found)}: take out {"it" if len(found) == 1 else "them"}, or replicate',
+            )
         return
     if lanes is None:
         return
-    smallest = min((m.batch_bounds(recipe.train.batch_size)[0] for m in recipe.methods.values()), default=recipe.train.batch_size)
+    smallest = min(
+        (m.batch_bounds(recipe.train.batch_size)[0] for m in recipe.methods.values()), default=recipe.train.batch_size
+    )
     if smallest < lanes:
         yield "parallel.lanes", f"must not exceed the {smallest} sequences of the smallest step: every lane needs one"
 

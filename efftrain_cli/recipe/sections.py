@@ -28,8 +28,8 @@ class Model:
     norm: Literal["layernorm", "none"] = "layernorm"
     """Layer norms before attention, MLP and head, as in GPT-2, or none."""
     init: Literal["gpt2", "unit"] = "gpt2"
-    """Initialization: GPT-2's, or unit variance throughout (embeddings, fan-in matrices, projections over sqrt(2 n_layer), logits over
-    sqrt(n_embd)), for models without layer norms."""
+    """Initialization: GPT-2's, or unit variance throughout (embeddings, fan-in matrices, projections over sqrt(2
+    n_layer), logits over sqrt(n_embd)), for models without layer norms."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -49,8 +49,8 @@ class Data:
     """Where the text comes from and how it becomes tokens."""
 
     train: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = "stdlib"
-    """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs of .txt .jsonl .json.gz
-    .parquet .md .csv .bin, or a Hugging Face dataset "owner/name"."""
+    """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs of .txt .jsonl
+    .json.gz .parquet .md .csv .bin, or a Hugging Face dataset "owner/name"."""
     sources: tuple[TextSource, ...] | None = None
     """Several texts in place of `train`, mixed by weight: [[data.sources]] with path, weight and text_field."""
     valid: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
@@ -58,8 +58,8 @@ class Data:
     valid_fraction: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of the documents held out for validation where `valid` is not given."""
     tokenizer: Text = "bpe:512"
-    """"gpt2" or "owner/name" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and merges, or "bpe:N": a
-    byte-level BPE of N tokens trained on the corpus."""
+    """"gpt2" or "owner/name" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and merges, or "bpe:N":
+    a byte-level BPE of N tokens trained on the corpus."""
     text_field: Text = "text"
     """Field or column that holds a document's text in .jsonl, .json, .csv, .parquet and Hub datasets."""
     format: Literal["auto", "txt", "jsonl", "json", "csv", "parquet", "bin"] = "auto"
@@ -69,8 +69,8 @@ class Data:
     revision: Text | None = None
     """Revision (branch, tag or commit) of Hub datasets; the same as "owner/name@revision"."""
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
-    """Training tokens to prepare at most, but for the rest of the last document; default: all local text, and of Hub datasets what the
-    budget needs."""
+    """Training tokens to prepare at most, but for the rest of the last document; default: all local text, and of Hub
+    datasets what the budget needs."""
     repeat: bool = False
     """Allow more than one epoch."""
     on_bad_document: Literal["error", "skip"] = "error"
@@ -114,9 +114,9 @@ class Optim:
         """Learning rate of 1-based `step`, whose own tokens are included in `tokens`.
 
         Linear warmup by steps, then cosine or linear decay by tokens between `warmup_tokens` (tokens trained when the
-        warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set. Megatron-LM, optimizer_param_scheduler.py.
-        With "wsd" (Hu et al. 2024, MiniCPM, section 4) the decay is linear and begins where the last `decay_share` of
-        `decay_tokens` or `decay_steps` does.
+        warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set. Megatron-LM,
+        optimizer_param_scheduler.py. With "wsd" (Hu et al. 2024, MiniCPM, section 4) the decay is linear and begins
+        where the last `decay_share` of `decay_tokens` or `decay_steps` does.
         """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
@@ -148,15 +148,15 @@ class Train:
     micro_batch_tokens: Count = Field(default=16384, ge=1)
     """Tokens that one forward pass may hold; a step is cut into as many micro-batches as that needs."""
     dtype: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
-    """Compute type; master weights are fp32. "auto": bf16 where the device has bf16 matmuls, else fp32. "tf32": fp32 whose matrix
-    products round their factors to 10 bits on CUDA, and fp32 elsewhere."""
+    """Compute type; master weights are fp32. "auto": bf16 where the device has bf16 matmuls, else fp32. "tf32": fp32
+    whose matrix products round their factors to 10 bits on CUDA, and fp32 elsewhere."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; "auto": on CUDA only."""
     deterministic: bool = False
     """Only deterministic kernels, so that runs on CUDA repeat bit for bit."""
     activation_checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute each block in the backward pass instead of storing its activations; "auto": on CUDA, where a full micro-batch
-    would not fit otherwise, by estimate."""
+    """Recompute each block in the backward pass instead of storing its activations; "auto": on CUDA, where a full
+    micro-batch would not fit otherwise, by estimate."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -164,12 +164,14 @@ class Parallel:
     """Training on several devices."""
 
     strategy: Literal["replicate", "shard"] = "replicate"
-    """"replicate": every device holds the whole model. "shard": each holds a share of weights, gradients and moments, and gathers
-    a block's weights when it computes it; for models that do not fit otherwise, at the price of more traffic."""
+    """"replicate": every device holds the whole model. "shard": each holds a share of weights, gradients and moments,
+    and gathers a block's weights when it computes it; for models that do not fit otherwise, at the price of more
+    traffic."""
     lanes: int | None = Field(default=None, ge=2)
-    """Parts of a step whose gradients are added up in a fixed tree, so that results are the same, bit for bit, on every number
-    of devices that divides it: a power of two. Without it, results on another number of devices differ by rounding; with layer
-    dropping and SimiGrad also by what is drawn for each micro-batch, where the number of micro-batches differs."""
+    """Parts of a step whose gradients are added up in a fixed tree, so that results are the same, bit for bit, on every
+    number of devices that divides it: a power of two. Without it, results on another number of devices differ by
+    rounding; with layer dropping and SimiGrad also by what is drawn for each micro-batch, where the number of
+    micro-batches differs."""
 
     @model_validator(mode="after")
     def _lanes_make_a_tree(self) -> Parallel:
@@ -187,7 +189,8 @@ class Eval:
     windows: int = Field(default=64, ge=1)
     """Validation windows, of seq_len tokens each."""
     positions: bool = False
-    """Report the validation loss by position in the context too, as columns val_loss_from_POSITION; doubles what evaluation costs."""
+    """Report the validation loss by position in the context too, as columns val_loss_from_POSITION; doubles what
+    evaluation costs."""
     sample: str | None = None
     """Show what the model writes after this text at each evaluation; it changes nothing of the training."""
 

@@ -37,8 +37,8 @@ def _toml_key(name: str) -> str:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered from 0: "stages.0.lr". A table
-    without keys stays {}: a section that is present is on."""
+    """Nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered from 0: "stages.0.lr". A
+    table without keys stays {}: a section that is present is on."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"

@@ -8,7 +8,8 @@ from efftrain_cli.run.rows import last_row, read_counting
 
 
 def communication(run: Path) -> str | None:
-    """In a sentence, with the steps that the network, not computing, has bound; None where nobody measured: on one device, or of shards.
+    """In a sentence, with the steps that the network, not computing, has bound; None where nobody measured: on one
+    device, or of shards.
 
     Rows that cannot be read are left out: a run that has been trained to its end has ended well.
     """
@@ -18,11 +19,16 @@ def communication(run: Path) -> str | None:
     import numpy as np
 
     rows = read_counting(run)
-    columns = {name: np.array([row.get(name) for row in rows], float) for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len")}
+    columns = {
+        name: np.array([row.get(name) for row in rows], float)
+        for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len")
+    }
     there = np.isfinite(columns["comm_seconds"]) & np.isfinite(columns["wait_seconds"]) & (columns["seconds"] > 0)
     if not there.any():
         return None
-    seconds, sums, waits, lengths = (columns[name][there] for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len"))
+    seconds, sums, waits, lengths = (
+        columns[name][there] for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len")
+    )
     text = f"{sums.sum() / seconds.sum():.0%} of the time went into adding up gradients, {waits.sum() / seconds.sum():.0%} into waiting for each other"
     bound = sums > seconds / 2
     if not bound.any():

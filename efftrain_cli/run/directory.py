@@ -1,13 +1,13 @@
 """The run directory: the only place a run writes to, and the one thing that every other command reads.
 
-    runs/<name>/
-      recipe.toml       the resolved recipe: everything needed to run it again
-      origin.json       command line, versions, device, data hashes, start time
-      tokenizer.json    the tokenizer, so that the run can be sampled and evaluated anywhere
-      metrics.jsonl     one row per step; after a resume the highest segment of a step counts
-      events.jsonl      what is not a step: start, resume, signal, divergence, fallback
-      checkpoints/      step-00000100/ and so on
-      lock              held by the process that owns the run
+runs/<name>/
+  recipe.toml       the resolved recipe: everything needed to run it again
+  origin.json       command line, versions, device, data hashes, start time
+  tokenizer.json    the tokenizer, so that the run can be sampled and evaluated anywhere
+  metrics.jsonl     one row per step; after a resume the highest segment of a step counts
+  events.jsonl      what is not a step: start, resume, signal, divergence, fallback
+  checkpoints/      step-00000100/ and so on
+  lock              held by the process that owns the run
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from efftrain_cli.foundation.errors import (
-    CheckpointError,
-    DataError,
-    DiskError,
-    RunLockedError,
-    UsageError,
-    nearest,
-)
+from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, RunLockedError, UsageError, nearest
 from efftrain_cli.foundation.files import fsync
 from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
@@ -131,7 +124,9 @@ class Run:
         self.name = path.name
         for name in ("checkpoints", "wandb"):
             if (path / name).is_symlink():
-                raise CheckpointError(f"{path / name} is a symbolic link: nothing is written through it. Remove the link")
+                raise CheckpointError(
+                    f"{path / name} is a symbolic link: nothing is written through it. Remove the link"
+                )
         self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._lock = take_lock(path / "lock")
         self._metrics = JsonLines(path / "metrics.jsonl")
@@ -196,8 +191,8 @@ class Run:
 
     @classmethod
     def open(cls, name: str, root: Path | None = None) -> Run:
-        """Takes ownership of an existing run in `root` (default: the folder of all runs), and removes what an interrupted save
-        left behind.
+        """Takes ownership of an existing run in `root` (default: the folder of all runs), and removes what an
+        interrupted save left behind.
 
         Raises:
             UsageError: there is no such run.
@@ -224,7 +219,8 @@ class Run:
         self._metrics.path, self._events.path = path / "metrics.jsonl", path / "events.jsonl"
 
     def log(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory and written when there is room."""
+        """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory and written when there is
+        room."""
         if rows:
             self._metrics.write(rows)
             if time.monotonic() - self._last_fsync > 10:
@@ -237,7 +233,9 @@ class Run:
 
     def events(self) -> list[dict[str, Any]]:
         """What events.jsonl holds, oldest first; lines that are not JSON are passed over."""
-        return read_lines(self.path / "events.jsonl")  # not `read_events`: a difference that was accepted must match to the letter
+        return read_lines(
+            self.path / "events.jsonl"
+        )  # not `read_events`: a difference that was accepted must match to the letter
 
     def rows(self, until: int | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl that count, in order of steps, up to step `until`."""
@@ -248,17 +246,21 @@ class Run:
         return next((row for row in reversed(self.rows(step)) if row["step"] == step), None)
 
     def report_gaps(self, step: int) -> None:
-        """Records and warns of rows up to `step` that are in no segment: a full disk refused them, and then a kill came, or they
-        are damaged."""
+        """Records and warns of rows up to `step` that are in no segment: a full disk refused them, and then a kill
+        came, or they are damaged."""
         there = {row["step"] for row in read_lines(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
         missing = [number for number in range(1, step + 1) if number not in there]
         for _, stretch in groupby(enumerate(missing), lambda place: place[1] - place[0]):
             steps = [number for _, number in stretch]
             self.event("gap", {"first": steps[0], "last": steps[-1]})
-            print(f"warning: {self.path / 'metrics.jsonl'}: rows of steps {steps[0]} to {steps[-1]} are missing", file=sys.stderr)
+            print(
+                f"warning: {self.path / 'metrics.jsonl'}: rows of steps {steps[0]} to {steps[-1]} are missing",
+                file=sys.stderr,
+            )
 
     def next_segment(self, after: int = -1) -> int:
-        """The number of the rows that this process will write: one more than that of any row, and than `after`; from 0."""
+        """The number of the rows that this process will write: one more than that of any row, and than `after`; from
+        0."""
         segments = (row.get("segment") for row in read_lines(self.path / "metrics.jsonl"))
         return 1 + max((after, *(segment for segment in segments if isinstance(segment, int))))
 
@@ -281,12 +283,17 @@ class Run:
             self.sync()
         finally:
             with contextlib.ExitStack() as stack:
-                for close in (lambda: os.close(self._folder), self._lock.close, self._events.close, self._metrics.close):
+                for close in (
+                    lambda: os.close(self._folder),
+                    self._lock.close,
+                    self._events.close,
+                    self._metrics.close,
+                ):
                     stack.callback(close)
 
     def find_itself(self) -> None:
-        """Follows the directory where it was renamed while this process owns it, and asks training to stop there; nothing is
-        ever made anew under the old name.
+        """Follows the directory where it was renamed while this process owns it, and asks training to stop there;
+        nothing is ever made anew under the old name.
 
         Raises:
             DiskError: it was deleted.
@@ -296,7 +303,9 @@ class Run:
         before, now = self.path, Path(f"/proc/self/fd/{self._folder}").resolve()
         if not self._is_at(now):
             self.gone = True
-            raise DiskError(f"{self.path} was deleted or moved away while the run was training: nothing more can be saved")
+            raise DiskError(
+                f"{self.path} was deleted or moved away while the run was training: nothing more can be saved"
+            )
         self._is_now_at(now)
         self.verified = {now / "checkpoints" / path.name for path in self.verified}
         self.damaged = {now / "checkpoints" / path.name for path in self.damaged}
@@ -322,7 +331,8 @@ class Run:
             print(f"warning: {lost}", file=sys.stderr)  # what ends the run is worse
 
     def purge_checkpoints(self, keep: int) -> None:
-        """Removes all but the newest `keep` checkpoints. Damaged ones neither count nor go; the newest verified one stays."""
+        """Removes all but the newest `keep` checkpoints. Damaged ones neither count nor go; the newest verified one
+        stays."""
         sound = [path for path in checkpoints_of(self.path) if path not in self.damaged]
         newest_verified = max(self.verified & set(sound), key=checkpoint_step, default=None)
         for path in sound[:-keep]:
@@ -336,8 +346,8 @@ class Run:
                     print(f"warning: {path} could not be removed: {error.strerror}; training goes on", file=sys.stderr)
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt, one of a
-        past that a rewind left to step-N.left (or step-N.left-2, ...)."""
+        """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
+        one of a past that a rewind left to step-N.left (or step-N.left-2, ...)."""
         kind = "corrupt" if checkpoint in self.damaged else "left"
         number, target = 1, checkpoint.with_name(f"{checkpoint.name}.{kind}")
         while os.path.lexists(target):
@@ -388,7 +398,11 @@ def checkpoints_of(run: Path) -> list[Path]:
     """
     folder = run / "checkpoints"
     try:
-        found = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+        found = [
+            path
+            for path in folder.iterdir()
+            if _CHECKPOINT.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -1,8 +1,8 @@
 """Files of JSON lines, metrics.jsonl and events.jsonl: appended to, never rewritten, each line with a check value.
 
-The check is the CRC-32 of the line without it, as eight hexadecimal digits under the key `check`, last in the line. It finds
-every single flipped bit, which JSON alone does not: a digit that changes is still a number. Lines of older versions have no
-check; they are read anyway and counted as unchecked.
+The check is the CRC-32 of the line without it, as eight hexadecimal digits under the key `check`, last in the line. It
+finds every single flipped bit, which JSON alone does not: a digit that changes is still a number. Lines of older
+versions have no check; they are read anyway and counted as unchecked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _TAIL = len(_MARK) + len('01234567"}')
 
 
 def sealed(value: Mapping[str, object]) -> str:
-    """One line for `value`, with its check and without a newline. JSON has no NaN and no infinity: null stands for them."""
+    """One line for `value`, with its check and without a newline. JSON has no NaN and no infinity: null stands for
+    them."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:

@@ -1,5 +1,5 @@
-"""A run's lock file: taken by the process that owns the run, looked at by all others. It dies with its process, so that a killed owner
-never blocks a run."""
+"""A run's lock file: taken by the process that owns the run, looked at by all others. It dies with its process, so that
+a killed owner never blocks a run."""
 
 from __future__ import annotations
 

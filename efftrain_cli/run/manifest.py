@@ -23,9 +23,7 @@ REQUIRED = WITHOUT_OPTIMIZER | {"optimizer.safetensors"}
 
 def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
     """Writes manifest.json: size and sha256 of the files in `hashes`, by name, and the sha256 of these entries."""
-    entries = {
-        name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]} for name in sorted(hashes)
-    }
+    entries = {name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]} for name in sorted(hashes)}
     (directory / MANIFEST).write_text(_text(entries), encoding="utf-8")
 
 
@@ -67,9 +65,7 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
         try:
             for (name, (_, digest)), found in zip(expected.items(), hashes, strict=True):
                 if found != digest:
-                    raise CheckpointError(
-                        f"{directory / name} is damaged: its sha256 is not the one that was written"
-                    )
+                    raise CheckpointError(f"{directory / name} is damaged: its sha256 is not the one that was written")
         except OSError as error:
             raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
     _check_progress(directory / "progress.json")
@@ -96,7 +92,8 @@ def _check_progress(path: Path) -> None:
 
 
 def _text(entries: object, version: object = SCHEMA_VERSION) -> str:
-    """The whole of manifest.json; its last value is the sha256 of the others, so that no bit of it can change unseen."""
+    """The whole of manifest.json; its last value is the sha256 of the others, so that no bit of it can change
+    unseen."""
     content = {"schema_version": version, "files": entries}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return json.dumps({**content, "sha256": digest}, indent=1)

@@ -1,4 +1,5 @@
-"""Which run a name means: the run itself, the only run of a recipe, or the only run whose name begins like that. No torch."""
+"""Which run a name means: the run itself, the only run of a recipe, or the only run whose name begins like that. No
+torch."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from efftrain_cli.run.directory import run_names, run_path, runs_root
 
 
 def find_run(name: str) -> str:
-    """The name of the run that `name` means: a run's name or its directory's path, a recipe's name where one run was trained
-    by it, or the beginning of one run's name. Where a run and a recipe share a name, the run is meant.
+    """The name of the run that `name` means: a run's name or its directory's path, a recipe's name where one run was
+    trained by it, or the beginning of one run's name. Where a run and a recipe share a name, the run is meant.
 
     Raises:
         UsageError: there is no such run, or there are several; the message names them, or the nearest ones.

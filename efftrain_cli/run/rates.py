@@ -1,4 +1,5 @@
-"""How fast models were trained before: by `efftrain bench`, or by the rows of earlier runs. Reads and writes small files only."""
+"""How fast models were trained before: by `efftrain bench`, or by the rows of earlier runs. Reads and writes small
+files only."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Rate:
 
 
 def remember_bench(rate: Rate) -> None:
-    """Keeps a benchmark's rate for later estimates on this machine. A cache that cannot be written is not a reason to fail."""
+    """Keeps a benchmark's rate for later estimates on this machine. A cache that cannot be written is not a reason to
+    fail."""
     with contextlib.suppress(OSError):
         cache_root().mkdir(parents=True, exist_ok=True)
         with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:
@@ -46,14 +48,16 @@ def remember_bench(rate: Rate) -> None:
 
 
 def measured_rate(device: str, n_layer: int, n_embd: int) -> Rate | None:
-    """The rate to estimate a model's training time with: the newest benchmark on this machine, else the newest run; one of the same
-    shape before all others. `device` is as --device names it; "auto" takes any."""
+    """The rate to estimate a model's training time with: the newest benchmark on this machine, else the newest run; one
+    of the same shape before all others. `device` is as --device names it; "auto" takes any."""
 
     def fits(rate: Rate) -> bool:
         return device == "auto" or (device == "cpu") == _is_cpu(rate.device)
 
     for found in (_benches(), _runs()):
-        rates = sorted(filter(fits, found), key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time))
+        rates = sorted(
+            filter(fits, found), key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time)
+        )
         if rates:
             return rates[-1]
     return None

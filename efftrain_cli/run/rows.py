@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Format of a run directory."""
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
-"""Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one recipe."""
+"""Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one
+recipe."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,9 @@ def read_events(path: Path) -> tuple[dict[str, Any], ...]:
 def counting(steps: np.ndarray) -> np.ndarray:
     """Indices of the rows that count, in order of steps: those after which the file names no smaller step.
 
-    Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with replaces all older rows
-    from its step on, however far they went. A step may count twice: its evaluation was made up for after a stop, and then the
-    later value of each column counts.
+    Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with replaces all
+    older rows from its step on, however far they went. A step may count twice: its evaluation was made up for after a
+    stop, and then the later value of each column counts.
     """
     import numpy as np
 
@@ -130,8 +131,8 @@ def counting(steps: np.ndarray) -> np.ndarray:
 def read_counting(path: Path, until: int | None = None) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl that count, one per step in increasing order, up to step `until`, as they were written.
 
-    Imports nothing that training has not imported, and refuses nothing: damaged lines are left out, and a missing file has no rows.
-    `path` is the file or its run directory.
+    Imports nothing that training has not imported, and refuses nothing: damaged lines are left out, and a missing file
+    has no rows. `path` is the file or its run directory.
     """
     import numpy as np
 
@@ -186,8 +187,8 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
 
 
 def last_row(path: Path) -> dict[str, Any]:
-    """The last whole row of metrics.jsonl in this run directory, whether it counts or not; {} where it has none. Reads the end of the
-    file only."""
+    """The last whole row of metrics.jsonl in this run directory, whether it counts or not; {} where it has none. Reads
+    the end of the file only."""
     try:
         with (path / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
@@ -265,8 +266,9 @@ def _wrong_in(row: dict[str, Any], numbers: Sequence[str]) -> str:
 
 
 def _odd(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int, str]:
-    """What is wrong with rows that cannot be what was written, by index: rows without a check among checked ones of their
-    segment, and rows without one whose step or segment does not fit where the rows before and after fit each other."""
+    """What is wrong with rows that cannot be what was written, by index: rows without a check among checked ones of
+    their segment, and rows without one whose step or segment does not fit where the rows before and after fit each
+    other."""
     import numpy as np
 
     if checked.all():
@@ -275,7 +277,8 @@ def _odd(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int
     neighbours = (segment[:-2] == segment[2:]) & (apart >= 1) & (apart <= 2)
     fits = (segment[1:-1] == segment[:-2]) & (step[1:-1] == step[:-2] + 1)
     odd = {
-        int(i) + 1: f"it says step {step[i + 1]:.0f} of segment {segment[i + 1]:.0f}, between steps {step[i]:.0f} and {step[i + 2]:.0f}"
+        int(i)
+        + 1: f"it says step {step[i + 1]:.0f} of segment {segment[i + 1]:.0f}, between steps {step[i]:.0f} and {step[i + 2]:.0f}"
         for i in np.flatnonzero(neighbours & ~fits & ~checked[1:-1])
     }
     for index in np.flatnonzero(~checked & np.isin(segment, segment[checked])):
@@ -292,7 +295,14 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
     n = len(lines.texts)
     text = b"\n".join([*lines.texts, b""])
     # Flat objects only: Arrow's parser must not meet deep nesting, and it takes NaN for a number.
-    if not n or text.count(b"{") != n or b"[" in text or b"NaN" in text or b"Infinity" in text or len(lines.damaged) > 1:
+    if (
+        not n
+        or text.count(b"{") != n
+        or b"[" in text
+        or b"NaN" in text
+        or b"Infinity" in text
+        or len(lines.damaged) > 1
+    ):
         return None
     try:
         table = pj.read_json(pa.BufferReader(text), read_options=pj.ReadOptions(use_threads=False, block_size=1 << 22))
@@ -323,7 +333,8 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
 
 
 def _last_there(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
-    """One value per step where row `twice[i]` and the next are of one step: the later one, or the earlier where that is null."""
+    """One value per step where row `twice[i]` and the next are of one step: the later one, or the earlier where that is
+    null."""
     import numpy as np
 
     values = values.copy()
@@ -346,7 +357,9 @@ def read_origin(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{file} is missing: without it nobody can say what the run was trained on. {_RESTORE}") from None
+        raise DataError(
+            f"{file} is missing: without it nobody can say what the run was trained on. {_RESTORE}"
+        ) from None
     except OSError as error:
         raise unreadable(file, error) from None
     except (ValueError, RecursionError) as error:
@@ -375,7 +388,8 @@ def origin_data(path: Path) -> dict[str, Any]:
 
 
 def cleaned(value: Any) -> Any:
-    """`value` with every control character in its strings escaped: a run may come from anywhere, and what it says is printed."""
+    """`value` with every control character in its strings escaped: a run may come from anywhere, and what it says is
+    printed."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

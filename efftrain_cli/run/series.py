@@ -5,20 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-AXES = {"step": "axis/step", "tokens": "axis/tokens", "total_flops": "axis/flops", "train_seconds": "axis/train_seconds"}
+AXES = {
+    "step": "axis/step",
+    "tokens": "axis/tokens",
+    "total_flops": "axis/flops",
+    "train_seconds": "axis/train_seconds",
+}
 """What a curve can be drawn over."""
 
 GROUPS = {
-    "train": ("loss", "tokens_discarded", "windows", "sequences", "seq_len", "batch_size", "accumulation_steps", "stage", "segment"),
+    "train": (
+        "loss",
+        "tokens_discarded",
+        "windows",
+        "sequences",
+        "seq_len",
+        "batch_size",
+        "accumulation_steps",
+        "stage",
+        "segment",
+    ),
     "val": ("val_loss",),
     "optim": ("lr", "grad_norm"),
     "throughput": (
-        "tokens_per_second", "mfu", "flops", "flops_without_logits", "seconds", "eval_seconds", "checkpoint_seconds",
-        "compile_seconds", "comm_seconds", "wait_seconds", "wall_seconds", "other_seconds",
+        "tokens_per_second",
+        "mfu",
+        "flops",
+        "flops_without_logits",
+        "seconds",
+        "eval_seconds",
+        "checkpoint_seconds",
+        "compile_seconds",
+        "comm_seconds",
+        "wait_seconds",
+        "wall_seconds",
+        "other_seconds",
     ),
     "stability": ("loss_ratio", "adam_sqrt_v_l1", "adam_sqrt_v_max", "nonfinite"),
 }
-NAMES = {"standardization_loss": "standardization_loss/loss", "val_loss": "val/loss", "seconds": "throughput/step_seconds", "flops": "throughput/step_flops"}
+NAMES = {
+    "standardization_loss": "standardization_loss/loss",
+    "val_loss": "val/loss",
+    "seconds": "throughput/step_seconds",
+    "flops": "throughput/step_flops",
+}
 METHODS = {
     "pld": "progressive_layer_drop",
     "simigrad": "simigrad",
@@ -34,7 +64,9 @@ LOWEST = ("train/loss", "val/loss")
 HIGHEST = ("stability/loss_ratio", "stability/adam_sqrt_v_max")
 """Series whose extreme says most."""
 
-_SERIES = {column: NAMES.get(column, f"{group}/{column}") for group, columns in GROUPS.items() for column in columns} | AXES
+_SERIES = {
+    column: NAMES.get(column, f"{group}/{column}") for group, columns in GROUPS.items() for column in columns
+} | AXES
 
 
 def series_of(column: str) -> str:

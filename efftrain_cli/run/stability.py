@@ -5,8 +5,9 @@ The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
     loss ratio_t = loss_t / min(loss_1 .. loss_t-1)        above 1 where the loss is worse than it has been
     norm_t = sum of sqrt(v_t), max_t = max of sqrt(v_t)    v_t: Adam's raw second moments, all parameters
 
-The loss ratio is counted above 1.2 and above 1.5, and correlated (Pearson) with the norm, the maximum and the gradient norm.
-Two alarms read the same rows as they come: `SpikeAlarm` says that the loss has jumped, `EarlyWarning` that it may be about to.
+The loss ratio is counted above 1.2 and above 1.5, and correlated (Pearson) with the norm, the maximum and the gradient
+norm. Two alarms read the same rows as they come: `SpikeAlarm` says that the loss has jumped, `EarlyWarning` that it may
+be about to.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def measure_run(path: Path) -> Stability:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> Correlation | None:
-    """Pearson's r between two columns, over the steps where neither is NaN; None where fewer than three are left or one of
-    the columns is constant."""
+    """Pearson's r between two columns, over the steps where neither is NaN; None where fewer than three are left or one
+    of the columns is constant."""
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(x) and not math.isnan(y)]
     if len(pairs) < 3:
         return None
@@ -169,8 +170,8 @@ class Spike(NamedTuple):
 
 @dataclass
 class SpikeAlarm:
-    """Says when the training loss jumps: above `ratio` times the median of the last `window` losses, and above that median
-    by `deviations` times their usual scatter. One alarm per jump; it is armed again once the loss is back."""
+    """Says when the training loss jumps: above `ratio` times the median of the last `window` losses, and above that
+    median by `deviations` times their usual scatter. One alarm per jump; it is armed again once the loss is back."""
 
     ratio: float = 1.5
     deviations: float = 6.0
@@ -213,7 +214,8 @@ class GradientJump(NamedTuple):
 @dataclass
 class EarlyWarning:
     """Says when the gradient norm, before clipping, leaves its usual range: above `ratio` times the median of the last
-    `window`. A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was often first."""
+    `window`. A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was often
+    first."""
 
     ratio: float = 6.0
     window: int = 32

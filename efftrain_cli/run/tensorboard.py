@@ -1,7 +1,7 @@
 """TensorBoard as another reader of metrics.jsonl: the same rows under the same names as wandb has.
 
-Written by the package `tensorboard` alone (extra of the same name); neither torch nor TensorFlow is imported. The files are
-made anew whenever a reading begins, from the rows that count, so a resume or a rewind leaves no step twice.
+Written by the package `tensorboard` alone (extra of the same name); neither torch nor TensorFlow is imported. The files
+are made anew whenever a reading begins, from the rows that count, so a resume or a rewind leaves no step twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Writer:
         try:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
-            raise UsageError(f"TensorBoard cannot be imported ({error}); install it with: pip install 'efftrain[tensorboard]'") from None
+            raise UsageError(
+                f"TensorBoard cannot be imported ({error}); install it with: pip install 'efftrain[tensorboard]'"
+            ) from None
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._writer = EventFileWriter(str(folder))
@@ -42,7 +44,9 @@ class Writer:
 
         numbers = {tag: float(value) for tag, value in grouped(row).items() if isinstance(value, (int, float))}
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
-        self._writer.add_event(Event(step=int(row["step"]), wall_time=float(row.get("wall_seconds") or 0), summary=Summary(value=values)))
+        self._writer.add_event(
+            Event(step=int(row["step"]), wall_time=float(row.get("wall_seconds") or 0), summary=Summary(value=values))
+        )
 
     def close(self) -> None:
         """Brings everything to the file."""
@@ -50,8 +54,8 @@ class Writer:
 
 
 def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[Path, int]:
-    """Writes the run's rows, with `follow` also those that are written until standard input closes; returns the folder and the number
-    of rows.
+    """Writes the run's rows, with `follow` also those that are written until standard input closes; returns the folder
+    and the number of rows.
 
     Raises:
         UsageError: tensorboard is not installed.

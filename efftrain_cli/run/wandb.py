@@ -1,11 +1,11 @@
 """Weights & Biases as a second reader of metrics.jsonl.
 
-wandb never runs inside training: a child process follows the file while it grows, so that a slow network, a missing key or a
-crash of wandb costs the run nothing. `efftrain wandb-sync` is the same code on a file that is already there.
+wandb never runs inside training: a child process follows the file while it grows, so that a slow network, a missing key
+or a crash of wandb costs the run nothing. `efftrain wandb-sync` is the same code on a file that is already there.
 
-wandb keeps the first value that it is given for a step and drops later ones. While a run is followed, rows that a resume
-writes anew are therefore not sent again; after a rewind the history at wandb holds steps that were given up. `sync` makes a
-clean run from the rows that count: each step once, the last write wins.
+wandb keeps the first value that it is given for a step and drops later ones. While a run is followed, rows that a
+resume writes anew are therefore not sent again; after a rewind the history at wandb holds steps that were given up.
+`sync` makes a clean run from the rows that count: each step once, the last write wins.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
 def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float = 1.0) -> Synced:
     """Sends rows to wandb as they are written, until standard input closes; then what is left, and ends.
 
-    One wandb run per run directory: a resumed run continues it. Where "online" cannot be reached within INIT_SECONDS, the
-    metrics are kept offline, with one warning.
+    One wandb run per run directory: a resumed run continues it. Where "online" cannot be reached within INIT_SECONDS,
+    the metrics are kept offline, with one warning.
 
     Raises:
         UsageError: wandb is not installed.
@@ -112,7 +112,10 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     except UsageError as error:
         if mode == "offline":
             raise
-        warning, mode = f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them later", "offline"
+        warning, mode = (
+            f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them later",
+            "offline",
+        )
         session = _init(directory, mode, project, run_id, resume="allow")
     state = run / "wandb" / STATE
     sent = _last_sent(state)
@@ -142,8 +145,8 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
 
 @contextlib.contextmanager
 def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[None]:
-    """While the block runs, a child process sends the rows of `run` to wandb; with `tensorboard`, another one writes them for
-    TensorBoard. "off": nothing is sent.
+    """While the block runs, a child process sends the rows of `run` to wandb; with `tensorboard`, another one writes
+    them for TensorBoard. "off": nothing is sent.
 
     Whatever befalls the children, the block is not disturbed; what one had to say is printed as one warning at the end.
     """
@@ -155,7 +158,9 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
         yield
     if tensorboard:
         print(f"tensorboard --logdir {run / 'tensorboard'}")
-    copies = sorted((run / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime) if mode != "off" else []
+    copies = (
+        sorted((run / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime) if mode != "off" else []
+    )
     if copies:
         print(f"wandb      offline copy in {copies[-1]}; send it with: wandb sync {copies[-1]}")
 
@@ -184,8 +189,8 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
 
 
 def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.Popen[bytes]:
-    """Starts the child process that follows `run`, `wandb-sync` with some options. It ends by itself when this process ends,
-    however that happens."""
+    """Starts the child process that follows `run`, `wandb-sync` with some options. It ends by itself when this process
+    ends, however that happens."""
     folder = run / "wandb"
     folder.mkdir(exist_ok=True)
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
@@ -216,7 +221,8 @@ def stop_follower(follower: subprocess.Popen[bytes], seconds: float = STOP_SECON
 
 
 def _said(run: Path, log: str) -> str:
-    """The last line that the child wrote, its warning or error; not what wandb itself prints, greetings for the most part."""
+    """The last line that the child wrote, its warning or error; not what wandb itself prints, greetings for the most
+    part."""
     try:
         lines = (run / "wandb" / log).read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -266,7 +272,9 @@ def _init(
         # Its own process still holds the id, and would refuse it to the offline run that takes this one's place.
         with contextlib.suppress(Exception):
             wandb.teardown()
-        raise UsageError(f"wandb ({mode}): {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}") from None
+        raise UsageError(
+            f"wandb ({mode}): {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
+        ) from None
     for axis in AXES.values():
         session.define_metric(axis)
     session.define_metric("*", step_metric=AXES["tokens"])
@@ -304,7 +312,8 @@ def _finish(session: wandb.Run) -> None:
     import wandb
 
     session.finish()
-    # finish() returns before wandb's own process has written the last rows of an offline run; its end is waited for here.
+    # finish() returns before wandb's own process has written the last rows of an offline run; its end is waited for
+    # here.
     wandb.teardown()
 
 

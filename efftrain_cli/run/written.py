@@ -23,7 +23,8 @@ class _Cursor:
     def records(self) -> Iterator[dict[str, Any]]:
         """What has been written since; a half-written line waits."""
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place at once.
+            # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place at
+            # once.
             file.seek(self.position)
             *lines, _ = file.read().split(b"\n")
             for line in lines:

@@ -24,7 +24,8 @@ class Phase:
     done: int
     tokens_left: int
     seconds_left: float | None
-    """Of wall time that is left, one run after the other, by earlier runs of the same model; None where there are none."""
+    """Of wall time that is left, one run after the other, by earlier runs of the same model; None where there are
+    none."""
     disk_bytes: int
     """Bytes that its runs keep, those done included."""
 
@@ -50,7 +51,9 @@ def phases_of(file: StudyFile) -> list[Phase]:
         recipe = recipe_of(trial)
         # What tuning chooses is not known yet, and changes neither size nor time unless it is tuned itself.
         known = phase == "tuning" or file.study.tuning is None
-        done = state_of(trial) in ("finished", "diverged") if known else tokens_so_far(trial.name) >= recipe.train.tokens
+        done = (
+            state_of(trial) in ("finished", "diverged") if known else tokens_so_far(trial.name) >= recipe.train.tokens
+        )
         left = 0 if done else max(0, recipe.train.tokens - tokens_so_far(trial.name))
         seconds = seconds_left(recipe, left, speeds)
         before = found.get((phase, arm), Phase(phase, arm, 0, 0, 0, 0.0, 0))

@@ -1,4 +1,5 @@
-"""Conducting a study: tuning, then look by look the runs that it is judged by, until all is decided or all seeds are used."""
+"""Conducting a study: tuning, then look by look the runs that it is judged by, until all is decided or all seeds are
+used."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def conduct(
     while not judgement.complete:
         seeds = file.seeds[: file.looks[judgement.look]]
         title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
-        crew.train([trial for _, trial in (*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds))], title)
+        crew.train(
+            [trial for _, trial in (*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds))], title
+        )
         judgement = judge_runs(file, chosen, allow)
         write_receipts(file, chosen)
         write_looks(file, judgement)
@@ -75,7 +78,9 @@ def choices(file: StudyFile) -> list[Tuned]:
     for arm in file.study.arms:
         trials = by_arm.get(arm.name, [])
         if not trials:
-            warnings = (f"arm {arm.name!r} is not tuned while others are: it stands at a disadvantage",) if by_arm else ()
+            warnings = (
+                (f"arm {arm.name!r} is not tuned while others are: it stands at a disadvantage",) if by_arm else ()
+            )
             found.append(Tuned(arm.name, (), (), warnings))
             continue
         tried = choose(trials)
@@ -114,7 +119,9 @@ def ended(trial: Trial) -> bool:
     return (run := read_trial(trial)) is not None and run.status in ("finished", "diverged")
 
 
-def read_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], rate: float | None = None) -> dict[str, dict[int, RunNumbers]]:
+def read_runs(
+    file: StudyFile, chosen: Mapping[str, Sequence[str]], rate: float | None = None
+) -> dict[str, dict[int, RunNumbers]]:
     """arm -> seed -> run, of the confirmation runs that exist.
 
     Args:
@@ -153,7 +160,10 @@ def judge_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], allow: bool
     if judgement.look:
         # Only what has been judged is worth a reader's attention; but no run of the study may be incomparable.
         judged = check(_groups((runs, *rated.values()), file.seeds[: judgement.looks[judgement.look - 1]]), allow=True)
-        labels = [*(label for label in labels if label.severity == "allowed"), *(label for label in judged if label.severity != "allowed")]
+        labels = [
+            *(label for label in labels if label.severity == "allowed"),
+            *(label for label in judged if label.severity != "allowed"),
+        ]
     return replace(judgement, labels=(*labels, *judgement.labels))
 
 
@@ -163,7 +173,10 @@ def _groups(kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]], seeds: Sequ
     for arm in kinds[0]:
         sides = [runs[arm] for runs in kinds]
         ended = tuple(
-            side[seed] for side in sides for seed in seeds if seed in side and side[seed].status in ("finished", "diverged")
+            side[seed]
+            for side in sides
+            for seed in seeds
+            if seed in side and side[seed].status in ("finished", "diverged")
         )
         if ended:
             found.append(Group(arm, ended))
@@ -198,7 +211,20 @@ def write_looks(file: StudyFile, judgement: Judgement) -> Path:
     """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
     path = run_path(f"{file.name}-study") / "looks.csv"
     before = list(csv.reader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
-    header = ["look", "seeds", "measure", "direction", "margin", "arm", "estimate", "low", "high", "p", "p_holm", "outcome"]
+    header = [
+        "look",
+        "seeds",
+        "measure",
+        "direction",
+        "margin",
+        "arm",
+        "estimate",
+        "low",
+        "high",
+        "p",
+        "p_holm",
+        "outcome",
+    ]
     rows: list[list[object]] = [list(row) for row in before[1:] if row and int(row[0]) < judgement.look]
     for verdict in judgement.verdicts:
         estimate, primary = verdict.estimate, verdict.primary

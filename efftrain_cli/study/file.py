@@ -1,7 +1,7 @@
 """The study file: arms, seeds, primary measures and looks, checked as a whole before anything is trained.
 
-A study says beforehand what would count as an answer. Its meaning, the arms' resolved recipes included, is hashed when its
-first run starts; comments and the order of keys are free to change, everything else is not.
+A study says beforehand what would count as an answer. Its meaning, the arms' resolved recipes included, is hashed when
+its first run starts; comments and the order of keys are free to change, everything else is not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ LONGEST_NAME = 40
 
 def _seeds(value: Any) -> Any:
     """Seeds as text, "0..4" or "1,3"; a list of whole numbers is accepted too."""
-    if isinstance(value, tuple) and value and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value):
+    if (
+        isinstance(value, tuple)
+        and value
+        and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value)
+    ):
         value = ",".join(map(str, value))
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
@@ -58,7 +62,9 @@ def _grid(value: Any) -> Any:
 
 
 Seeds = Annotated[str, BeforeValidator(_seeds)]
-Grid = Annotated[dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]], BeforeValidator(_grid)]
+Grid = Annotated[
+    dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]], BeforeValidator(_grid)
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -66,13 +72,13 @@ class Primary:
     """A measure that the study is judged by."""
 
     measure: Literal["final_loss", "lr_sensitivity", "tokens_to_target", "flops_to_target", "seconds_to_target"]
-    """final_loss: validation loss when the budget is used up. lr_sensitivity: how much that depends on the learning rate. A cost:
-    tokens, FLOPs or seconds to reach a loss."""
+    """final_loss: validation loss when the budget is used up. lr_sensitivity: how much that depends on the learning
+    rate. A cost: tokens, FLOPs or seconds to reach a loss."""
     direction: Literal["better", "different", "noninferior", "equivalent"]
     """What the arm must be shown to be, against the baseline."""
     margin: float | None = Field(default=None, gt=0)
-    """For noninferior and equivalent: how much worse, or how far apart, still does not matter; nats per token, or for a cost a share
-    (0.05 is 5 %)."""
+    """For noninferior and equivalent: how much worse, or how far apart, still does not matter; nats per token, or for a
+    cost a share (0.05 is 5 %)."""
     target: float | None = Field(default=None, gt=0)
     """For a cost: the loss to reach, nats per token; without it, of each pair of runs, the worse run's final loss."""
     rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
@@ -81,7 +87,8 @@ class Primary:
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Tuning:
-    """Every arm is trained with each of these settings on seeds of its own; the best is then used for the study's seeds."""
+    """Every arm is trained with each of these settings on seeds of its own; the best is then used for the study's
+    seeds."""
 
     seeds: Seeds
     """Seeds for choosing: "0..1", "3" or "1,2". None of them may be one of the study's seeds."""
@@ -177,8 +184,8 @@ class StudyFile:
     def values(self) -> dict[str, Any]:
         """What the hash is taken of: all that decides what is trained and how it is judged, as dotted keys.
 
-        Recipes stand as they are written, bases and changes included, but without their defaults: a later version of the
-        program may know keys more.
+        Recipes stand as they are written, bases and changes included, but without their defaults: a later version of
+        the program may know keys more.
         """
         found = dict(_flat(self.study))
         for arm in self.study.arms:
@@ -254,7 +261,10 @@ def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
         check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
     for i, primary in enumerate(valid.get("primary", ())):
         if primary.direction in ("noninferior", "equivalent") and primary.margin is None:
-            check.add(f"primary.{i}.margin", f"is required for {primary.direction}: how large a difference still does not matter?")
+            check.add(
+                f"primary.{i}.margin",
+                f"is required for {primary.direction}: how large a difference still does not matter?",
+            )
         if primary.direction in ("better", "different") and primary.margin is not None:
             check.add(f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin)
         if primary.target is not None and primary.measure not in COSTS:
@@ -280,7 +290,9 @@ def _check_arms(check: Check, valid: Mapping[str, Any], path: Path) -> None:
         try:
             run_path(f"{path.stem}-{name}")
         except UsageError:
-            check.add(f"arms.{i}.name", "may hold letters, digits, '.', '_' and '-': it is part of the names of runs", name)
+            check.add(
+                f"arms.{i}.name", "may hold letters, digits, '.', '_' and '-': it is part of the names of runs", name
+            )
         if len(f"{path.stem}-{name}") > LONGEST_NAME:
             rule = f"is too long beside the study's name {path.stem!r}: {LONGEST_NAME - 1} characters for both"
             check.add(f"arms.{i}.name", rule, name)
@@ -320,7 +332,9 @@ def _check_runs(check: Check, file: StudyFile) -> None:
     """Every point of every arm's grid must be a recipe, and all must be validated on the same text."""
     trials = []
     for i, arm in enumerate(file.study.arms):
-        of_arm = [trial for name, trial in (*confirmation(file, {}), *over_rates(file, {}), *tuning(file)) if name == arm.name]
+        of_arm = [
+            trial for name, trial in (*confirmation(file, {}), *over_rates(file, {}), *tuning(file)) if name == arm.name
+        ]
         trials += of_arm
         for trial in {trial.settings: trial for trial in reversed(of_arm)}.values():
             try:

@@ -1,7 +1,7 @@
 """The verdicts of a study, from its runs: every primary measure of every arm against the baseline, at the looks so far.
 
-Values, never a terminal: `screen.py` shows them. A diverged run is the worst result there is; a run that has not ended is
-pending, and the look that needs it waits.
+Values, never a terminal: `screen.py` shows them. A diverged run is the worst result there is; a run that has not ended
+is pending, and the look that needs it waits.
 """
 
 from __future__ import annotations
@@ -94,10 +94,16 @@ def judge(
     runs, notes = _evaluated_alike(runs)
     rated = rated or {}
     # No confirmation runs exist where the only primary is lr_sensitivity.
-    kinds = [*([runs] if any(primary.measure != "lr_sensitivity" for primary in file.study.primary) else []), *rated.values()]
+    kinds = [
+        *([runs] if any(primary.measure != "lr_sensitivity" for primary in file.study.primary) else []),
+        *rated.values(),
+    ]
     ended = {
         arm.name: set.intersection(
-            *({seed for seed, run in kind.get(arm.name, {}).items() if run.status in ("finished", "diverged")} for kind in kinds)
+            *(
+                {seed for seed, run in kind.get(arm.name, {}).items() if run.status in ("finished", "diverged")}
+                for kind in kinds
+            )
         )
         for arm in file.study.arms
     }
@@ -154,7 +160,9 @@ def _verdicts(
     decided = []
     for verdict, p in zip(found, adjusted, strict=True):
         outcome = verdict.outcome if p <= alpha else "undecided"
-        decided.append(replace(verdict, p_holm=p, outcome=outcome, opposite=verdict.opposite and outcome == "undecided"))
+        decided.append(
+            replace(verdict, p_holm=p, outcome=outcome, opposite=verdict.opposite and outcome == "undecided")
+        )
     return tuple(decided)
 
 
@@ -197,7 +205,8 @@ def _sensitivity_verdict(
     taken: int,
     withheld: str,
 ) -> Verdict:
-    """lr_sensitivity, from rate -> seed -> run: a diverged run counts with its loss before training, so every seed has a number."""
+    """lr_sensitivity, from rate -> seed -> run: a diverged run counts with its loss before training, so every seed has
+    a number."""
     seeds = file.seeds[: file.looks[taken - 1]]
     before, after = (
         Group(name, tuple(by_seed[seed] for by_seed in side.values() for seed in seeds))
@@ -280,7 +289,8 @@ def _paired(primary: Primary, scores: Sequence[float], level: float) -> Estimate
 
 
 def _over_looks(primary: Primary, estimates: Sequence[Estimate], looks: Sequence[int]) -> float:
-    """The direction's p-value, all looks so far paid for. Of two one-sided tests that must both pass each pays for its own looks."""
+    """The direction's p-value, all looks so far paid for. Of two one-sided tests that must both pass each pays for its
+    own looks."""
     p_values = [inference.claim_p(estimate, primary.direction, primary.margin) for estimate in estimates]
     return sequential_p(p_values, looks, sides_of(primary))
 
@@ -311,8 +321,8 @@ def _opposite(primary: Primary, estimate: Estimate) -> bool:
 
 
 def score(primary: Primary, baseline: RunNumbers, method: RunNumbers) -> float:
-    """One pair of runs: the method's loss less the baseline's, or the logarithm of baseline's cost / method's. Not finite where
-    a run failed or did not reach the target."""
+    """One pair of runs: the method's loss less the baseline's, or the logarithm of baseline's cost / method's. Not
+    finite where a run failed or did not reach the target."""
     if baseline.final_loss is None or method.final_loss is None:
         return math.nan
     if primary.measure == "final_loss":
@@ -325,8 +335,9 @@ def score(primary: Primary, baseline: RunNumbers, method: RunNumbers) -> float:
 
 
 def rank_value(primary: Primary, run: RunNumbers) -> tuple[float, bool]:
-    """What a run is ranked by, lower is better, and whether it needs more than that: infinite where it failed. Without a target a
-    cost is ranked by the final loss: at equal cost, the lower of two reaches the other's with less (`why_not_matched`)."""
+    """What a run is ranked by, lower is better, and whether it needs more than that: infinite where it failed. Without
+    a target a cost is ranked by the final loss: at equal cost, the lower of two reaches the other's with less
+    (`why_not_matched`)."""
     if run.final_loss is None:
         return FAILED, False
     if primary.target is None:
@@ -344,8 +355,8 @@ def _ranked(
     method: Mapping[int, RunNumbers],
     taken: int,
 ) -> Verdict:
-    """Where runs failed or did not reach the target: the exact rank-sum test, failed runs last. It can show a difference, and no
-    margin."""
+    """Where runs failed or did not reach the target: the exact rank-sum test, failed runs last. It can show a
+    difference, and no margin."""
     seeds = file.seeds[: file.looks[taken - 1]]
     before, after = ([rank_value(primary, side[seed]) for seed in seeds] for side in (baseline, method))
     values = [[value for value, _ in side] for side in (before, after)]

@@ -20,15 +20,7 @@ from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
 from efftrain_cli.study.budget import left_of, phases_of
-from efftrain_cli.study.conduct import (
-    Tuned,
-    all_trials,
-    choices,
-    conduct,
-    judge_runs,
-    settings_of,
-    tuning_done,
-)
+from efftrain_cli.study.conduct import Tuned, all_trials, choices, conduct, judge_runs, settings_of, tuning_done
 from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.judge import Judgement
 from efftrain_cli.study.phases import over_rates, tuning
@@ -74,7 +66,9 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         state = state_of(trial) if known else "new"
         loss = last_loss(trial.name)
         shown = "-" if loss is None else f"{loss:.4f}"
-        rows.append((phase, arm, str(trial.seed), trial.name, state, f"{100 * tokens_so_far(trial.name) / budget:.0f} %", shown))
+        rows.append(
+            (phase, arm, str(trial.seed), trial.name, state, f"{100 * tokens_so_far(trial.name) / budget:.0f} %", shown)
+        )
     phases = phases_of(file)
     left = left_of(phases)
     registration = check_registered(file, allow=True) if (study_folder(file.name) / "plan.json").exists() else None
@@ -90,7 +84,14 @@ def print_status(file: StudyFile, as_json: bool) -> None:
 
 
 def run_study(
-    file: StudyFile, jobs: int, device: str, allow: bool, take_over: str | None, as_json: bool, plot: bool, devices: int = 1
+    file: StudyFile,
+    jobs: int,
+    device: str,
+    allow: bool,
+    take_over: str | None,
+    as_json: bool,
+    plot: bool,
+    devices: int = 1,
 ) -> None:
     """Trains what the study still needs, and prints its verdict.
 
@@ -104,7 +105,9 @@ def run_study(
     if take_over is not None:
         taken = crew.claims.take_over(take_over)
         say(f"{len(taken)} runs of {take_over} taken over" + (f": {', '.join(taken)}" if taken else ""))
-    judgement = conduct(file, crew, tell=lambda judgement: None if silent() else say(_look_line(judgement)), allow=allow)
+    judgement = conduct(
+        file, crew, tell=lambda judgement: None if silent() else say(_look_line(judgement)), allow=allow
+    )
     _show(file, judgement, registration, as_json, plot)
 
 
@@ -137,7 +140,8 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[
     """The study's verdicts from the runs there are, without training any.
 
     Raises:
-        UsageError: the study was never registered, or was changed since; or its runs are not the study's, or not comparable.
+        UsageError: the study was never registered, or was changed since; or its runs are not the study's, or not
+            comparable.
     """
     registration = check_registered(file, allow)
     tuned = choices(file) if tuning_done(file) else []
@@ -172,11 +176,14 @@ def verdict_json(
     file: StudyFile, judgement: Judgement, registration: Registration | None, tuned: Sequence[Tuned]
 ) -> dict[str, Any]:
     """The same as plain values."""
-    return screen.as_json(file, judgement, registration, tuned) | {"sensitivity": sensitivity.as_json(learning_rates(file))}
+    return screen.as_json(file, judgement, registration, tuned) | {
+        "sensitivity": sensitivity.as_json(learning_rates(file))
+    }
 
 
 def learning_rates(file: StudyFile) -> list[Curve]:
-    """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty where there are neither."""
+    """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty where there
+    are neither."""
     if file.rates:
         chosen = choices(file) if tuning_done(file) else []
         return sensitivity_curves(over_rates(file, settings_of(chosen)), read_trial)
@@ -188,9 +195,7 @@ def learning_rates(file: StudyFile) -> list[Curve]:
     return sensitivity_curves(named, read_trial)
 
 
-def _show(
-    file: StudyFile, judgement: Judgement, registration: Registration, as_json: bool, plot: bool
-) -> None:
+def _show(file: StudyFile, judgement: Judgement, registration: Registration, as_json: bool, plot: bool) -> None:
     tuned = choices(file)
     folder = study_folder(file.name)
     figures = write_figures(curves, folder) if (curves := learning_rates(file)) else []
@@ -200,7 +205,9 @@ def _show(
     print(verdict_text(file, judgement, registration, tuned, plot))
     if figures:
         print(f"figure: {' and '.join(map(str, figures))}")
-    print(f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}")
+    print(
+        f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}"
+    )
 
 
 EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is not part of the verdict"
@@ -208,13 +215,16 @@ EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is no
 
 def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     """A comparison of a study's runs that says in every format that it is not part of the verdict, and what that is."""
-    found = "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]) or "none yet"
+    found = (
+        "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]) or "none yet"
+    )
     text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found}"
     return replace(comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True)
 
 
 def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str], dict[str, Any]]:
-    """Prints a study's verdicts for `compare --study`; returns the baseline's run, the runs to compare and `verdict_json`.
+    """Prints a study's verdicts for `compare --study`; returns the baseline's run, the runs to compare and
+    `verdict_json`.
 
     Raises:
         UsageError: the study was never registered, was changed since, or has no runs to compare.
@@ -229,6 +239,10 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
     ]
     first = next((name for arm, name in there if arm == file.study.baseline), None)
     if first is None:
-        raise UsageError(f"study {file.name!r} has no run of its baseline {file.study.baseline!r} yet\n  train it: efftrain study {path}")
-    print(f"{text}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}", file=sys.stdout if on_stdout else sys.stderr, flush=True)
+        raise UsageError(
+            f"study {file.name!r} has no run of its baseline {file.study.baseline!r} yet\n  train it: efftrain study {path}"
+        )
+    print(
+        f"{text}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}", file=sys.stdout if on_stdout else sys.stderr, flush=True
+    )
     return first, [name for _, name in there], verdict_json(file, judgement, registration, tuned)

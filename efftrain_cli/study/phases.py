@@ -32,9 +32,11 @@ def tuning(file: StudyFile) -> list[NamedTrial]:
     return found
 
 
-def confirmation(file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None) -> list[NamedTrial]:
-    """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost. None where the only primary is
-    lr_sensitivity, which is judged by `over_rates`.
+def confirmation(
+    file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None
+) -> list[NamedTrial]:
+    """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost. None where the only
+    primary is lr_sensitivity, which is judged by `over_rates`.
 
     Args:
         seeds: those of one look; default: all.
@@ -49,7 +51,8 @@ def over_rates(
     seeds: Sequence[int] | None = None,
     rates: Sequence[float] | None = None,
 ) -> list[NamedTrial]:
-    """The runs that the primary lr_sensitivity is judged by, each arm at each of its rates; seeds outermost, rates innermost.
+    """The runs that the primary lr_sensitivity is judged by, each arm at each of its rates; seeds outermost, rates
+    innermost.
 
     Args:
         seeds: those of one look; default: all.

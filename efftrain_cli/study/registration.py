@@ -1,11 +1,11 @@
 """A study's plan as it stood before its first run, and what became of it.
 
-    runs/<study>-study/
-      plan.json       the study's values and their hash, the file's text, when it was registered; changes, where it was changed
-      receipts.csv    one row per run: phase, arm, settings, seed, how it ended, final loss, tokens, seconds
-      looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict
-      logs/           what each run printed
-      claims/         which process trains which run
+runs/<study>-study/
+  plan.json       the study's values and their hash, the file's text, when it was registered, what was changed since
+  receipts.csv    one row per run: phase, arm, settings, seed, how it ended, final loss, tokens, seconds
+  looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict
+  logs/           what each run printed
+  claims/         which process trains which run
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def register(file: StudyFile, allow: bool) -> Registration:
     """
     path = study_folder(file.name) / "plan.json"
     if not path.exists():
-        early = sorted(trial.name for _, trial in (*tuning(file), *confirmation(file, {}), *over_rates(file, {})) if run_path(trial.name).exists())
+        early = sorted(
+            trial.name
+            for _, trial in (*tuning(file), *confirmation(file, {}), *over_rates(file, {}))
+            if run_path(trial.name).exists()
+        )
         if early and not allow:
             raise UsageError(
                 f"{len(early)} runs of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "
@@ -139,7 +143,9 @@ def _read(path: Path) -> dict[str, Any]:
         if plan["schema_version"] > SCHEMA_VERSION:
             raise DataError(f"{path} has format {plan['schema_version']}; install a newer efftrain")
         if hash_of(plan["values"]) != plan["sha256"]:
-            raise DataError(f"{path} was edited: its values do not have the hash it names; restore it, or begin a new study")
+            raise DataError(
+                f"{path} was edited: its values do not have the hash it names; restore it, or begin a new study"
+            )
         plan["changes"], plan["exploratory"], plan["registered"]
         return plan
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:

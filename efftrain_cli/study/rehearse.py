@@ -1,7 +1,8 @@
 """A study at toy size: every phase of it runs in a minute or so, before hours are spent. Its numbers mean nothing.
 
-Models, batches, lengths and schedules shrink to a dozen steps; data is a made text, so nothing is downloaded or prepared twice; of
-the seeds and of each grid a few values are left. Methods stay on, and everything that decides their kind stays as it is.
+Models, batches, lengths and schedules shrink to a dozen steps; data is a made text, so nothing is downloaded or
+prepared twice; of the seeds and of each grid a few values are left. Methods stay on, and everything that decides their
+kind stays as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ EMBD_PER_HEAD = 16
 
 @contextmanager
 def rehearsal(file: StudyFile, folder: Path, devices: int = 1) -> Iterator[StudyFile]:
-    """The study at toy size, to be trained on so many devices; inside, the folder of runs is `folder`, which is emptied first."""
+    """The study at toy size, to be trained on so many devices; inside, the folder of runs is `folder`, which is emptied
+    first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text(_text(60_000, 1), encoding="utf-8")
@@ -103,7 +105,9 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     elif slw is not None:
         phases = min(len(slw.lengths), 3)
         lengths = tuple(max(1, seq_len >> (phases - 1 - i)) for i in range(phases))
-        moved["seq_len_warmup"] = replace(slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1)))
+        moved["seq_len_warmup"] = replace(
+            slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1))
+        )
     if recipe.progressive_layer_drop is not None:
         moved["progressive_layer_drop"] = replace(recipe.progressive_layer_drop, steps=STEPS)
     if recipe.ouroboros is not None:
@@ -143,7 +147,9 @@ def _toy_shapes(recipe: Recipe) -> list[Shape]:
     if not recipe.stages:
         heads = min(recipe.model.n_head, 2)
         modules = 1 if recipe.ouroboros is None else recipe.ouroboros.modules
-        layers = max(min(recipe.model.n_layer, 2), modules - 2)  # every module between the first and the last has a block
+        layers = max(
+            min(recipe.model.n_layer, 2), modules - 2
+        )  # every module between the first and the last has a block
         return [Shape(layers, heads, heads * EMBD_PER_HEAD)]
     shape = Shape(1, 1, EMBD_PER_HEAD)
     shapes = []

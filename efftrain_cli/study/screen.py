@@ -42,7 +42,9 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
     for phase in phases:
         time = "unknown" if phase.seconds_left is None else human_seconds(phase.seconds_left)
         tokens = human_count(phase.tokens_left)
-        rows.append((phase.phase, phase.arm, str(phase.runs), str(phase.done), tokens, time, human_bytes(phase.disk_bytes)))
+        rows.append(
+            (phase.phase, phase.arm, str(phase.runs), str(phase.done), tokens, time, human_bytes(phase.disk_bytes))
+        )
     lines += table_lines(("phase", "arm", "runs", "done", "tokens left", "time left", "disk"), rows)
     left = left_of(phases)
     total = f"{left.runs_left} runs to train, {human_count(left.tokens_left)} tokens"
@@ -113,19 +115,32 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
     """Every setting tried with its losses, what was chosen, by which rule, and what to doubt."""
     if not any(arm.tried for arm in tuned):
         return []
-    named = [(arm.arm, " ".join(choice.settings[-max(1, len(arm.settings)) :]), choice) for arm in tuned for choice in arm.tried]
-    lines = ["Tuning", *settings_table(("arm", "setting", "mean loss", "by tuning seed", ""), named, "diverged", "chosen")]
+    named = [
+        (arm.arm, " ".join(choice.settings[-max(1, len(arm.settings)) :]), choice)
+        for arm in tuned
+        for choice in arm.tried
+    ]
+    lines = [
+        "Tuning",
+        *settings_table(("arm", "setting", "mean loss", "by tuning seed", ""), named, "diverged", "chosen"),
+    ]
     return [*lines, *(f"warning: {warning}" for arm in tuned for warning in arm.warnings)]
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registration, tuned: Sequence[Tuned]) -> list[str]:
+def verdict_lines(
+    file: StudyFile, judgement: Judgement, registration: Registration, tuned: Sequence[Tuned]
+) -> list[str]:
     """The answer, then how it was reached."""
     lines = []
     if reasons := why_exploratory(judgement, registration):
-        lines += ["EXPLORATORY: no verdict below is a confirmation, because", *(f"  - {reason}" for reason in reasons), ""]
+        lines += [
+            "EXPLORATORY: no verdict below is a confirmation, because",
+            *(f"  - {reason}" for reason in reasons),
+            "",
+        ]
     if not judgement.look:
         done = f"No verdict yet: the first look is at {judgement.looks[0]} seeds"
         return [*lines, f"{done}, and {len(judgement.pending)} runs are still to end, such as {judgement.pending[0]}."]
@@ -133,7 +148,11 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines.append("")
     rows: list[Row] = []
     for verdict in judgement.verdicts:
-        words, interval, seeds = MEASURES[verdict.primary.measure], interval_text(verdict.estimate), str(len(verdict.seeds))
+        words, interval, seeds = (
+            MEASURES[verdict.primary.measure],
+            interval_text(verdict.estimate),
+            str(len(verdict.seeds)),
+        )
         rows.append((words, verdict.arm, interval, _p(verdict.p_holm), seeds, verdict.outcome))
     level = 100 * (1 - file.study.alpha)
     lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
@@ -141,7 +160,9 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     ratio = "baseline / arm, above 1 the arm needs less" if any(v.estimate.log for v in judgement.verdicts) else ""
     paid = "p and intervals are adjusted for every look"
     if _comparisons(file) > 1:
-        paid += f", p for {_comparisons(file)} comparisons too; intervals are not corrected for the number of comparisons"
+        paid += (
+            f", p for {_comparisons(file)} comparisons too; intervals are not corrected for the number of comparisons"
+        )
     lines.append(f"differences: {'; '.join(filter(None, (unit, ratio, paid)))}")
     taken = f"look {judgement.look} of {len(judgement.looks)}"
     if judgement.complete:

@@ -1,10 +1,10 @@
 """Who trains which run, where several processes or machines work on one sweep or study.
 
-A claim is a file made with O_EXCL, which holds on network file systems too, where the lock inside a run directory may be known to
-one machine only. It names host and process and is touched as long as its owner lives. A claim of this host whose process has gone is
-taken over. A claim of another host is never taken over by itself: whether that machine is dead or only silent cannot be known from
-here, so it is named. Silence is measured on this machine's own clock, between two looks at the file: clocks of two machines
-may differ by an hour.
+A claim is a file made with O_EXCL, which holds on network file systems too, where the lock inside a run directory may
+be known to one machine only. It names host and process and is touched as long as its owner lives. A claim of this host
+whose process has gone is taken over. A claim of another host is never taken over by itself: whether that machine is
+dead or only silent cannot be known from here, so it is named. Silence is measured on this machine's own clock, between
+two looks at the file: clocks of two machines may differ by an hour.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Claims:
                     os.utime(self._path(run))
 
     def silent_for(self, run: str) -> float:
-        """Seconds on this machine's clock for which the claim has not been touched, counted from the first look at it."""
+        """Seconds on this machine's clock for which the claim has not been touched, counted from the first look at
+        it."""
         try:
             changed = self._path(run).stat().st_mtime_ns
         except FileNotFoundError:
@@ -117,7 +118,8 @@ class Claims:
         return self.folder / f"{run}.json"
 
     def _remove_dead(self, run: str, owner: Owner) -> None:
-        # Renamed first: of two processes that find the same dead claim, one wins, and neither removes the other's new one.
+        # Renamed first: of two processes that find the same dead claim, one wins, and neither removes the other's new
+        # one.
         aside = self.folder / f"{run}.{os.getpid()}.gone"
         with contextlib.suppress(FileNotFoundError):
             self._path(run).rename(aside)

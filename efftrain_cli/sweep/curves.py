@@ -60,8 +60,8 @@ class LadderOf:
 
 
 def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
-    """Budget ladders, one per label, for labels with two budgets or more. At each budget the learning rate with the lowest mean
-    final loss is taken, among those with which every seed finished."""
+    """Budget ladders, one per label, for labels with two budgets or more. At each budget the learning rate with the
+    lowest mean final loss is taken, among those with which every seed finished."""
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
         recipe = recipe_of(trial)
@@ -95,5 +95,5 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
 
 
 def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:
-    """"FLOPs" and "tokens" -> the gain at every rung."""
+    """ "FLOPs" and "tokens" -> the gain at every rung."""
     return {"FLOPs": gains(baseline.flops, method.flops), "tokens": gains(baseline.tokens, method.tokens)}

@@ -35,14 +35,15 @@ def _late(recipe: Recipe) -> int:
 
 
 def disk_bytes(recipe: Recipe) -> int:
-    """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32 and of late gradients, and its rows."""
+    """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32 and of late
+    gradients, and its rows."""
     steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
     return recipe.checkpoint.keep * (12 * parameters_of(recipe) + _late(recipe)) + steps * ROW
 
 
 def memory_bytes(recipe: Recipe) -> int:
-    """Bytes of memory that training takes on a CPU, about: the process, weights, gradients and two moments, the activations of a
-    micro-batch (17 values of the width per token and block), and its logits with their gradient."""
+    """Bytes of memory that training takes on a CPU, about: the process, weights, gradients and two moments, the
+    activations of a micro-batch (17 values of the width per token and block), and its logits with their gradient."""
     model = recipe.model
     tokens = max(recipe.train.micro_batch_tokens, model.seq_len)
     activations = 4 * tokens * (17 * model.n_layer * model.n_embd + 2 * likely_vocabulary(recipe.data.tokenizer))
@@ -70,8 +71,8 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that this process could still take: the machine's, or what its control group leaves; None where no
-    system says so."""
+    """Bytes of memory that this process could still take: the machine's, or what its control group leaves; None where
+    no system says so."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -89,7 +90,8 @@ def free_memory() -> int | None:
 
 
 def seconds_left(recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]) -> float | None:
-    """Wall time of `tokens` more of a recipe, by `speed_of`; None where that is not known. `speeds` keeps what was looked up."""
+    """Wall time of `tokens` more of a recipe, by `speed_of`; None where that is not known. `speeds` keeps what was
+    looked up."""
     key = (recipe.model, recipe.train.batch_size)
     if key not in speeds:
         speeds[key] = speed_of(recipe)
@@ -98,8 +100,8 @@ def seconds_left(recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], f
 
 
 def speed_of(recipe: Recipe) -> float | None:
-    """Tokens per second of wall time of the finished runs of the same model and batch in the folder of runs, their median; None
-    where there is none. Evaluation, checkpoints and preparing are part of the time."""
+    """Tokens per second of wall time of the finished runs of the same model and batch in the folder of runs, their
+    median; None where there is none. Evaluation, checkpoints and preparing are part of the time."""
     wanted = {"model": recipe_values(recipe.model), "batch_size": recipe.train.batch_size}
     speeds = []
     for name in run_names():

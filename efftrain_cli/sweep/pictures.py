@@ -32,7 +32,11 @@ def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
             axes.fill_between(x, lows, highs, color=colour, alpha=0.2, linewidth=0)
         means = [(rate, mean) for rate, mean in zip(curve.rates, curve.means, strict=True) if mean is not None]
         label = f"{curve.label} ({seeds} seed{'s' * (seeds != 1)})"
-        style: dict[str, Any] = {"linestyle": STYLES[i % len(STYLES)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+        style: dict[str, Any] = {
+            "linestyle": STYLES[i % len(STYLES)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "markersize": 4,
+        }
         axes.plot(*zip(*(means or [(curve.rates[0], float("nan"))]), strict=True), color=colour, label=label, **style)
     low, high = axes.get_ylim()
     for i, curve in enumerate(curves):
@@ -48,7 +52,11 @@ def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
     axes.set_xlabel("learning rate")
     axes.set_ylabel("final validation loss (nats/token)")
     missing = any(mean is None for curve in curves for mean in curve.means)
-    axes.set_title("Loss against learning rate, mean and range of seeds" + "\nx: a seed diverged" * missing, fontsize=10, loc="left")
+    axes.set_title(
+        "Loss against learning rate, mean and range of seeds" + "\nx: a seed diverged" * missing,
+        fontsize=10,
+        loc="left",
+    )
     axes.grid(alpha=0.18, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     # Below the axes, where no curve is.

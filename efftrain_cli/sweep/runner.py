@@ -1,8 +1,8 @@
 """Training the runs of a sweep or study: several at once, each in a process of its own, resumable and never twice.
 
-Finished runs are not trained again, unfinished ones are resumed. Ctrl-C and SIGTERM end every run saved. A run's process asks the
-system for SIGTERM when its parent dies, so that after `kill -9` too every run saves and ends; where a system knows no such
-signal, the next start waits for the runs that are still going.
+Finished runs are not trained again, unfinished ones are resumed. Ctrl-C and SIGTERM end every run saved. A run's
+process asks the system for SIGTERM when its parent dies, so that after `kill -9` too every run saves and ends; where a
+system knows no such signal, the next start waits for the runs that are still going.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from efftrain_cli.foundation.console import human_seconds, silent
-from efftrain_cli.foundation.errors import (
-    DivergedError,
-    EfftrainError,
-    RunLockedError,
-    StoppedError,
-    UsageError,
-)
+from efftrain_cli.foundation.errors import DivergedError, EfftrainError, RunLockedError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, end_with
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.rows import last_row
@@ -103,7 +97,8 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) 
 
 
 def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
-    """(device, changes of the environment) of each of `jobs` places: processor threads are divided, GPUs dealt out in turn.
+    """(device, changes of the environment) of each of `jobs` places: processor threads are divided, GPUs dealt out in
+    turn.
 
     Raises:
         UsageError: more jobs than processor threads.
@@ -112,7 +107,9 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
         return [(device, {})]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if jobs > cores:
-        raise UsageError(f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer")
+        raise UsageError(
+            f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer"
+        )
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     each = min(cores // jobs, int(wanted)) if wanted.isdecimal() and int(wanted) else cores // jobs
     # A run says how many it ran beside: its seconds are comparable with those of as many only.
@@ -174,7 +171,8 @@ class Crew:
         self._status_shown = False
 
     def train(self, trials: Sequence[Trial], title: str = "") -> list[End]:
-        """Trains what is not trained yet; returns how each ended, in the order of `trials`. A run that diverges is a result.
+        """Trains what is not trained yet; returns how each ended, in the order of `trials`. A run that diverges is a
+        result.
 
         Args:
             title: what these runs are, said first where any is to train.
@@ -220,7 +218,9 @@ class Crew:
                     self._ended(slot, code)
             if self._stopping is not None:
                 self._end_all()
-                raise StoppedError(f"stopped by {self._stopping}; every run is saved: give the same command again to continue")
+                raise StoppedError(
+                    f"stopped by {self._stopping}; every run is saved: give the same command again to continue"
+                )
             if self._elsewhere and not self._waiting and not self._active and time.monotonic() - looked >= 10 * TICK:
                 looked = time.monotonic()
                 self._look_elsewhere()
@@ -264,7 +264,9 @@ class Crew:
             raise error
         status = state_of(slot.trial)
         if status not in ("finished", "diverged"):
-            raise EfftrainError(f"{name} ended before its budget was used up; the same command continues. Its output: {slot.log}")
+            raise EfftrainError(
+                f"{name} ended before its budget was used up; the same command continues. Its output: {slot.log}"
+            )
         self._ends[name] = End(slot.trial, status, seconds)
         self._tokens_done += tokens_so_far(name) - slot.tokens_before
         loss = last_loss(name)
@@ -311,7 +313,9 @@ class Crew:
             return
         self._last_status = time.monotonic()
         names = [slot.trial.name for slot in self._active.values()]
-        shares = [f"{name} {min(1.0, tokens_so_far(name) / self._tokens[name]):.0%}".replace("%", " %") for name in names]
+        shares = [
+            f"{name} {min(1.0, tokens_so_far(name) / self._tokens[name]):.0%}".replace("%", " %") for name in names
+        ]
         text = f"training {', '.join(shares)}{self._eta()}"
         if terminal:
             width = shutil.get_terminal_size().columns - 1

@@ -1,4 +1,5 @@
-"""What a sweep prints: its runs, and what the grid showed: learning rates, budgets, and the settings that were tried."""
+"""What a sweep prints: its runs, and what the grid showed: learning rates, budgets, and the settings that were
+tried."""
 
 from __future__ import annotations
 
@@ -32,17 +33,25 @@ def plan_lines(trials: Sequence[tuple[Trial, str, int, float | None, int]], jobs
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
     """Every setting that was tried, and which one each recipe is compared with."""
     named = [(choice.recipe, " ".join(choice.settings), choice) for choice in choices]
-    lines = ["Settings tried", *settings_table(("recipe", "setting", "mean loss", "by seed", ""), named, "-", "compared")]
+    lines = [
+        "Settings tried",
+        *settings_table(("recipe", "setting", "mean loss", "by seed", ""), named, "-", "compared"),
+    ]
     return [*lines, "They were chosen on these same runs, so both sides look a little better than on new seeds."]
 
 
 def settings_table(head: Row, named: Sequence[tuple[str, str, Choice]], without: str, best: str) -> list[str]:
-    """(owner, setting, choice) as a table with the rule; `without` stands for a seed without a loss, `best` beside the best setting."""
+    """(owner, setting, choice) as a table with the rule; `without` stands for a seed without a loss, `best` beside the
+    best setting."""
     rows: list[Row] = []
     for owner, setting, choice in named:
         there = [loss for loss in choice.losses if loss is not None]
         missing = len(choice.losses) - len(there)
-        mean = f"{sum(there) / len(there):.4f}" if there and not missing else f"{missing} of {len(choice.losses)} not finished"
+        mean = (
+            f"{sum(there) / len(there):.4f}"
+            if there and not missing
+            else f"{missing} of {len(choice.losses)} not finished"
+        )
         each = " ".join(without if loss is None else f"{loss:.4f}" for loss in choice.losses)
         rows.append((owner, setting, mean, each, best if choice.best else ""))
     return [*table_lines(head, rows), f"rule: {RULE}"]
@@ -97,7 +106,9 @@ def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -
     for unit, gains in found.items():
         for gain in gains:
             rows.append((human_count(gain.budget), f"{gain.loss:.4f}", unit, _gain(gain), str(gain.estimate.n)))
-    lines = [f"{label}: cost at which {baseline} reaches the same loss / cost, every point a finished run of its own budget"]
+    lines = [
+        f"{label}: cost at which {baseline} reaches the same loss / cost, every point a finished run of its own budget"
+    ]
     return [*lines, *table_lines(("train.tokens", "mean loss", "cost in", "gain [95 %]", "seeds"), rows)]
 
 

@@ -116,9 +116,13 @@ def grid(
             for values in itertools.product(*(values for _, values in settings)):
                 overrides = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
                 # What changes nothing of the result is not part of the name either.
-                shown = [(key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)]
+                shown = [
+                    (key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)
+                ]
                 words = [name, *(setting_word(key, value) for key, value in shown), f"seed{seed}"]
-                trials.append(Trial(recipe, overrides, seed, run_name([prefix, *words] if prefix else words, overrides)))
+                trials.append(
+                    Trial(recipe, overrides, seed, run_name([prefix, *words] if prefix else words, overrides))
+                )
     return trials
 
 
@@ -128,7 +132,8 @@ def setting_word(key: str, value: str) -> str:
 
 
 def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
-    """The name of a run, from words whose last is its seed; too long a name is cut and distinguished by a hash of the overrides.
+    """The name of a run, from words whose last is its seed; too long a name is cut and distinguished by a hash of the
+    overrides.
 
     Raises:
         UsageError: it is not a valid run name.
@@ -189,7 +194,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
 
 
 def state_of(trial: Trial) -> str:
-    """"new", "running", "finished", "diverged" or "unfinished".
+    """ "new", "running", "finished", "diverged" or "unfinished".
 
     Raises:
         UsageError: its run directory exists and holds another recipe.
@@ -248,7 +253,8 @@ def read_trial(trial: Trial) -> RunNumbers | None:
 def choose(trials: Sequence[Trial]) -> list[Choice]:
     """Every recipe with every setting, and which setting is each recipe's best.
 
-    Where no setting of a recipe finished with every seed, the one that finished most often is taken, then the lowest loss.
+    Where no setting of a recipe finished with every seed, the one that finished most often is taken, then the lowest
+    loss.
     """
     from efftrain_cli.compare.groups import rank
     from efftrain_cli.compare.reading import read_numbers
@@ -256,8 +262,12 @@ def choose(trials: Sequence[Trial]) -> list[Choice]:
     arms: dict[tuple[str, tuple[str, ...]], list[Trial]] = {}
     for trial in trials:
         arms.setdefault((trial.recipe, trial.settings), []).append(trial)
-    losses = {key: tuple(read_numbers(run_path(trial.name)).final_loss for trial in members) for key, members in arms.items()}
-    best = {recipe: min((key for key in arms if key[0] == recipe), key=lambda key: rank(losses[key])) for recipe, _ in arms}
+    losses = {
+        key: tuple(read_numbers(run_path(trial.name)).final_loss for trial in members) for key, members in arms.items()
+    }
+    best = {
+        recipe: min((key for key in arms if key[0] == recipe), key=lambda key: rank(losses[key])) for recipe, _ in arms
+    }
     return [
         Choice(key[0], key[1], tuple(trial.name for trial in members), losses[key], best[key[0]] == key)
         for key, members in arms.items()

@@ -1,7 +1,7 @@
 """Flat buckets of gradients: what is added up over the ranks at once, and a sum that begins during the backward pass.
 
-The layout of the buckets is a function of the tensors' sizes, so it is the same in every step and in every process, and a resumed run
-repeats each sum bit for bit. When a bucket is sent decides nothing about it.
+The layout of the buckets is a function of the tensors' sizes, so it is the same in every step and in every process, and
+a resumed run repeats each sum bit for bit. When a bucket is sent decides nothing about it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ def scatter(flat: Tensor, bucket: Sequence[Tensor]) -> None:
 
 
 class EarlySum:
-    """As `Ranks.add_up` of all gradients and the `losses`, begun while the backward pass of a step's last micro-batch computes the rest.
+    """As `Ranks.add_up` of all gradients and the `losses`, begun while the backward pass of a step's last micro-batch
+    computes the rest.
 
-    Made just before that pass. A bucket is sent once the gradients in it are complete, by hooks on the parameters, but only after the one
-    behind it in the model: so all ranks send the same buckets in the same order, whichever blocks each of them runs.
+    Made just before that pass. A bucket is sent once the gradients in it are complete, by hooks on the parameters, but
+    only after the one behind it in the model: so all ranks send the same buckets in the same order, whichever blocks
+    each of them runs.
     """
 
     def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter], losses: Sequence[Tensor]) -> None:
@@ -64,8 +66,8 @@ class EarlySum:
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in parameters]
 
     def finish(self) -> None:
-        """After the backward pass, when every parameter has a `.grad`: sends what is left and waits for all; `.grad` and the losses are
-        sums then."""
+        """After the backward pass, when every parameter has a `.grad`: sends what is left and waits for all; `.grad`
+        and the losses are sums then."""
         for hook in self._hooks:
             hook.remove()
         with self._ranks.adding(self._parameters[0]):
@@ -83,7 +85,9 @@ class EarlySum:
         if len(self._under_way) == IN_FLIGHT:  # memory for a few buckets, not for a second copy of the gradient
             self._receive()
         self._left -= 1
-        gradients = [tensor.grad if isinstance(tensor, nn.Parameter) else tensor for tensor in self._buckets[self._left]]
+        gradients = [
+            tensor.grad if isinstance(tensor, nn.Parameter) else tensor for tensor in self._buckets[self._left]
+        ]
         bucket = [gradient for gradient in gradients if gradient is not None]
         flat = flattened(bucket)
         self._under_way.append((bucket, flat, self._ranks.begin_sum(flat)))

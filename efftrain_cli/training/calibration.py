@@ -16,8 +16,8 @@ _REPEATS = 5
 def calibrated_gflops(device: torch.device) -> float:
     """Rate of square fp32 matrix products, 10^9 FLOPs per second: the median of five stretches, about 50 ms in all.
 
-    Recorded before and after training, so that seconds of runs are judged only where the machine was equally fast. Draws
-    nothing from a random generator and keeps nothing.
+    Recorded before and after training, so that seconds of runs are judged only where the machine was equally fast.
+    Draws nothing from a random generator and keeps nothing.
     """
     n = _SIZE.get(device.type, _SIZE["cpu"])
     a = torch.linspace(-1.0, 1.0, n * n, device=device).view(n, n)

@@ -1,4 +1,5 @@
-"""A run's checkpoints: written when due, found again after a stop, and checked against the recipe that continues them."""
+"""A run's checkpoints: written when due, found again after a stop, and checked against the recipe that continues
+them."""
 
 from __future__ import annotations
 
@@ -45,13 +46,14 @@ _SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.a
 
 
 def save(run: Run, state: TrainState, recipe: Recipe) -> float:
-    """Writes a checkpoint of `state` unless this step has a verified one or parts of it are with other ranks, removes old ones, and returns the seconds it took.
+    """Writes a checkpoint of `state` unless this step has a verified one or parts of it are with other ranks, removes
+    old ones, and returns the seconds it took.
 
     Raises:
-        UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the checkpoints that exist are
-            the way back.
-        DiskError: there is too little room, or the disk refuses; the checkpoints that exist are untouched and nothing partial
-            is left.
+        UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the checkpoints that
+            exist are the way back.
+        DiskError: there is too little room, or the disk refuses; the checkpoints that exist are untouched and nothing
+            partial is left.
     """
     start = time.monotonic()
     run.find_itself()
@@ -63,7 +65,9 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     if wrong:
         raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")
     try:
-        if os.path.lexists(path):  # damaged, of a past that was left, or nothing of ours: it must not stand for this state
+        if os.path.lexists(
+            path
+        ):  # damaged, of a past that was left, or nothing of ours: it must not stand for this state
             run.set_aside(path)
         run.sync()
         write_checkpoint(path, state, dump_recipe(recipe), whole)
@@ -96,8 +100,8 @@ def some_tensors(names: list[str]) -> str:
 
 
 def newest_checkpoint(run: Run) -> Path | None:
-    """The newest checkpoint that passes verification, None where there is none at all; each one passed over becomes an event
-    and a warning.
+    """The newest checkpoint that passes verification, None where there is none at all; each one passed over becomes an
+    event and a warning.
 
     Raises:
         CheckpointError: there are checkpoints but none is valid.
@@ -115,15 +119,17 @@ def newest_checkpoint(run: Run) -> Path | None:
     if found is not None:
         run.verified.add(found)
     elif passed_over:
-        raise CheckpointError("no checkpoint of this run is valid:\n  " + "\n  ".join(str(error) for _, error in passed_over))
+        raise CheckpointError(
+            "no checkpoint of this run is valid:\n  " + "\n  ".join(str(error) for _, error in passed_over)
+        )
     return found
 
 
 def newest_sound(
     paths: Sequence[Path], needed: frozenset[str] | None = None
 ) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
-    """The newest of checkpoints (oldest first) that is whole and finite, as far as its files are needed, and those newer ones that
-    were passed over, each with its reason and a warning.
+    """The newest of checkpoints (oldest first) that is whole and finite, as far as its files are needed, and those
+    newer ones that were passed over, each with its reason and a warning.
 
     Raises:
         NewerFormatError: the newest that is whole was written by a newer efftrain.
@@ -168,7 +174,8 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
 
 
 def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
-    """Empties the method tensors of a state that its recipe cannot use, records that and says why; None where they are of use."""
+    """Empties the method tensors of a state that its recipe cannot use, records that and says why; None where they are
+    of use."""
     reason = dropped(state.method_tensors, recipe.ouroboros, state.model.config)
     if reason is not None:
         state.method_tensors.clear()
@@ -177,9 +184,8 @@ def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
 
 
 def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bool) -> None:
-    """Compares the recipe that is to continue a run with the one that wrote `checkpoint`, or, where the run has none, with
-    the one it was started with. Differences that `override` lets
-    pass become an event, and pass from then on.
+    """Compares the recipe that is to continue a run with the one that wrote `checkpoint`, or, where the run has none,
+    with the one it was started with. Differences that `override` lets pass become an event, and pass from then on.
 
     Raises:
         CheckpointError: the model or its vocabulary would have another shape.
@@ -187,9 +193,7 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
     """
     written = read_recipe(checkpoint or run.path)
     differences = [
-        (key, old, new)
-        for key, old, new in recipe_differences(written, recipe)
-        if not key.startswith(NOT_COMPUTED)
+        (key, old, new) for key, old, new in recipe_differences(written, recipe) if not key.startswith(NOT_COMPUTED)
     ]
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:
@@ -252,7 +256,11 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
     """
     origin = read_origin(run.path)
     imported = origin.get("imported")
-    if not isinstance(imported, dict) or imported.get("names_text", True) or origin_data(run.path)["train_hash"] is not None:
+    if (
+        not isinstance(imported, dict)
+        or imported.get("names_text", True)
+        or origin_data(run.path)["train_hash"] is not None
+    ):
         return
     if not any(override.strip().startswith(("data.train", "data.sources")) for override in overrides):
         raise UsageError(
@@ -263,8 +271,9 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
 
 
 def record_first_data(run: Run, data: object) -> None:
-    """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and stays
-    on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes it."""
+    """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and
+    stays on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes
+    it."""
     path = run.path / "origin.json"
     origin = read_origin(run.path)
     if origin_data(run.path)["train_hash"] is None:
@@ -313,7 +322,8 @@ def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
 
 
 def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
-    """Bytes on disk of a checkpoint of the recipe's last stage, where the model is largest; of `state` without stages."""
+    """Bytes on disk of a checkpoint of the recipe's last stage, where the model is largest; of `state` without
+    stages."""
     size = checkpoint_bytes(state, recipe)
     if not recipe.stages:
         return size

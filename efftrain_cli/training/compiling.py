@@ -1,4 +1,5 @@
-"""torch.compile, with every graph counted: a change of shape may cost one more graph, never a silent fall back to eager."""
+"""torch.compile, with every graph counted: a change of shape may cost one more graph, never a silent fall back to
+eager."""
 
 from __future__ import annotations
 
@@ -17,16 +18,17 @@ from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 
 Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
-"""(tokens, targets, gates, scales) -> what is minimized, by name, fp32, summed over the micro-batch's targets: "ce", the cross-entropy
-in nats, 0-d, first, then a method's terms, whose shape and weights the method says (a mean counts as many times as there are targets)."""
+"""(tokens, targets, gates, scales) -> what is minimized, by name, fp32, summed over the micro-batch's targets: "ce",
+the cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method says (a mean counts as
+many times as there are targets)."""
 
 GRAPH_LIMIT = 16
 """Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and evaluation 1 more;
 lengths that grow are one dynamic graph, with separate ones where a dimension is 1."""
 
 WHOLE_MODEL_BLOCKS = 24
-"""Deepest model that is compiled as one graph. Compilation takes time in proportion to the blocks, and deep models are wide
-ones, where fusing across blocks matters least."""
+"""Deepest model that is compiled as one graph. Compilation takes time in proportion to the blocks, and deep models are
+wide ones, where fusing across blocks matters least."""
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
@@ -35,17 +37,18 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
 
 
 def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
-    """Whether each block is compiled rather than the whole model: with layer dropping, since a graph per pattern of blocks would be one
-    for each of 2^n_layer, and in deep models. All blocks share one graph."""
+    """Whether each block is compiled rather than the whole model: with layer dropping, since a graph per pattern of
+    blocks would be one for each of 2^n_layer, and in deep models. All blocks share one graph."""
     apart = recipe.ouroboros is not None and recipe.ouroboros.modules > 1  # embedding and head are differentiated apart
     return apart or "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 
 def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
-    """(sequences, seq_len) of the micro-batches of a full step on so many ranks, where they are all alike; None where they are not.
+    """(sequences, seq_len) of the micro-batches of a full step on so many ranks, where they are all alike; None where
+    they are not.
 
-    A batch that is not planned is cut into a multiple of the ranks, lanes and halves that share it; the micro-batches are whole ones
-    where it always is a multiple of so many of them.
+    A batch that is not planned is cut into a multiple of the ranks, lanes and halves that share it; the micro-batches
+    are whole ones where it always is a multiple of so many of them.
     """
     train, seq_len = recipe.train, recipe.model.seq_len
     if "steps" in recipe.varies:
@@ -66,7 +69,8 @@ def micro_batch_shapes(plan: StepPlan) -> frozenset[tuple[int, int]]:
 
 def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     """(sequences, seq_len) with as many tokens as a full micro-batch, at half the full length: what the graph for every
-    length is compiled at first, as the compiler fits its kernels to the first shape that it sees. None where lengths stay."""
+    length is compiled at first, as the compiler fits its kernels to the first shape that it sees. None where lengths
+    stay."""
     seq_len = recipe.model.seq_len // 2
     if recipe.seq_len_warmup is None or seq_len < 2:
         return None
@@ -78,9 +82,10 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
 def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor", ranks: int = 1) -> Objective:
     """`objective` compiled as a whole, loss included: the softmax then stays in registers.
 
-    The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape goes through one
-    graph with dynamic shapes. torch.compile keeps its graphs by function, hence two functions. It does not look at which kernels
-    attention may choose from, so what `attention_kernels` allows for one kind of shape is not forced on the other.
+    The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
+    goes through one graph with dynamic shapes. torch.compile keeps its graphs by function, hence two functions. It does
+    not look at which kernels attention may choose from, so what `attention_kernels` allows for one kind of shape is not
+    forced on the other.
     """
     _allow_no_fall_back()
     full_shape, middle_shape = full_micro_batch(recipe, ranks), middle_micro_batch(recipe)
@@ -124,8 +129,8 @@ class CompiledParts:
 
 
 def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor", ranks: int = 1) -> CompiledParts:
-    """The model's block and head, compiled for `GPT.run_blocks` to call: one graph for the full shape, which all blocks share, and
-    one with dynamic shapes for every other, as in `compile_whole` and for its reasons."""
+    """The model's block and head, compiled for `GPT.run_blocks` to call: one graph for the full shape, which all blocks
+    share, and one with dynamic shapes for every other, as in `compile_whole` and for its reasons."""
     _allow_no_fall_back()
     full_shape = full_micro_batch(recipe, ranks)
 
@@ -170,8 +175,8 @@ def _allow_no_fall_back() -> None:
 
 
 def freeze_objects() -> None:
-    """Has Python's garbage collector look no further at what exists now. A compiler's graphs are millions of objects that stay,
-    and looking through them holds training back for half a second each time."""
+    """Has Python's garbage collector look no further at what exists now. A compiler's graphs are millions of objects
+    that stay, and looking through them holds training back for half a second each time."""
     gc.collect()
     gc.freeze()
 

@@ -36,7 +36,9 @@ def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRe
     state.nonfinite.zero_()
     # Where the weights were not finite before the step, its gradient says nothing, and there is nothing to save.
     if wrong := nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors()}):
-        raise_unsound(run, state, session, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not")
+        raise_unsound(
+            run, state, session, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not"
+        )
     # A share of the model can compute nothing by itself.
     alone = state.shards is None
     loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
@@ -81,8 +83,8 @@ def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRe
 
 
 def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> NoReturn:
-    """Ends a run whose weights, moments or validation loss are not finite. Nothing is saved: the newest checkpoint is from
-    before that, and is left alone.
+    """Ends a run whose weights, moments or validation loss are not finite. Nothing is saved: the newest checkpoint is
+    from before that, and is left alone.
 
     Raises:
         DivergedError: always; it names the checkpoint to go on from.
@@ -111,7 +113,8 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
 
 
 def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan) -> tuple[float, dict[str, float]]:
-    """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes nothing."""
+    """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes
+    nothing."""
     recipe = replace(session.recipe, ouroboros=None)  # the step's own gradient, not those of steps before
     forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
     state.model.zero_grad(set_to_none=True)
@@ -127,7 +130,8 @@ def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan)
 
 
 def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict[str, str] | None:
-    """Layer and role of the first sum that overflows in a narrow accumulator in a planned step; None where none does."""
+    """Layer and role of the first sum that overflows in a narrow accumulator in a planned step; None where none
+    does."""
     recipe = session.recipe
     if recipe.chunked_accumulation is None:
         return None
@@ -153,9 +157,7 @@ def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoR
     Raises:
         DivergedError: always.
     """
-    run.event(
-        "diverged", {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows}
-    )
+    run.event("diverged", {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows})
     raise DivergedError(
         f"step {progress.step}: the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps. Lower optim.lr, "
         "lengthen optim.warmup_steps, or add a sequence length warmup"
@@ -166,9 +168,9 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
     """The state to go on from after a divergence: the newest stable checkpoint's, with the batches up to the divergence
     skipped. None where `MOST_REWINDS` are used up.
 
-    A checkpoint is stable where its step's loss ratio is at most 1.2. A run that diverges again before it has passed the step
-    of its last divergence goes back further than that time. FLOPs and seconds of the abandoned steps stay spent; its tokens
-    are no longer trained on.
+    A checkpoint is stable where its step's loss ratio is at most 1.2. A run that diverges again before it has passed
+    the step of its last divergence goes back further than that time. FLOPs and seconds of the abandoned steps stay
+    spent; its tokens are no longer trained on.
     """
     events = run.events()
     rewinds = [event for event in events if event.get("event") == "rewind"]

@@ -1,4 +1,5 @@
-"""A run on several devices: what its first rank tells the others before they train together, and all that the others do."""
+"""A run on several devices: what its first rank tells the others before they train together, and all that the others
+do."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
         _check_ring(ring, recipe, ranks)
     sharing = ranks.world_size // (1 if ring is None else ring.devices)
     smallest = min(
-        (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()), default=summary.smallest_batch
+        (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()),
+        default=summary.smallest_batch,
     )
     smallest = min(smallest, summary.smallest_batch)
     if smallest < sharing:
@@ -85,8 +87,8 @@ def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
 
 
 def lead(run: Path, state: TrainState, session: Session, until: int | None, attempt: int = 0) -> None:
-    """Rank 0, just before training: gives the others the recipe, and the state bit for bit. `attempt` counts, from 0: after each
-    `release` they are led again.
+    """Rank 0, just before training: gives the others the recipe, and the state bit for bit. `attempt` counts, from 0:
+    after each `release` they are led again.
 
     Raises:
         UsageError: another rank has other versions, recipe or data.
@@ -131,8 +133,8 @@ def dismiss(ranks: Ranks, attempt: int) -> None:
 
 
 def follow(device: str, ranks: Ranks) -> None:
-    """All that a rank other than 0 does: it trains as rank 0 does, and writes nothing. Ends with the training that it was led into, or
-    where it is dismissed.
+    """All that a rank other than 0 does: it trains as rank 0 does, and writes nothing. Ends with the training that it
+    was led into, or where it is dismissed.
 
     Raises:
         StoppedError: the ranks have agreed to stop.
@@ -198,11 +200,13 @@ def _train_along(heard: Mapping[str, Any], session: Session) -> None:
 
 
 NCCL_THAT_REPEATS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-"""Read by NCCL when the devices first exchange something. Sums in a switch (NVLS) come in another order from call to call (NCCL's issue 1497)."""
+"""Read by NCCL when the devices first exchange something. Sums in a switch (NVLS) come in another order from call to
+call (NCCL's issue 1497)."""
 
 
 def fix_sums(recipe: Recipe) -> None:
-    """Has NCCL add up in one order where the recipe asks for kernels that repeat themselves; a setting of the user's own stands."""
+    """Has NCCL add up in one order where the recipe asks for kernels that repeat themselves; a setting of the user's
+    own stands."""
     if recipe.train.deterministic:
         for name, value in NCCL_THAT_REPEATS.items():
             os.environ.setdefault(name, value)

@@ -38,13 +38,15 @@ from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.watch import FIRST
 
 OVERLAPPING = frozenset({"cuda"})
-"""Kinds of devices on which the sum over the ranks begins during the backward pass. A CPU's cores have that pass to do."""
+"""Kinds of devices on which the sum over the ranks begins during the backward pass. A CPU's cores have that pass to
+do."""
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
 
 
 def compute_dtype(dtype: str, device: torch.device) -> str:
-    """"bf16", "tf32" or "fp32" for the recipe's train.dtype on this device; "auto" is bf16 where its matmuls have bf16 units."""
+    """ "bf16", "tf32" or "fp32" for the recipe's train.dtype on this device; "auto" is bf16 where its matmuls have bf16
+    units."""
     if dtype == "tf32":  # from Ampere on; elsewhere the products are exact ones
         capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         return "tf32" if capable else "fp32"
@@ -89,8 +91,8 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
 
 
 def build_optimizer(recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Parameter] | None = None) -> Optimizer:
-    """The recipe's optimizer over `model`, which may be that of any stage; over `parameters`, by the model's names, where they are a
-    share of it."""
+    """The recipe's optimizer over `model`, which may be that of any stage; over `parameters`, by the model's names,
+    where they are a share of it."""
     optim = recipe.optim
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     kinds = model.parameter_kinds()
@@ -108,14 +110,12 @@ def build_optimizer(recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Para
     if recipe.stages and recipe.staged_growth is not None and recipe.staged_growth.dynamics == "small":
         factor = model.config.n_embd // recipe.model_at(0).n_embd
         scales = {name: small_model_scales(kind, factor) for name, kind in kinds.items()}
-    return AdamW(
-        parameters, kinds, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales
-    )
+    return AdamW(parameters, kinds, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales)
 
 
 def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> Objective:
-    """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes first: it
-    alone is the logged loss, and what divergence and comparisons read."""
+    """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes
+    first: it alone is the logged loss, and what divergence and comparisons read."""
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device) and not model.lockstep
     by_blocks = compiled and compiles_blocks(recipe, len(model.h))
@@ -157,12 +157,12 @@ def build_forward_backward(
     """The step's gradient by accumulation over micro-batches, added up over the ranks.
 
     Each micro-batch's summed losses are divided by the tokens of the whole step, so loss and gradient do not depend on
-    how the step is cut, nor on how many ranks share it. Before the first sum the ranks agree to go on. On CUDA that sum begins
-    during the backward pass of a rank's last micro-batch.
+    how the step is cut, nor on how many ranks share it. Before the first sum the ranks agree to go on. On CUDA that sum
+    begins during the backward pass of a rank's last micro-batch.
 
     Args:
-        method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps. They are read in
-            each step, and not changed: `StepResult.method_tensors` are those after it.
+        method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps.
+            They are read in each step, and not changed: `StepResult.method_tensors` are those after it.
         ring: where each rank computes a module only.
     """
     choose_determinism(recipe.train.deterministic)
@@ -198,7 +198,12 @@ def build_forward_backward(
         agreed = False
         # A step that sums more than once, or in another order, does so after its passes.
         may_begin_early = device.type in OVERLAPPING and not (
-            ranks.alone or model.lockstep or lanes is not None or ring is not None or late is not None or plan.measure_similarity
+            ranks.alone
+            or model.lockstep
+            or lanes is not None
+            or ring is not None
+            or late is not None
+            or plan.measure_similarity
         )
         early: EarlySum | None = None
         phase = ranks.phase if ranks.phase in (FIRST, "compile") else "forward and backward"
@@ -230,7 +235,9 @@ def build_forward_backward(
                     }
                     minimized = shares["ce"]
                     if standardization is not None and standardization.weight:
-                        minimized = minimized + standardization.weight * (shares["standardization_loss"] * site_shares).sum()
+                        minimized = (
+                            minimized + standardization.weight * (shares["standardization_loss"] * site_shares).sum()
+                        )
                     for name, share in shares.items():
                         sums[name] = sums[name] + share.detach() if name in sums else share.detach()
                     if may_begin_early and number == micro_batches[-1].number:
@@ -239,10 +246,13 @@ def build_forward_backward(
             return sums
 
         def accumulate(micro_batches: Sequence[MicroBatch]) -> None:
-            """Leaves the gradient of these micro-batches and of the other ranks' in `.grad`, and adds the losses to `losses`."""
+            """Leaves the gradient of these micro-batches and of the other ranks' in `.grad`, and adds the losses to
+            `losses`."""
             nonlocal agreed
             if lanes is not None:
-                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, lanes_of(ranks, lanes), lanes, nothing)
+                sums = add_lanes(
+                    accumulate_here, micro_batches, parameters, plan, lanes_of(ranks, lanes), lanes, nothing
+                )
             else:
                 sums = accumulate_here(micro_batches)
             if may_begin_early and early is None:  # this rank has no micro-batch
@@ -258,7 +268,9 @@ def build_forward_backward(
             elif not ranks.alone:
                 # A rank without one of the terms must still take part in its sum.
                 sums = {name: sums[name] if name in sums else zero.clone() for name, zero in nothing.items()}
-                gradients = [] if model.lockstep else [p.grad for p in parameters if p.grad is not None]  # added up already
+                gradients = (
+                    [] if model.lockstep else [p.grad for p in parameters if p.grad is not None]
+                )  # added up already
                 everything = [*gradients, *sums.values()]
                 (ranks.add_up if lanes is None else ranks.add_up_by_pairs)(everything)
             for name, share in sums.items():
@@ -278,7 +290,8 @@ def build_forward_backward(
         if step is not None:
             losses, grad_norm = {**losses, **step.losses}, step.grad_norm
         blocks_times_sequences = sum(
-            plan.sequences_of(number) * (len(plan.keep) if gate is None else sum(gate)) for number, gate in enumerate(gates)
+            plan.sequences_of(number) * (len(plan.keep) if gate is None else sum(gate))
+            for number, gate in enumerate(gates)
         )
         blocks = blocks_times_sequences / plan.batch_size
         per_token = model.flops_per_token(plan.seq_len, blocks)
@@ -302,7 +315,8 @@ def build_forward_backward(
 
 
 def late_gradients(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> LateGradients | None:
-    """Ouroboros's gradients on one device; None where no module's gradient is late. `ranks` says how many share a step."""
+    """Ouroboros's gradients on one device; None where no module's gradient is late. `ranks` says how many share a
+    step."""
     section = recipe.ouroboros
     if section is None or section.modules == 1:
         return None
@@ -351,7 +365,8 @@ def build_ring(recipe: Recipe, state: TrainState, ranks: Ranks) -> Ring | None:
 
 
 def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = False) -> list[MicroBatch]:
-    """The micro-batches of a step that are this rank's, numbered in the whole step; empty ones are left out unless asked for."""
+    """The micro-batches of a step that are this rank's, numbered in the whole step; empty ones are left out unless
+    asked for."""
     first, last = (plan.accumulation_steps * r // ranks.world_size for r in (ranks.rank, ranks.rank + 1))
     sizes = [plan.sequences_of(number) for number in range(first, last)]
     parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
@@ -372,9 +387,9 @@ def add_lanes(
     lanes: int,
     nothing: dict[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Leaves the gradient of these micro-batches in `.grad`, added up in a balanced tree over the lanes `here`, and returns the sums
-    of their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order; the losses of an empty one are
-    `nothing`."""
+    """Leaves the gradient of these micro-batches in `.grad`, added up in a balanced tree over the lanes `here`, and
+    returns the sums of their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order;
+    the losses of an empty one are `nothing`."""
     each = plan.accumulation_steps // lanes
     waiting: list[tuple[int, list[Tensor], dict[str, Tensor]]] = []  # (leaves, gradients, losses): trees not yet paired
     for lane in here:

@@ -25,8 +25,8 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def ranks_wanted() -> tuple[int, int, int, str, int] | None:
-    """(rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun; None where
-    this process was started alone.
+    """(rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun; None
+    where this process was started alone.
 
     Raises:
         UsageError: the environment is incomplete or makes no sense.
@@ -40,7 +40,8 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
             "LOCAL_RANK": environment.get("SLURM_LOCALID"),
             "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_host(head),
             # Jobs that share a node need ports of their own.
-            "MASTER_PORT": environment.get("MASTER_PORT") or str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000),
+            "MASTER_PORT": environment.get("MASTER_PORT")
+            or str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000),
         }
     elif int(environment.get("WORLD_SIZE", "1") or "1") > 1:
         values = {name: environment.get(name) for name in TORCHRUN}
@@ -56,7 +57,9 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
         int(str(values[name])) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     )
     if not 0 <= rank < world_size:
-        raise UsageError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}\nstart the processes with --devices N, torchrun or srun")
+        raise UsageError(
+            f"RANK = {rank} is not below WORLD_SIZE = {world_size}\nstart the processes with --devices N, torchrun or srun"
+        )
     return rank, world_size, local_rank, str(values["MASTER_ADDR"]), port
 
 
@@ -72,12 +75,14 @@ def _first_host(nodes: str) -> str:
 
 
 def _open_store(address: str, port: int, world_size: int, rank: int, client: bool = False) -> Store:
-    """Where the ranks leave each other messages: torchrun's own, where its agent keeps one. Each restart of torchrun's begins with
-    empty keys. A `client` is one more connection."""
+    """Where the ranks leave each other messages: torchrun's own, where its agent keeps one. Each restart of torchrun's
+    begins with empty keys. A `client` is one more connection."""
     import torch.distributed as dist
 
     kept = client or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(address, port, None if kept else world_size, is_master=rank == 0 and not kept, timeout=JOINING)
+    store = dist.TCPStore(
+        address, port, None if kept else world_size, is_master=rank == 0 and not kept, timeout=JOINING
+    )
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -114,4 +119,3 @@ def joined() -> Iterator[Ranks]:
     finally:
         watch.stop()
         dist.destroy_process_group()
-

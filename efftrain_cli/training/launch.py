@@ -1,6 +1,8 @@
-"""`--devices N`: N processes of this program on one machine, each with a rank in its environment, as torchrun would start them.
+"""`--devices N`: N processes of this program on one machine, each with a rank in its environment, as torchrun would
+start them.
 
-This process trains nothing. It passes signals on, waits, and ends with the exit code of the cause, which torchrun does not.
+This process trains nothing. It passes signals on, waits, and ends with the exit code of the cause, which torchrun does
+not.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ HALTED = 5.0
 
 
 def launch(devices: int, arguments: Sequence[str]) -> int:
-    """Runs `efftrain ARGUMENTS` in `devices` processes, and returns the exit code of the run: that of the process that ended it.
+    """Runs `efftrain ARGUMENTS` in `devices` processes, and returns the exit code of the run: that of the process that
+    ended it.
 
     Raises:
         UsageError: this process was started by a launcher itself.
@@ -50,7 +53,11 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             if child.poll() is None:
                 child.send_signal(number)
 
-    wanted = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    wanted = [
+        number
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, pass_on) for number in wanted}  # under nohup a hangup stays ignored
     try:
         for rank in range(devices):
@@ -99,7 +106,9 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
         UsageError: `device` names one, or several runs are to share the machine.
     """
     if devices > 1 and jobs > 1:
-        raise UsageError(f"--jobs {jobs} and --devices {devices}: runs beside each other take one device each\ngive one of the two")
+        raise UsageError(
+            f"--jobs {jobs} and --devices {devices}: runs beside each other take one device each\ngive one of the two"
+        )
     if devices > 1 and device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
 
@@ -161,7 +170,10 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
         if failed_at is not None and stuck - killed and time.monotonic() - failed_at > patience:
             names = ", ".join(map(str, sorted(stuck)))
             if not hung:  # else the message is out
-                print(f"error: rank {names} did not end within {PATIENCE:.0f} s of another and was killed", file=sys.stderr)
+                print(
+                    f"error: rank {names} did not end within {PATIENCE:.0f} s of another and was killed",
+                    file=sys.stderr,
+                )
             for rank in stuck:
                 children[rank].kill()
             killed |= stuck
@@ -171,7 +183,10 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
     causes = {rank: code for rank, code in ended.items() if code not in harmless and rank not in killed}
     for rank, code in causes.items():
         if code < 0 and -code not in asked:
-            print(f"error: rank {rank} was ended by {signal.Signals(-code).name}; the others have stopped", file=sys.stderr)
+            print(
+                f"error: rank {rank} was ended by {signal.Signals(-code).name}; the others have stopped",
+                file=sys.stderr,
+            )
     if not causes:
         return max((code for code in ended.values() if code >= 0), default=LostProcessError.exit_code)
     code = causes.get(0) or next(iter(causes.values()))
@@ -186,11 +201,13 @@ def process_rank() -> int:
 
 
 def speaks() -> bool:
-    """Whether warnings before training are this process's to print: of those that `--devices` started, the launcher has."""
+    """Whether warnings before training are this process's to print: of those that `--devices` started, the launcher
+    has."""
     return process_rank() == 0 and PARENT not in os.environ
 
 
 def end_with_parent() -> None:
-    """Asks the system to send SIGTERM to this process when the one that launched it ends. Linux only; elsewhere nothing."""
+    """Asks the system to send SIGTERM to this process when the one that launched it ends. Linux only; elsewhere
+    nothing."""
     if PARENT in os.environ:
         end_with(int(os.environ[PARENT]))

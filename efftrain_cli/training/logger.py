@@ -113,14 +113,17 @@ class Logbook:
             raise_diverged(self._run, self._state, self._session, records[bad], self._good)
         for record, row in zip(records, rows, strict=True):
             if record.val_loss is not None and row["val_loss"] is None:
-                raise_unsound(self._run, self._state, self._session, f"step {row['step']}: the validation loss is not finite")
+                raise_unsound(
+                    self._run, self._state, self._session, f"step {row['step']}: the validation loss is not finite"
+                )
         self._good = self._state.progress
         prompt = self._session.recipe.eval.sample
         if prompt is not None and rows and rows[-1]["val_loss"] is not None and not stop_asked():
             self._show_sample(self._state.progress.step, prompt)
 
     def _show_sample(self, step: int, prompt: str) -> None:
-        """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is untouched.
+        """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is
+        untouched.
 
         Raises:
             Stop: a signal came meanwhile; the rows are written already.
@@ -135,8 +138,8 @@ class Logbook:
         self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
-        """Adds to a row what the session knows: seconds that were no training, and the rest of a row whose evaluation had
-        been abandoned by a stop."""
+        """Adds to a row what the session knows: seconds that were no training, and the rest of a row whose evaluation
+        had been abandoned by a stop."""
         if record.plan is None and record.progress.step > 0:
             written = self._run.last_row(record.progress.step) or {}
             row |= {key: value for key, value in written.items() if row.get(key) is None or key not in row}
@@ -194,8 +197,8 @@ class Logbook:
 def train_and_log(
     run: Run, state: TrainState, session: Session, until: int | None, screen: TrainingScreen, rewinding: bool = False
 ) -> float | None:
-    """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the end;
-    returns the last validation loss, nats per token.
+    """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the
+    end; returns the last validation loss, nats per token.
 
     Raises:
         Stop: a signal came; the last finished step is saved.
@@ -217,7 +220,9 @@ def train_and_log(
 
     try:
         with rescued_by(stop_from_another_thread):
-            for record in train_stages(state, session.recipe, session.train_data, session.val_windows, until, session.ranks):
+            for record in train_stages(
+                state, session.recipe, session.train_data, session.val_windows, until, session.ranks
+            ):
                 if isinstance(record, GrowthRecord):
                     book.add_growth(record)
                     continue
@@ -229,7 +234,9 @@ def train_and_log(
         if state.shards is None:  # else a part of the state is lost with the process
             stop()
         if state.parts is not None and not state.parts.whole:
-            screen.say("the processes held parts of the state between two checkpoints: the newest checkpoint is where to go on")
+            screen.say(
+                "the processes held parts of the state between two checkpoints: the newest checkpoint is where to go on"
+            )
         raise
     except Stop:
         stop()

@@ -20,7 +20,8 @@ from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 
 USABLE = 0.9
-"""Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and fragments."""
+"""Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and
+fragments."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -44,8 +45,8 @@ def peak_resident_bytes() -> int:
 def checkpoints_activations(
     recipe: Recipe, config: GPTConfig, device: torch.device, *, dtype: str, compiled: bool, ranks: int = 1
 ) -> bool:
-    """Whether blocks are computed again in the backward pass: as the recipe says; "auto" where a full micro-batch would not
-    fit the CUDA device otherwise."""
+    """Whether blocks are computed again in the backward pass: as the recipe says; "auto" where a full micro-batch would
+    not fit the CUDA device otherwise."""
     train = recipe.train
     if train.activation_checkpointing != "auto":
         return train.activation_checkpointing
@@ -79,7 +80,9 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
             raise
         sequences, seq_len = summary.largest_micro_batch
         if sequences > 1:
-            smaller = f"set train.micro_batch_tokens = {sequences // 2 * seq_len} (now {recipe.train.micro_batch_tokens})"
+            smaller = (
+                f"set train.micro_batch_tokens = {sequences // 2 * seq_len} (now {recipe.train.micro_batch_tokens})"
+            )
         else:
             smaller = "lower model.seq_len or the model's size"
         if recipe.train.activation_checkpointing is not True:
@@ -97,8 +100,8 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
 def building_errors(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> Iterator[None]:
     """Refuses a model that cannot fit before it is built, and names the way out where memory runs out meanwhile.
 
-    Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured first:
-    weights, gradients and two moments in fp32, 16 bytes a parameter, against the whole memory of the machine.
+    Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured
+    first: weights, gradients and two moments in fp32, 16 bytes a parameter, against the whole memory of the machine.
 
     Raises:
         OutOfMemoryError: it does not fit.
@@ -139,5 +142,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error)
-    # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS, which allocate beside PyTorch's allocator.
+    # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS, which allocate beside
+    # PyTorch's allocator.
     return any(words in text for words in _OUT_OF_MEMORY)

@@ -1,7 +1,9 @@
-"""Late gradients, as a ring of devices would have them, on one device: the reference of `methods/ouroboros.py`, and the way to study it.
+"""Late gradients, as a ring of devices would have them, on one device: the reference of `methods/ouroboros.py`, and the
+way to study it.
 
-`stash` is a delay line of gradients: the gradient at the weights of an earlier step is what that step computed, so it is kept until it
-is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. `replay` goes module by module, as its gradients depend on later weights.
+`stash` is a delay line of gradients: the gradient at the weights of an earlier step is what that step computed, so it
+is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. `replay` goes module by module, as its
+gradients depend on later weights.
 
 What is in flight between two steps are named tensors, each with the 1-based step of its batch and its module from 1:
 
@@ -11,7 +13,8 @@ What is in flight between two steps are named tensors, each with the 1-based ste
     ouroboros.tokens.STEP.MICROBATCH, .targets.       where cosines are measured: the batch, to be run again
     ouroboros.layout                                  variant, K, blocks of each module
 
-So a module is updated where something is due, and waits where nothing is: at the start, after the warmup, after tensors were dropped.
+So a module is updated where something is due, and waits where nothing is: at the start, after the warmup, after tensors
+were dropped.
 """
 
 from __future__ import annotations
@@ -46,11 +49,11 @@ class Modules:
     """A model cut into K modules."""
 
     leaves: Sequence[Mapping[str, Tensor]]
-    """Of each module, first one first: parameter name -> the tensor in whose `.grad` its gradient gathers. The tied matrix has two: one
-    of the first module, for the lookup, which shares its memory, and itself, of the last."""
+    """Of each module, first one first: parameter name -> the tensor in whose `.grad` its gradient gathers. The tied
+    matrix has two: one of the first module, for the lookup, which shares its memory, and itself, of the last."""
     run: Callable[[int, Tensor, Tensor | None], Tensor]
-    """(module from 1, its input, targets) -> its output; the last module's is the summed loss. The first takes tokens, and the last
-    alone looks at the targets."""
+    """(module from 1, its input, targets) -> its output; the last module's is the summed loss. The first takes tokens,
+    and the last alone looks at the targets."""
 
     @property
     def count(self) -> int:
@@ -67,8 +70,9 @@ class Modules:
 
 
 def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Late, dict[str, Tensor]]:
-    """Exchanges the fresh gradients in the modules' leaves, those of `step`, for the ones that are due: g_k(w^s; x_s), s = step - tau_k.
-    Returns them and what is in flight afterwards; changes neither argument but for `.grad`, which is None then."""
+    """Exchanges the fresh gradients in the modules' leaves, those of `step`, for the ones that are due: g_k(w^s; x_s),
+    s = step - tau_k. Returns them and what is in flight afterwards; changes neither argument but for `.grad`, which is
+    None then."""
     after, late = dict(in_flight), list[Mapping[str, Tensor] | None]()
     for module in range(1, modules.count + 1):
         staleness, fresh = modules.count - module, modules.take(module)
@@ -83,8 +87,9 @@ def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Late, dict[s
 def replay(
     modules: Modules, in_flight: Tensors, step: int, micro_batches: Sequence[MicroBatch], tokens: int
 ) -> tuple[Late, dict[str, Tensor], Tensor]:
-    """One step of features replay, at weights that stay as they are throughout: the forward wave of the batch, then each module's
-    backward pass of batch step - tau_k, from its stored input and with what the module after it left one step ago.
+    """One step of features replay, at weights that stay as they are throughout: the forward wave of the batch, then
+    each module's backward pass of batch step - tau_k, from its stored input and with what the module after it left one
+    step ago.
 
     Returns the gradients that are due, what is in flight afterwards, and the loss of the batch: its sum over `tokens`.
     """
@@ -104,15 +109,17 @@ def replay(
     late: list[Mapping[str, Tensor] | None] = [None] * (count - 1) + [modules.take(count)]
     for module in range(count - 1, 0, -1):
         late[module - 1], deltas = replayed(modules, module, step, after)
-        after |= {f"{PREFIX}delta.{step - count + module}.{module - 1}.{number}": delta for number, delta in deltas.items()}
+        after |= {
+            f"{PREFIX}delta.{step - count + module}.{module - 1}.{number}": delta for number, delta in deltas.items()
+        }
     return late, after, _sum(losses)
 
 
 def replayed(
     modules: Modules, module: int, step: int, in_flight: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-    """The backward pass that a module does in `step`: its gradients, None where nothing is due yet, and the gradient by its inputs, by
-    micro-batch. What it used is taken out of `in_flight`."""
+    """The backward pass that a module does in `step`: its gradients, None where nothing is due yet, and the gradient by
+    its inputs, by micro-batch. What it used is taken out of `in_flight`."""
     batch = step - (modules.count - module)
     deltas = pop(in_flight, f"{PREFIX}delta.{batch}.{module}.")
     if not deltas:
@@ -129,13 +136,17 @@ def replayed(
 
 
 def joined(modules: Modules, late: Late, names: Sequence[str], mean: bool) -> dict[str, Tensor | None]:
-    """The gradient of each parameter: None where nothing is due. A parameter of two modules gets the sum of what is, the last module's
-    first, halved with `mean`."""
+    """The gradient of each parameter: None where nothing is due. A parameter of two modules gets the sum of what is,
+    the last module's first, halved with `mean`."""
     order = [modules.count - 1, *range(modules.count - 1)]
     found: dict[str, Tensor | None] = {}
     for name in names:
         users = [number for number in order if name in modules.leaves[number]]
-        due = [gradients[name] for gradients in (late[number] for number in users) if gradients is not None and name in gradients]
+        due = [
+            gradients[name]
+            for gradients in (late[number] for number in users)
+            if gradients is not None and name in gradients
+        ]
         gradient = _sum(due) if due else None
         found[name] = gradient * 0.5 if mean and gradient is not None and len(users) > 1 else gradient
     return found
@@ -150,7 +161,8 @@ def norms_of(gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 def clipped(
     gradients: Mapping[str, Tensor | None], norms: Tensors, groups: Sequence[Sequence[str]], largest: float
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not at all).
+    """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not
+    at all).
 
     Args:
         norms: of each parameter's gradient, also of those that another rank has.
@@ -181,11 +193,14 @@ def _norm_of(norms: Sequence[Tensor]) -> Tensor:
 
 def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Takes the tensors whose name begins with `prefix`, by the rest of it."""
-    return {name.removeprefix(prefix): tensors.pop(name) for name in [name for name in tensors if name.startswith(prefix)]}
+    return {
+        name.removeprefix(prefix): tensors.pop(name) for name in [name for name in tensors if name.startswith(prefix)]
+    }
 
 
 def _forget(tensors: dict[str, Tensor], before: int) -> None:
-    """Drops what belongs to steps earlier than `before`: a longer warmup than the run began with leaves some that is never due."""
+    """Drops what belongs to steps earlier than `before`: a longer warmup than the run began with leaves some that is
+    never due."""
     for name in [name for name in tensors if name != f"{PREFIX}layout" and int(name.split(".")[2]) < before]:
         del tensors[name]
 
@@ -207,7 +222,8 @@ def cut_gpt(
     head: Callable[[Tensor, Tensor], Tensor],
     passing: Callable[[Tensor], AbstractContextManager[object]],
 ) -> Modules:
-    """The model in modules of `split` blocks: the embeddings with the first, the last layer norm and the head with the last.
+    """The model in modules of `split` blocks: the embeddings with the first, the last layer norm and the head with the
+    last.
 
     Args:
         run_blocks: (residual stream, which blocks) -> residual stream.
@@ -226,7 +242,9 @@ def cut_gpt(
         else:
             leaves[-1][name] = parameter
     leaves[0]["wte.weight"] = lookup
-    masks = [[end - blocks <= block < end for block in range(len(model.h))] for blocks, end in zip(split, ends, strict=True)]
+    masks = [
+        [end - blocks <= block < end for block in range(len(model.h))] for blocks, end in zip(split, ends, strict=True)
+    ]
 
     def run(module: int, x: Tensor, targets: Tensor | None) -> Tensor:
         with passing(x):
@@ -241,7 +259,8 @@ def cut_gpt(
 
 @contextmanager
 def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
-    """Has the gradient of the embedding's lookup gather in `lookup`, which shares the matrix's memory; the head's stays in the matrix."""
+    """Has the gradient of the embedding's lookup gather in `lookup`, which shares the matrix's memory; the head's stays
+    in the matrix."""
 
     def look_up(module: object, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         return F.embedding(arguments[0], lookup) if torch.is_grad_enabled() else None
@@ -258,11 +277,13 @@ class LateStep(NamedTuple):
     grad_norm: Tensor
     """Over all modules, before clipping; not finite also where a gradient that is only due later is not."""
     in_flight: dict[str, Tensor] | None
-    """What is in flight after the step; None, so as before it, where the step is not finite, and in all steps after such a one."""
+    """What is in flight after the step; None, so as before it, where the step is not finite, and in all steps after
+    such a one."""
     staleness: Sequence[float]
     """Of each module in steps; NaN where it waited."""
     cosines: Mapping[int, Tensor]
-    """Module from 1 -> cosine between its late gradient and that of the same batch at today's weights, where measured."""
+    """Module from 1 -> cosine between its late gradient and that of the same batch at today's weights, where
+    measured."""
 
 
 def groups_of(section: Ouroboros, modules: Modules, names: Sequence[str]) -> list[list[str]]:
@@ -276,9 +297,12 @@ def groups_of(section: Ouroboros, modules: Modules, names: Sequence[str]) -> lis
 
 
 class LateGradients:
-    """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in flight itself."""
+    """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in
+    flight itself."""
 
-    def __init__(self, section: Ouroboros, model: GPT, modules: Modules, split: Sequence[int], grad_clip: float) -> None:
+    def __init__(
+        self, section: Ouroboros, model: GPT, modules: Modules, split: Sequence[int], grad_clip: float
+    ) -> None:
         self.modules, self.split = modules, split
         self._section, self._model, self._grad_clip = section, model, grad_clip
         self._parameters = dict(model.named_parameters())
@@ -302,8 +326,8 @@ class LateGradients:
         return grad_norm
 
     def scalars(self, step: LateStep | None) -> dict[str, Tensor]:
-        """The columns of a step, None for one without delay: each module's staleness in steps (NaN where it waited), and cosines (NaN
-        where none was measured)."""
+        """The columns of a step, None for one without delay: each module's staleness in steps (NaN where it waited),
+        and cosines (NaN where none was measured)."""
         staleness = [0.0] * self.modules.count if step is None else step.staleness
         values = torch.tensor(staleness, device=self._model.device).unbind()
         found = {f"ouroboros_staleness_{number}": value for number, value in enumerate(values, 1)}
@@ -340,7 +364,8 @@ class LateGradients:
         grad_norm = self._leave(joined(modules, late, list(self._parameters), section.embedding_gradient == "mean"))
         after[f"{PREFIX}layout"] = self._layout
         fresh = [tensor for name, tensor in after.items() if name not in in_flight and tensor.is_floating_point()]
-        # Times 0: nothing where all is finite, and not a number where a gradient is not that would be applied only later.
+        # Times 0: nothing where all is finite, and not a number where a gradient is not that would be applied only
+        # later.
         grad_norm = grad_norm + 0.0 * torch.nn.utils.get_total_norm(fresh)
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
         staleness = [math.nan if due is None else float(section.staleness(k)) for k, due in enumerate(late, 1)]
@@ -354,8 +379,8 @@ class LateGradients:
         step: int,
         backward: Callable[[Sequence[MicroBatch]], object],
     ) -> dict[int, Tensor]:
-        """Where `step` measures: of each module but the last, the cosine between its late gradient and that of the same batch at today's
-        weights. Keeps today's batch, and drops the oldest."""
+        """Where `step` measures: of each module but the last, the cosine between its late gradient and that of the same
+        batch at today's weights. Keeps today's batch, and drops the oldest."""
         for number, tokens, targets in micro_batches:
             after[f"{PREFIX}tokens.{step}.{number}"], after[f"{PREFIX}targets.{step}.{number}"] = tokens, targets
         cosines = {}
@@ -384,7 +409,8 @@ def layout_of(section: Ouroboros, split: Sequence[int]) -> Tensor:
 
 
 def dropped(in_flight: Tensors, section: Ouroboros | None, shape: Shape) -> str | None:
-    """Why tensors in flight are of no use to a run with `section`, for its user; None where they are, or where there are none."""
+    """Why tensors in flight are of no use to a run with `section`, for its user; None where they are, or where there
+    are none."""
     if f"{PREFIX}layout" not in in_flight:
         return None
     variant, modules, *split = in_flight[f"{PREFIX}layout"].tolist()

@@ -15,15 +15,17 @@ from efftrain_cli.training.ranks import ALONE, Ranks
 
 
 def position_starts(seq_len: int) -> list[int]:
-    """Where the stretches of positions begin whose losses are averaged: at 0, then at 1/16, 1/8, 1/4 and 1/2 of the context."""
+    """Where the stretches of positions begin whose losses are averaged: at 0, then at 1/16, 1/8, 1/4 and 1/2 of the
+    context."""
     return sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8)})
 
 
 def loss_by_position(
     model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
 ) -> dict[str, Tensor]:
-    """Mean cross-entropy of validation windows (n, seq_len + 1) by stretch of positions, at full length with all blocks: column
-    `val_loss_from_POSITION` -> 0-d fp32, nats per token. It is a second forward pass over them; the ranks share the windows."""
+    """Mean cross-entropy of validation windows (n, seq_len + 1) by stretch of positions, at full length with all
+    blocks: column `val_loss_from_POSITION` -> 0-d fp32, nats per token. It is a second forward pass over them; the
+    ranks share the windows."""
     device = next(model.parameters()).device
     seq_len = windows.shape[1] - 1
     chunks = windows.split(max(1, micro_batch_tokens // seq_len))

@@ -1,9 +1,10 @@
 """The processes of one run on several devices: who this one is among them, and what they do together.
 
-PyTorch's process groups carry it: NCCL between CUDA devices, gloo between CPUs and for what the hosts tell each other. Rank 0
-alone has a run directory, a screen and checkpoints. Every rank holds the whole model ("replicate") and makes the same update:
-gradients are added up in one flat sum after accumulation, in the same layout every step, so that a resumed run of the same
-world size repeats it bit for bit. (Buckets that are rebuilt during a run, as DistributedDataParallel's are, do not.)
+PyTorch's process groups carry it: NCCL between CUDA devices, gloo between CPUs and for what the hosts tell each other.
+Rank 0 alone has a run directory, a screen and checkpoints. Every rank holds the whole model ("replicate") and makes the
+same update: gradients are added up in one flat sum after accumulation, in the same layout every step, so that a resumed
+run of the same world size repeats it bit for bit. (Buckets that are rebuilt during a run, as DistributedDataParallel's
+are, do not.)
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 FOREVER = timedelta(days=7)
-"""How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at once."""
+"""How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at
+once."""
 
 
 class Rewinding(BaseException):
-    """Rank 0 has gone back to an earlier state and will share it. As `Stop`, nothing on the way may take it for a fault."""
+    """Rank 0 has gone back to an earlier state and will share it. As `Stop`, nothing on the way may take it for a
+    fault."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ class Ranks:
         return spent
 
     def go_on(self, step: int) -> None:
-        """Agrees with the other ranks that none wants to stop, in one exchange between the hosts, once per step before the
-        first sum. From here on every rank finishes the step.
+        """Agrees with the other ranks that none wants to stop, in one exchange between the hosts, once per step before
+        the first sum. From here on every rank finishes the step.
 
         Raises:
             Stop: a rank was asked to stop: all drop the step.
@@ -122,7 +125,9 @@ class Ranks:
         if back and not rewinding and not asked:
             raise Rewinding
         if latest != -earliest and not back:
-            raise EfftrainError(f"the ranks of this run are at different steps, {-earliest} and {latest}: please report it")
+            raise EfftrainError(
+                f"the ranks of this run are at different steps, {-earliest} and {latest}: please report it"
+            )
         return bool(asked)
 
     def _now(self) -> Exchanged:
@@ -149,14 +154,15 @@ class Ranks:
         self._now().sums.append(watch.stop())
 
     def begin_sum(self, flat: Tensor) -> Callable[[], None]:
-        """Begins to replace a tensor by its sum over the ranks, in place; the result waits for it, on CUDA on the device alone."""
+        """Begins to replace a tensor by its sum over the ranks, in place; the result waits for it, on CUDA on the
+        device alone."""
         works: list[Any] = []
         self._carry(lambda dist: works.append(dist.all_reduce(flat, async_op=True)))
         return lambda: self._carry(lambda dist: works[0].wait())
 
     def add_up_by_pairs(self, tensors: Sequence[Tensor]) -> None:
-        """As `add_up`, in a balanced tree over the ranks: recursive doubling. Where each rank has added its own lanes in such a
-        tree too, the result is the same at every world size, bit for bit."""
+        """As `add_up`, in a balanced tree over the ranks: recursive doubling. Where each rank has added its own lanes
+        in such a tree too, the result is the same at every world size, bit for bit."""
         distance = 1
         while distance < self.world_size:
             with self.adding(tensors[0]):
@@ -165,7 +171,9 @@ class Ranks:
                     theirs = torch.empty_like(flat)
                     partner = self.rank ^ distance
 
-                    def exchange(dist: Any, flat: Tensor = flat, theirs: Tensor = theirs, partner: int = partner) -> None:
+                    def exchange(
+                        dist: Any, flat: Tensor = flat, theirs: Tensor = theirs, partner: int = partner
+                    ) -> None:
                         works = dist.batch_isend_irecv(
                             [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, theirs, partner)]
                         )
@@ -214,12 +222,16 @@ class Ranks:
         self._carry(lambda dist: dist.all_reduce(numbers))
 
     def group(self, members: Sequence[Sequence[int]]) -> Any:
-        """A group of this rank with the others of its list, of lists that together are all ranks; None where it would be alone. All
-        ranks call it with the same lists."""
+        """A group of this rank with the others of its list, of lists that together are all ranks; None where it would
+        be alone. All ranks call it with the same lists."""
         mine: list[Any] = []
 
         def make(dist: Any) -> None:
-            mine.extend(group for group, ranks in [(dist.new_group(list(r), timeout=FOREVER), r) for r in members] if self.rank in ranks)
+            mine.extend(
+                group
+                for group, ranks in [(dist.new_group(list(r), timeout=FOREVER), r) for r in members]
+                if self.rank in ranks
+            )
 
         if len(members[0]) > 1:
             self._carry(make)
@@ -233,7 +245,8 @@ class Ranks:
             scatter(flat, bucket)
 
     def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
-        """Sends a tensor on the host without waiting; the result waits until it is sent, and until then keeps the tensor."""
+        """Sends a tensor on the host without waiting; the result waits until it is sent, and until then keeps the
+        tensor."""
         works: list[Any] = []
         self._carry(lambda dist: works.append(dist.isend(tensor, to)))
 

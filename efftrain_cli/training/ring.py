@@ -1,21 +1,25 @@
-"""Ouroboros as a ring of processes: K - 1 ranks, of which each computes its module alone, the first rank the first and the last.
+"""Ouroboros as a ring of processes: K - 1 ranks, of which each computes its module alone, the first rank the first and
+the last.
 
 A step of the ring (rank r holds module r + 1; rank 0 module K as well):
 
-    rank 0          run module 1, send -> 1    late backward of 1    receive from K - 2, run K, its backward, send its input's gradient -> K - 2
-    rank r          receive from r - 1, run, send -> r + 1 (the last: -> 0)    late backward, send its input's gradient -> r - 1
-    all             receive the gradient for the next step's late backward, add up norms, update the own module
+    rank 0    run module 1, send -> 1    late backward of 1    receive from K - 2, run K, its backward,
+              send its input's gradient -> K - 2
+    rank r    receive from r - 1, run, send -> r + 1 (the last: -> 0)    late backward,
+              send its input's gradient -> r - 1
+    all       receive the gradient for the next step's late backward, add up norms, update the own module
 
-The late backward of module 1 passes the time of the forward wave. Every number is that of one device, bit for bit, in fp32 with one
-thread a rank: the same functions of `training/ouroboros.py`, each sum in the same order. Several rings share the batch: a module's late
-gradient is then added up over the rings, in its own group.
+The late backward of module 1 passes the time of the forward wave. Every number is that of one device, bit for bit, in
+fp32 with one thread a rank: the same functions of `training/ouroboros.py`, each sum in the same order. Several rings
+share the batch: a module's late gradient is then added up over the rings, in its own group.
 
-Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the authors' code: sends never wait
-for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, and computes and updates its
-modules only; `gather` brings the others' parts together where all is needed: for an evaluation, a checkpoint, and at a stop.
+Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the authors' code: sends
+never wait for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, and
+computes and updates its modules only; `gather` brings the others' parts together where all is needed: for an
+evaluation, a checkpoint, and at a stop.
 
-With "stash" a checkpoint holds gradients, as one device's does: what is in flight is then run backward to the end at once, which is work
-that the next steps need not do.
+With "stash" a checkpoint holds gradients, as one device's does: what is in flight is then run backward to the end at
+once, which is work that the next steps need not do.
 """
 
 from __future__ import annotations
@@ -47,11 +51,13 @@ from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import Parts, TrainState
 
 _GATHERINGS = count()
-"""Numbers the gatherings of this process, which are those of every process: what is announced needs a name of its own."""
+"""Numbers the gatherings of this process, which are those of every process: what is announced needs a name of its
+own."""
 
 
 class Ring:
-    """This rank's share of the rings. One per training; the gradients in flight of its modules are kept here until they are gathered."""
+    """This rank's share of the rings. One per training; the gradients in flight of its modules are kept here until they
+    are gathered."""
 
     def __init__(
         self,
@@ -75,7 +81,9 @@ class Ring:
         first = ranks.rank - self._position
         self._next, self._before = first + (self._position + 1) % size, first + (self._position - 1) % size
         self._mine = [k for k in range(1, section.modules + 1) if section.device_of(k) == self._position]
-        self._peers = ranks.group([[position + size * ring for ring in range(self.rings.world_size)] for position in range(size)])
+        self._peers = ranks.group(
+            [[position + size * ring for ring in range(self.rings.world_size)] for position in range(size)]
+        )
         """The ranks with these modules in every ring; None where there is one ring."""
         self._mailbox: list[Tensor] = []  # where the ring is one rank
         self._sent: list[Any] = []
@@ -87,7 +95,8 @@ class Ring:
         state.parts = Parts()
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of `tensors` that belong to this rank's modules and, of several rings, to this ring's share of their step."""
+        """Those of `tensors` that belong to this rank's modules and, of several rings, to this ring's share of their
+        step."""
         found = {}
         for name, tensor in tensors.items():
             kind, *rest = name.removeprefix(PREFIX).split(".")
@@ -123,8 +132,14 @@ class Ring:
         late, losses = self._late(micro_batches, plan, after) if delayed else self._fresh(micro_batches, plan)
         names, mean = list(self._parameters), delayed and self._section.embedding_gradient == "mean"
         gradients = joined(self._modules, late, names, mean)
-        norms, due, loss = self._together(gradients, late, losses, [t for name, t in after.items() if name not in self._in_flight])
-        present = {name: norm for name, norm in norms.items() if any(due[k] and name in self._modules.leaves[k] for k in range(len(due)))}
+        norms, due, loss = self._together(
+            gradients, late, losses, [t for name, t in after.items() if name not in self._in_flight]
+        )
+        present = {
+            name: norm
+            for name, norm in norms.items()
+            if any(due[k] and name in self._modules.leaves[k] for k in range(len(due)))
+        }
         grad_norm, gradients = clipped(gradients, present, self._groups, self._grad_clip)
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
@@ -144,7 +159,8 @@ class Ring:
     def _late(
         self, micro_batches: Sequence[MicroBatch], plan: StepPlan, after: dict[str, Tensor]
     ) -> tuple[list[dict[str, Tensor] | None], list[Tensor]]:
-        """The gradients that are due of this rank's modules, and the losses of today's micro-batches where the head is."""
+        """The gradients that are due of this rank's modules, and the losses of today's micro-batches where the head
+        is."""
         modules, step, last = self._modules, plan.step, self._modules.count
         module = self._mine[0]
         late: list[dict[str, Tensor] | None] = [None] * last
@@ -175,8 +191,8 @@ class Ring:
         return late, losses
 
     def _exchange(self, backward: Sequence[Tensor], module: int, step: int, after: dict[str, Tensor]) -> None:
-        """Sends the gradients by this rank's inputs, and takes those of the module after `module` for the next step: it has run backward
-        what this rank still has the inputs of."""
+        """Sends the gradients by this rank's inputs, and takes those of the module after `module` for the next step: it
+        has run backward what this rank still has the inputs of."""
         for delta in backward:
             self._send(delta, self._before)
         batch = step - self._section.staleness(module + 1)
@@ -186,9 +202,11 @@ class Ring:
             after[f"{PREFIX}delta.{batch}.{module}.{number}"] = self._receive(shape, self._next)
         self._wait()
 
-    def _backward(self, module: int, step: int, after: dict[str, Tensor]) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-        """A module's late backward pass of `step`: its gradients, added up over the rings, and those by its inputs. Where the gradients are
-        there already, of a checkpoint, nothing is computed."""
+    def _backward(
+        self, module: int, step: int, after: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+        """A module's late backward pass of `step`: its gradients, added up over the rings, and those by its inputs.
+        Where the gradients are there already, of a checkpoint, nothing is computed."""
         batch = step - self._section.staleness(module)
         if ready := pop(after, f"{PREFIX}gradient.{batch}.{module}."):
             return ready, {}
@@ -197,7 +215,9 @@ class Ring:
             gradients, by_input = replayed(self._modules, module, step, after)
         return None if gradients is None else self._added_up(gradients), by_input
 
-    def _fresh(self, micro_batches: Sequence[MicroBatch], plan: StepPlan) -> tuple[list[dict[str, Tensor] | None], list[Tensor]]:
+    def _fresh(
+        self, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> tuple[list[dict[str, Tensor] | None], list[Tensor]]:
         """A step without delay: each micro-batch forward through the ring and back."""
         modules, last, module = self._modules, self._modules.count, self._mine[0]
         losses: list[Tensor] = []
@@ -224,21 +244,32 @@ class Ring:
                 tied = head + lookup if tied is None else tied + (head + lookup)
                 for leaf in uses:
                     leaf.grad = None
-        fresh: list[dict[str, Tensor] | None] = [modules.take(k) if k in self._mine else None for k in range(1, last + 1)]
+        fresh: list[dict[str, Tensor] | None] = [
+            modules.take(k) if k in self._mine else None for k in range(1, last + 1)
+        ]
         if tied is not None and fresh[0] is not None and fresh[-1] is not None:
             fresh[-1]["wte.weight"] = tied
             del fresh[0]["wte.weight"]
         return [None if gradients is None else self._added_up(gradients) for gradients in fresh], losses
 
     def _together(
-        self, gradients: Mapping[str, Tensor | None], late: Sequence[object], losses: Sequence[Tensor], new: Sequence[Tensor]
+        self,
+        gradients: Mapping[str, Tensor | None],
+        late: Sequence[object],
+        losses: Sequence[Tensor],
+        new: Sequence[Tensor],
     ) -> tuple[dict[str, Tensor], list[bool], Tensor]:
-        """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, and the loss; and
-        whether rank 0 wants to save. One sum of numbers of which all but one are zero, so exact; of the loss, a share of each ring."""
+        """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, and the
+        loss; and whether rank 0 wants to save. One sum of numbers of which all but one are zero, so exact; of the loss,
+        a share of each ring."""
         device, leading = self._state.model.device, self.rings.rank == 0
         norms = norms_of(gradients)
         zero = torch.zeros((), device=device)
-        wrong = 0.0 * torch.nn.utils.get_total_norm([tensor for tensor in new if tensor.is_floating_point()]) if new else zero
+        wrong = (
+            0.0 * torch.nn.utils.get_total_norm([tensor for tensor in new if tensor.is_floating_point()])
+            if new
+            else zero
+        )
         assert self._state.parts is not None
         loss = zero
         for share in losses:
@@ -284,7 +315,8 @@ class Ring:
     # --- the whole ---------------------------------------------------------------------------------------------------
 
     def gather(self, everything: bool) -> None:
-        """Gives every rank all parameters; with `everything`, rank 0 all that a checkpoint holds. All ranks call it after the same step."""
+        """Gives every rank all parameters; with `everything`, rank 0 all that a checkpoint holds. All ranks call it
+        after the same step."""
         state, ranks = self._state, self._ranks
         assert state.parts is not None
         if state.parts.whole:
@@ -292,7 +324,12 @@ class Ring:
         ranks.enter("exchange")
         optimizer = state.optimizer.tensors() if everything else {}
         for position in range(self._section.devices):
-            names = {name for k, leaves in enumerate(self._modules.leaves, 1) if self._section.device_of(k) == position for name in leaves}
+            names = {
+                name
+                for k, leaves in enumerate(self._modules.leaves, 1)
+                if self._section.device_of(k) == position
+                for name in leaves
+            }
             tensors = [parameter.detach() for name, parameter in self._parameters.items() if name in names]
             tensors += [tensor for name, tensor in optimizer.items() if name.split(".", 1)[1] in names]
             ranks.share_from(position, tensors)
@@ -304,7 +341,8 @@ class Ring:
         state.parts.whole, state.parts.wanted, self.asked = True, False, False
 
     def _run_out(self, step: int) -> None:
-        """Runs backward what is in flight after `step`, in the order of the steps to come, so that only gradients remain."""
+        """Runs backward what is in flight after `step`, in the order of the steps to come, so that only gradients
+        remain."""
         after, module = self._in_flight, self._mine[0]
         for later in range(step + 1, step + self._section.modules):
             batch = later - self._section.staleness(module)
@@ -321,7 +359,10 @@ class Ring:
         if self._section.variant == "stash" and self.rings.rank:
             mine = {}  # the rings have the same gradients
         if ranks.rank:
-            ranks.announce(f"ring/{number}/{ranks.rank}", {n: [list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in mine.items()})
+            ranks.announce(
+                f"ring/{number}/{ranks.rank}",
+                {n: [list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in mine.items()},
+            )
             for tensor in mine.values():
                 ranks.isend(tensor.detach().cpu().contiguous(), 0)()
             return

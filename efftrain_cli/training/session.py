@@ -64,7 +64,9 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     if "," in name:
         raise UsageError(f"--device {name}: names one device\nuse --devices N to train on N of them")
     if not ranks.alone and name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {name}: each of the {ranks.world_size} processes takes its own device\nuse --device cuda or cpu")
+        raise UsageError(
+            f"--device {name}: each of the {ranks.world_size} processes takes its own device\nuse --device cuda or cpu"
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not ranks.alone and torch.cuda.is_available():
@@ -126,9 +128,7 @@ def fresh_state(session: Session, stage: int = 0) -> TrainState:
     with building_errors(session.recipe, session.corpus.vocab_size, device, stage):
         model = build_model(session.recipe, session.corpus.vocab_size, device, stage)
         return TrainState(
-            model=model,
-            optimizer=build_optimizer(session.recipe, model),
-            nonfinite=torch.zeros((), device=device),
+            model=model, optimizer=build_optimizer(session.recipe, model), nonfinite=torch.zeros((), device=device)
         )
 
 
@@ -175,13 +175,18 @@ def environment_of(session: Session) -> dict[str, object]:
 
 
 def environment_now(run: Run, session: Session) -> dict[str, object]:
-    """Where the run is continued; says in one line what is not as it was, and whether results may then differ in their last bits."""
+    """Where the run is continued; says in one line what is not as it was, and whether results may then differ in their
+    last bits."""
     now = environment_of(session)
     recipe = session.recipe
     starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
     origin = read_origin(run.path)
     before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
-    changed = {key: f"{key} {printable(str(before[key]))} -> {now[key]}" for key in now if before.get(key) not in (None, now[key])}
+    changed = {
+        key: f"{key} {printable(str(before[key]))} -> {now[key]}"
+        for key in now
+        if before.get(key) not in (None, now[key])
+    }
     if str(before.get("device")).partition(":")[0] == session.device.type:
         changed.pop("device", None)  # which one it is of several decides nothing: its name is compared too
     if session.device.type != "cpu":
@@ -239,7 +244,8 @@ def _git_commit() -> str | None:
 
 
 def project_commit(folder: Path) -> dict[str, object] | None:
-    """The commit of the user's own project around `folder`, and whether tracked files differ from it; None outside of git."""
+    """The commit of the user's own project around `folder`, and whether tracked files differ from it; None outside of
+    git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -248,7 +254,9 @@ def project_commit(folder: Path) -> dict[str, object] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False, timeout=10)
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here, or a file system that does not answer
     return result.stdout.strip() if result.returncode == 0 else None

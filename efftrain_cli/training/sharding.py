@@ -1,8 +1,9 @@
-"""strategy = "shard": each rank keeps a share of the weights, gradients and moments, and gathers a block's weights when it is computed.
+"""strategy = "shard": each rank keeps a share of the weights, gradients and moments, and gathers a block's weights when
+it is computed.
 
-PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) carries it, block by block. The optimizer works on this rank's
-rows of every tensor as on tensors of their own. Between steps rank 0 says what the others do next, since a checkpoint, which holds
-whole tensors under their names as that of one device does, is gathered by all.
+PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) carries it, block by block. The optimizer works on
+this rank's rows of every tensor as on tensors of their own. Between steps rank 0 says what the others do next, since a
+checkpoint, which holds whole tensors under their names as that of one device does, is gathered by all.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class Shards:
                 self.whole(state)
 
     def whole(self, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(model tensors, optimizer tensors), whole and on the CPU, on rank 0; the other ranks take part, and get nothing."""
+        """(model tensors, optimizer tensors), whole and on the CPU, on rank 0; the other ranks take part, and get
+        nothing."""
         self.lead(GATHER)
         return self._gather(self.local), self._gather(state.optimizer.tensors())
 

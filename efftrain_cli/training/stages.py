@@ -17,12 +17,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import LostProcessError
 from efftrain_cli.foundation.signals import Stop, interruptible
 from efftrain_cli.methods.growth_operators import GrowthState, grow, width_asymmetry
-from efftrain_cli.methods.staged_growth import (
-    SYMMETRY_CHECK_STEPS,
-    SYMMETRY_TOLERANCE,
-    StagedGrowth,
-    parse_operator,
-)
+from efftrain_cli.methods.staged_growth import SYMMETRY_CHECK_STEPS, SYMMETRY_TOLERANCE, StagedGrowth, parse_operator
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_model, build_optimizer, compute_dtype
@@ -94,8 +89,11 @@ def grow_stage(state: TrainState, recipe: Recipe) -> None:
 
 
 def load_grown(state: TrainState, grown: GrowthState) -> None:
-    """Copies grown tensors into a state of their size. Without optimizer tensors the optimizer is as if it had never stepped."""
-    optimizer = {f"{key}.{name}": tensor for key, tensors in grown.optimizer.items() for name, tensor in tensors.items()}
+    """Copies grown tensors into a state of their size. Without optimizer tensors the optimizer is as if it had never
+    stepped."""
+    optimizer = {
+        f"{key}.{name}": tensor for key, tensors in grown.optimizer.items() for name, tensor in tensors.items()
+    }
     load_tensors(state, dict(grown.parameters), optimizer or state.optimizer.tensors())
 
 
@@ -107,9 +105,9 @@ def train_stages(
     until: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Iterator[StepRecord | GrowthRecord]:
-    """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a GrowthRecord
-    is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a run that goes
-    on from there grows first."""
+    """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a
+    GrowthRecord is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a
+    run that goes on from there grows first."""
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
 
@@ -151,7 +149,8 @@ def train_stages(
 
 
 def growth_message(record: GrowthRecord) -> str:
-    """One growth in a line or two, with a word on the loss where it should have stayed and did not, or was never meant to."""
+    """One growth in a line or two, with a word on the loss where it should have stayed and did not, or was never meant
+    to."""
     after = record.val_loss_after
     loss = f"val loss {record.val_loss_before:.4f} -> {'not measured' if after is None else f'{after:.4f}'}"
     line = (
@@ -167,7 +166,7 @@ def growth_message(record: GrowthRecord) -> str:
 
 
 def describe_stages(recipe: Recipe) -> str:
-    """"2 x 64 -> depth -> 4 x 64": layers x width of each stage, and the operators between."""
+    """ "2 x 64 -> depth -> 4 x 64": layers x width of each stage, and the operators between."""
     text = ""
     for index, stage in enumerate(recipe.stages):
         model = recipe.model_at(index)
@@ -177,8 +176,8 @@ def describe_stages(recipe: Recipe) -> str:
 
 
 def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
-    """What to tell the user if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal; None at
-    every other step. Reads the weights from the device at that one step."""
+    """What to tell the user if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal; None
+    at every other step. Reads the weights from the device at that one step."""
     progress = state.progress
     if progress.stage == 0 or progress.step - progress.stage_step != SYMMETRY_CHECK_STEPS:
         return None
@@ -194,6 +193,6 @@ def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
     return (
         f"step {progress.step}: {SYMMETRY_CHECK_STEPS} steps after growing in width the {factor} copies of the model are "
         f"still equal (relative difference {asymmetry:.1e}). Without dropout nothing makes them differ: they get equal "
-        'gradients, and the wide model learns no more than the narrow one.'
+        "gradients, and the wide model learns no more than the narrow one."
         ' Use staged_growth.symmetry = "offdiag"'
     )

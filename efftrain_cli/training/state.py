@@ -91,7 +91,8 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
 
 
 def nonfinite_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity. One pass over each, without a copy; one wait for the device."""
+    """Names of the tensors that hold a NaN or an infinity. One pass over each, without a copy; one wait for the
+    device."""
     there = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     if not there:
         return []
@@ -140,7 +141,8 @@ def write_checkpoint(
     recipe_toml: str,
     tensors: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None,
 ) -> None:
-    """Writes the state as `directory`, whole or not at all. `tensors` are its `whole_tensors`, where they are there already.
+    """Writes the state as `directory`, whole or not at all. `tensors` are its `whole_tensors`, where they are there
+    already.
 
     Raises:
         OSError: the disk is full or not writable; nothing is left behind then.
@@ -157,10 +159,7 @@ def write_checkpoint(
     files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
     if state.method_tensors:
         files["method.safetensors"] = state.method_tensors
-    texts = {
-        "progress.json": json.dumps(progress_to_json(state.progress), indent=1),
-        "recipe.toml": recipe_toml,
-    }
+    texts = {"progress.json": json.dumps(progress_to_json(state.progress), indent=1), "recipe.toml": recipe_toml}
     try:
         # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
         with ThreadPoolExecutor(max_workers=4) as pool:

@@ -1,7 +1,7 @@
 """The bytes of a safetensors file, in buffers, so that they can be hashed while they are written.
 
-The library writes a file in one call and could only be followed by reading the file again, which made the hashes two thirds of
-a checkpoint's cost on a fast disk. Reading stays the library's.
+The library writes a file in one call and could only be followed by reading the file again, which made the hashes two
+thirds of a checkpoint's cost on a fast disk. Reading stays the library's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DTYPES = {
 
 
 def tensor_buffers(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """The file that holds `tensors`, as consecutive buffers: 8 bytes of length, the JSON header, and each tensor's bytes, the
-    widest dtype first so that all are aligned (https://huggingface.co/docs/safetensors, "Format").
+    """The file that holds `tensors`, as consecutive buffers: 8 bytes of length, the JSON header, and each tensor's
+    bytes, the widest dtype first so that all are aligned (https://huggingface.co/docs/safetensors, "Format").
 
     Tensors on the CPU are not copied: their buffers are their memory.
 

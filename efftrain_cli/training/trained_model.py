@@ -65,8 +65,8 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
 
 
 def load_exported(directory: Path, device: torch.device) -> TrainedModel:
-    """The model in a directory that `export`, or transformers, wrote. It has no recipe of its own: the one it is given here
-    holds the model's shape and nothing that was trained with.
+    """The model in a directory that `export`, or transformers, wrote. It has no recipe of its own: the one it is given
+    here holds the model's shape and nothing that was trained with.
 
     Raises:
         CheckpointError: the directory holds no GPT-2 that efftrain can compute.
@@ -78,7 +78,9 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     model, _ = read_hf(directory)
     model.to(device).eval()
     shape = model.config
-    recipe = load_recipe("small", [f"model.{name}={getattr(shape, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_len")])
+    recipe = load_recipe(
+        "small", [f"model.{name}={getattr(shape, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_len")]
+    )
     weights = directory / "model.safetensors"
     try:
         source = json.loads((directory / EXPORTED_FROM).read_text(encoding="utf-8"))
@@ -97,8 +99,8 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
 
 
 def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None = None) -> Path:
-    """The run's newest checkpoint that is whole, or the one `wanted` names: a step, or a name such as step-00000100. With `needed`,
-    only these of its files must be whole.
+    """The run's newest checkpoint that is whole, or the one `wanted` names: a step, or a name such as step-00000100.
+    With `needed`, only these of its files must be whole.
 
     Raises:
         UsageError: no checkpoint is called that; the message lists those there are.

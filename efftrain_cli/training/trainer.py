@@ -23,14 +23,7 @@ from efftrain_cli.foundation.signals import Stop, interruptible
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.plan.plan import (
-    after_evaluation,
-    after_step,
-    method_columns,
-    plan_step,
-    reads_val_loss,
-    stage_ended,
-)
+from efftrain_cli.plan.plan import after_evaluation, after_step, method_columns, plan_step, reads_val_loss, stage_ended
 from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint
@@ -65,12 +58,10 @@ class StepRecord:
     """Seconds of the step that went into compilation; they are not training time."""
 
 
-def evaluate(
-    model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
-) -> Tensor:
+def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE) -> Tensor:
     """Mean cross-entropy over validation windows (n, seq_len + 1) at full length with all blocks: 0-d fp32, nats per
-    token. Touches no training state and no random generator. The ranks share the windows; the result is that of one process, bit
-    for bit."""
+    token. Touches no training state and no random generator. The ranks share the windows; the result is that of one
+    process, bit for bit."""
     device = next(model.parameters()).device
     seq_len = windows.shape[1] - 1
     chunks = windows.split(max(1, micro_batch_tokens // seq_len))
@@ -213,7 +204,8 @@ def saves_at(checkpoint: Checkpoint, step: int) -> bool:
 
 
 def _interruptible(ranks: Ranks, rescuable: bool = False) -> AbstractContextManager[None]:
-    """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step, in `Ranks.go_on`."""
+    """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step, in
+    `Ranks.go_on`."""
     return interruptible(rescuable) if ranks.alone else nullcontext()
 
 
@@ -223,10 +215,11 @@ def _together(state: TrainState, ranks: Ranks) -> AbstractContextManager[None]:
 
 
 def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_norm: Tensor | None = None) -> Tensor:
-    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr` and
-    drops them. With their norm given, they are clipped already. Returns their norm before clipping, 0-d fp32.
+    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr`
+    and drops them. With their norm given, they are clipped already. Returns their norm before clipping, 0-d fp32.
 
-    Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
+    Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later
+    call.
     """
     clipped = grad_norm is not None
     if state.shards is None:
@@ -301,7 +294,9 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "cpu_seconds": record.training.cpu_seconds if record.devices == 1 else None,
                 "compile_seconds": record.compile_seconds,
                 # What FSDP2 sends is part of the passes, where no stopwatch sees it.
-                "comm_seconds": None if record.exchanged is None or state.shards is not None else record.exchanged.comm_seconds(),
+                "comm_seconds": None
+                if record.exchanged is None or state.shards is not None
+                else record.exchanged.comm_seconds(),
                 "wait_seconds": None if record.exchanged is None else record.exchanged.wait_seconds,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,
@@ -320,7 +315,11 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
 def _scalars(record: StepRecord) -> dict[str, Tensor]:
     """Everything of a record that is on the device, by column."""
     scalars = {} if record.result is None else dict(record.result.scalars)
-    return scalars if record.val_loss is None else {**scalars, **(record.position_losses or {}), "val_loss": record.val_loss}
+    return (
+        scalars
+        if record.val_loss is None
+        else {**scalars, **(record.position_losses or {}), "val_loss": record.val_loss}
+    )
 
 
 def finite_or_none(value: float) -> float | None:

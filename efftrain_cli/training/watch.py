@@ -1,8 +1,10 @@
-"""Each rank's watcher: a thread that tells the other ranks where this one is, and ends the run where one does not get on.
+"""Each rank's watcher: a thread that tells the other ranks where this one is, and ends the run where one does not get
+on.
 
-A process that dies is noticed by those that exchange something with it. One that hangs is not: it would hold all the others for
-ever. So every rank states its step and phase in the group's store, and the first two ranks read what all have stated. A rank
-whose work makes no progress for a minute, outside of phases that may take long, is named in one message, and all ranks end.
+A process that dies is noticed by those that exchange something with it. One that hangs is not: it would hold all the
+others for ever. So every rank states its step and phase in the group's store, and the first two ranks read what all
+have stated. A rank whose work makes no progress for a minute, outside of phases that may take long, is named in one
+message, and all ranks end.
 """
 
 from __future__ import annotations
@@ -133,7 +135,9 @@ class Watch:
             silent = time.monotonic() - self._answered
             if silent > self._limit and self._phase not in UNLIMITED:
                 if self._rank == 1:
-                    _say(f"the run hangs: rank 0, which keeps what the ranks tell each other, has not answered for {silent:.0f} s")
+                    _say(
+                        f"the run hangs: rank 0, which keeps what the ranks tell each other, has not answered for {silent:.0f} s"
+                    )
                 os._exit(HUNG_FIRST if PARENT in os.environ else 1)
 
     def _judge(self, beats: dict[int, tuple[int, float]]) -> tuple[list[int], str] | None:
@@ -149,7 +153,8 @@ class Watch:
         return judge(places, silent, self._limit)
 
     def _end(self, judge: int, hung: list[int], text: str) -> None:
-        """Ends this rank. Rank 0 says why, where it can, and saves what it has; else the rank that found out says it."""
+        """Ends this rank. Rank 0 says why, where it can, and saves what it has; else the rank that found out says
+        it."""
         self.verdict = text
         code = (HUNG_FIRST if 0 in hung else HUNG) if PARENT in os.environ else 1
         if self._rank:
@@ -157,7 +162,8 @@ class Watch:
                 _say(text)
             os._exit(code)
         self._store.set("heard", "yes")
-        # The others' end breaks off what the main thread is waiting in; it then saves the last step and says the verdict itself.
+        # The others' end breaks off what the main thread is waiting in; it then saves the last step and says the
+        # verdict itself.
         patience = time.monotonic() + (0 if 0 in hung else min(30.0, self._limit))
         while not self._ended.is_set() and (self._phase in UNLIMITED or time.monotonic() < patience):
             time.sleep(0.05)

@@ -1,4 +1,5 @@
-"""What `efftrain tune-warmup` chooses from: a grid of settings around the recipe's own, the recipe of each, and its tokens.
+"""What `efftrain tune-warmup` chooses from: a grid of settings around the recipe's own, the recipe of each, and its
+tokens.
 
 Four things can be tuned, each by two numbers, a start and a duration in optimizer steps:
 
@@ -44,7 +45,8 @@ class Grid:
     recipe: Recipe
     kind: Kind
     multiples: int
-    """A duration is seen for the step at which it becomes critical and `multiples` - 1 learning-rate warmups after it."""
+    """A duration is seen for the step at which it becomes critical and `multiples` - 1 learning-rate warmups after
+    it."""
     max_share: float
     """Share of the token budget that the longest warmup tried may take."""
 
@@ -63,7 +65,9 @@ class Grid:
                 "tune without it: --set simigrad=false"
             )
         if self.kind == "batch" and self.recipe.batch_size_warmup is None:
-            raise UsageError("--tune batch needs a [batch_size_warmup] to begin with; add one, or give a recipe that has one")
+            raise UsageError(
+                "--tune batch needs a [batch_size_warmup] to begin with; add one, or give a recipe that has one"
+            )
         if self.kind in ("length", "two-stage") and self.recipe.batch_size_warmup is not None:
             raise UsageError(
                 f"--tune {self.kind} cannot be combined with the recipe's [batch_size_warmup]; add --set batch_size_warmup=false"
@@ -80,7 +84,9 @@ class Grid:
                 "--set seq_len_warmup.pacing=linear with a start and steps"
             )
         if not self.starts:
-            raise UsageError(f"there is no {self.start_name} to search between the recipe's and the full {self.full}; lower it")
+            raise UsageError(
+                f"there is no {self.start_name} to search between the recipe's and the full {self.full}; lower it"
+            )
         for start in (self.starts[0], self.starts[-1]):
             if not self.durations(start):
                 raise UsageError(
@@ -101,13 +107,22 @@ class Grid:
     @property
     def start_name(self) -> str:
         """Key of the start; empty where there is none."""
-        names = {"length": "seq_len_warmup.start", "batch": "batch_size_warmup.start", "two-stage": "seq_len_warmup.lengths", "lr": ""}
+        names = {
+            "length": "seq_len_warmup.start",
+            "batch": "batch_size_warmup.start",
+            "two-stage": "seq_len_warmup.lengths",
+            "lr": "",
+        }
         return names[self.kind]
 
     @property
     def duration_name(self) -> str:
         """Key of the duration."""
-        names = {"length": "seq_len_warmup.steps", "batch": "batch_size_warmup.sequences", "two-stage": "seq_len_warmup.until"}
+        names = {
+            "length": "seq_len_warmup.steps",
+            "batch": "batch_size_warmup.sequences",
+            "two-stage": "seq_len_warmup.until",
+        }
         return names.get(self.kind, "optim.warmup_steps")
 
     @property
@@ -119,8 +134,9 @@ class Grid:
 
     @cached_property
     def own(self) -> tuple[int, int]:
-        """(start, duration) of the recipe; the rule of thumb where it has none: sequences of 8 tokens at first, 64 from a
-        billion parameters on, an eighth of the full length in two stages, and a third of the run's full steps, but no less than the learning-rate warmup."""
+        """(start, duration) of the recipe; the rule of thumb where it has none: sequences of 8 tokens at first, 64 from
+        a billion parameters on, an eighth of the full length in two stages, and a third of the run's full steps, but no
+        less than the learning-rate warmup."""
         recipe, warmup, full = self.recipe, self.recipe.seq_len_warmup, self.recipe.model.seq_len
         third = max(self.window, self.baseline_steps // 3)
         if self.kind == "lr":
@@ -157,13 +173,15 @@ class Grid:
             multiple = 8 if recipe.seq_len_warmup is None else recipe.seq_len_warmup.multiple
             allowed = range(first - first % multiple + multiple, self.full, multiple)
         wanted = (first * 2 ** (k / 2) for k in range(1, 64) if first * 2 ** (k / 2) < self.full)
-        nearest = {allowed[min(len(allowed) - 1, max(0, round((x - allowed.start) / allowed.step)))] for x in wanted if allowed}
+        nearest = {
+            allowed[min(len(allowed) - 1, max(0, round((x - allowed.start) / allowed.step)))] for x in wanted if allowed
+        }
         return (first, *sorted(nearest)) if first < self.full else ()
 
     @property
     def _shortest(self) -> int:
-        """Steps below which no duration is searched: an eighth of the recipe's learning-rate warmup where that is what is tuned,
-        else the learning-rate warmup, or the recipe's own duration if that is shorter."""
+        """Steps below which no duration is searched: an eighth of the recipe's learning-rate warmup where that is what
+        is tuned, else the learning-rate warmup, or the recipe's own duration if that is shorter."""
         return max(1, self.window // 8) if self.kind == "lr" else min(self.window, max(1, self.own[1]))
 
     @cached_property
@@ -171,12 +189,16 @@ class Grid:
         return {}
 
     def durations(self, start: int) -> tuple[int, ...]:
-        """The durations to choose from with `start`, from what is thought the most stable to what is wanted the most: warmups of
-        lengths and batches grow longer, that of the learning rate shorter."""
+        """The durations to choose from with `start`, from what is thought the most stable to what is wanted the most:
+        warmups of lengths and batches grow longer, that of the learning rate shorter."""
         if start not in self._durations:
             own = max(1, self.own[1])
-            shorter = takewhile(lambda steps: steps >= self._shortest, (two_digits(own / 2 ** (k / 2)) for k in range(1, 64)))
-            longer = takewhile(lambda steps: self._fits(start, steps), (two_digits(own * 2 ** (k / 2)) for k in range(1, 64)))
+            shorter = takewhile(
+                lambda steps: steps >= self._shortest, (two_digits(own / 2 ** (k / 2)) for k in range(1, 64))
+            )
+            longer = takewhile(
+                lambda steps: self._fits(start, steps), (two_digits(own * 2 ** (k / 2)) for k in range(1, 64))
+            )
             fitting = sorted({*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer})
             self._durations[start] = tuple(reversed(fitting) if self.kind == "lr" else fitting)
         return self._durations[start]
@@ -238,7 +260,9 @@ class Grid:
 
     def _count(self, start: int, steps: int, through: int) -> int:
         recipe, batch_size, full = self.recipe, self.recipe.train.batch_size, self.recipe.model.seq_len
-        warmup = recipe.batch_size_warmup or recipe.seq_len_warmup if self.kind == "lr" else self._warmup_with(start, steps)
+        warmup = (
+            recipe.batch_size_warmup or recipe.seq_len_warmup if self.kind == "lr" else self._warmup_with(start, steps)
+        )
         if isinstance(warmup, BatchSizeWarmup):
             return warmup.sequences_through(through, batch_size) * full
         if isinstance(warmup, SeqLenWarmup):
@@ -250,7 +274,8 @@ class Grid:
         return self._within_run(start, steps, self.window)
 
     def critical(self, steps: int) -> int:
-        """The step after which a duration can be judged: the peak of the learning rate, and in two stages the switch too."""
+        """The step after which a duration can be judged: the peak of the learning rate, and in two stages the switch
+        too."""
         return {"lr": steps, "two-stage": max(self.window, steps)}.get(self.kind, self.window)
 
     def horizon(self, start: int, steps: int) -> int:
@@ -270,7 +295,8 @@ class Grid:
 
 
 def kind_of(recipe: Recipe) -> Kind:
-    """What is tuned unless the user says so: the warmup that the recipe has; a sequence length warmup where it has none."""
+    """What is tuned unless the user says so: the warmup that the recipe has; a sequence length warmup where it has
+    none."""
     if recipe.batch_size_warmup is not None:
         return "batch"
     return "two-stage" if recipe.seq_len_warmup is not None and recipe.seq_len_warmup.steps is None else "length"

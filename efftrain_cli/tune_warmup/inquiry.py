@@ -1,14 +1,14 @@
-"""What a search of `efftrain tune-warmup` asks, one question after another, and what the answers amount to. It knows settings and
-verdicts; which probes and seeds answer a question, and what they cost, is `search.py`'s.
+"""What a search of `efftrain tune-warmup` asks, one question after another, and what the answers amount to. It knows
+settings and verdicts; which probes and seeds answer a question, and what they cost, is `search.py`'s.
 
-Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084) tune a warmup by short probes instead of full runs. A probe is unstable when
-its validation perplexity fluctuates significantly, that is, rises above a threshold times the best before it.
+Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084) tune a warmup by short probes instead of full runs. A probe is unstable
+when its validation perplexity fluctuates significantly, that is, rises above a threshold times the best before it.
 
  1. Raise `start` until the perplexity does not fluctuate at the very beginning: while the learning rate warms up.
  2. Search the largest `steps` without fluctuation in the first few multiples of the learning-rate warmup.
 
-The search begins with the recipe's own setting, takes for granted that a longer start is no less stable and a longer warmup no
-more, and says where the answers contradict that.
+The search begins with the recipe's own setting, takes for granted that a longer start is no less stable and a longer
+warmup no more, and says where the answers contradict that.
 """
 
 from __future__ import annotations
@@ -68,8 +68,12 @@ class Answer(NamedTuple):
         where = "" if self.failed_at is None else f" at step {self.failed_at:,}"
         if self.of == 1:
             return f"{'stable' if self.stable else 'unstable'}{where}"
-        # The seeds that were not probed once the majority stood may be either: the interval covers what all would have given.
-        low, high = share_interval(self.stable_seeds, self.of)[0], share_interval(self.stable_seeds + self.of - self.seeds, self.of)[1]
+        # The seeds that were not probed once the majority stood may be either: the interval covers what all would have
+        # given.
+        low, high = (
+            share_interval(self.stable_seeds, self.of)[0],
+            share_interval(self.stable_seeds + self.of - self.seeds, self.of)[1],
+        )
         probed = f"{self.seeds} seeds" if self.seeds == self.of else f"{self.seeds} seeds probed, {self.of} given"
         return (
             f"{'stable by majority, on' if self.stable else 'unstable by majority, stable on'} {self.stable_seeds} of {probed} "
@@ -104,11 +108,14 @@ class Inquiry:
                 left_out = any(answer.stable is None for answer in starts.values())
                 statement = outcome.statement + _listed(starts, below=start)
                 return replace(outcome, statement=statement, complete=outcome.complete and not left_out)
-            too_short = at  # a duration failed while the learning rate was still climbing: that is a matter of the start
+            too_short = (
+                at  # a duration failed while the learning rate was still climbing: that is a matter of the start
+            )
 
     def _first_stable_start(self, too_short: int, answers: dict[int, Answer]) -> Generator[Question, Answer, int]:
-        """Index of the first start after `too_short` that is stable while the learning rate climbs, found by doubling and
-        then bisecting; len(starts) where none is; the one in question where the budget ends before any is. `answers` by start."""
+        """Index of the first start after `too_short` that is stable while the learning rate climbs, found by doubling
+        and then bisecting; len(starts) where none is; the one in question where the budget ends before any is.
+        `answers` by start."""
         grid, starts = self.grid, self.grid.starts
         low, high = too_short, len(starts)
         if self.grid.kind == "lr":
@@ -126,9 +133,9 @@ class Inquiry:
         return high
 
     def _furthest_stable_duration(self, start: int, last: bool, starts: dict[int, Answer]) -> Conversation:
-        """The longest stable duration from `start`: the recipe's own first, where it is stable the next longer one, then whichever
-        makes the rest of the search cheapest. None where every one so far failed, the last while the learning rate climbed, and a
-        longer start is left; that failure is then the answer about `start`."""
+        """The longest stable duration from `start`: the recipe's own first, where it is stable the next longer one,
+        then whichever makes the rest of the search cheapest. None where every one so far failed, the last while the
+        learning rate climbed, and a longer start is left; that failure is then the answer about `start`."""
         grid, durations = self.grid, self.grid.durations(start)
         low, high, at = -1, len(durations), grid.home(start)
         answers: dict[int, Answer] = {}
@@ -144,9 +151,14 @@ class Inquiry:
                 return None
             # The setting to begin with is the likeliest answer, and its neighbour is what shows it.
             at = at + 1 if len(answers) == 1 and answer.stable else self._cheapest(start, low, high)[1]
-        # Far beyond what is unstable: the furthest duration has the cheapest probe, and shows whether the verdicts turn again.
+        # Far beyond what is unstable: the furthest duration has the cheapest probe, and shows whether the verdicts turn
+        # again.
         end = len(durations) - 1
-        if self.grid.kind in ("length", "batch") and high < end not in answers and durations[end] >= 2 * durations[high]:
+        if (
+            self.grid.kind in ("length", "batch")
+            and high < end not in answers
+            and durations[end] >= 2 * durations[high]
+        ):
             answer = yield Question(start, durations[end], grid.horizon(start, durations[end]))
             answers |= {end: answer} if answer.stable is not None else {}
         return self._judge(start, answers, low, high)
@@ -156,11 +168,12 @@ class Inquiry:
         return {}
 
     def _cheapest(self, start: int, low: int, high: int) -> tuple[float, int]:
-        """Expected tokens of a search for the furthest stable duration from `start`, known to be `low` or between it and `high`,
-        all equally likely, and the duration to probe first; each is an index among the durations. -1 where nothing is left to ask.
+        """Expected tokens of a search for the furthest stable duration from `start`, known to be `low` or between it
+        and `high`, all equally likely, and the duration to probe first; each is an index among the durations. -1 where
+        nothing is left to ask.
 
-        Unlike plain bisection it weighs what the probes cost: a short duration reaches long sequences, and costs many times a long
-        one."""
+        Unlike plain bisection it weighs what the probes cost: a short duration reaches long sequences, and costs many
+        times a long one."""
         if high - low < 2:
             return 0.0, -1
         if (start, low, high) not in self._rests:
@@ -170,7 +183,8 @@ class Inquiry:
         return self._rests[start, low, high]
 
     def _expected(self, start: int, at: int, low: int, high: int) -> float:
-        """Tokens of the search between `low` and `high` if it begins with the duration at `at`. An unstable probe ends half-way."""
+        """Tokens of the search between `low` and `high` if it begins with the duration at `at`. An unstable probe ends
+        half-way."""
         grid, steps = self.grid, self.grid.durations(start)[at]
         horizon = grid.horizon(start, steps)
         half_way = (min(grid.climb(start, steps), horizon) + horizon) // 2
@@ -179,8 +193,8 @@ class Inquiry:
         return (stable + unstable) / (high - low)
 
     def _judge(self, start: int, answers: dict[int, Answer], low: int, high: int) -> Outcome:
-        """What the answers about the durations from `start` amount to; `low` is the furthest that is stable before any unstable
-        one, `high` the first unstable one."""
+        """What the answers about the durations from `start` amount to; `low` is the furthest that is stable before any
+        unstable one, `high` the first unstable one."""
         durations = self.grid.durations(start)
         again = [at for at, answer in answers.items() if answer.stable and at > high]
         unasked = [at for at, answer in answers.items() if answer.stable is None]
@@ -191,7 +205,9 @@ class Inquiry:
                 known += f" The start was stable while the learning rate climbed, {climb:,} steps."
             return self._unverified(start, durations[unasked[0]], known)
         if low < 0 and not again:
-            tried = "; ".join(f"{durations[at]:,} {answers[at]}" for at in sorted(answers) if answers[at].stable is False)
+            tried = "; ".join(
+                f"{durations[at]:,} {answers[at]}" for at in sorted(answers) if answers[at].stable is False
+            )
             return Outcome(
                 start=None,
                 steps=None,
@@ -214,7 +230,11 @@ class Inquiry:
         if early is not None and early <= self.grid.climb(start, durations[high]) and self.grid.start_name:
             statement += f" {durations[high]:,} steps failed while the learning rate climbed; no start above {start} was probed with them."
         if not unasked and at == len(durations) - 1 and low >= 0:
-            limit = "an eighth of the recipe's" if self.grid.kind == "lr" else f"--max-share {self.grid.max_share:g} of the budget"
+            limit = (
+                "an eighth of the recipe's"
+                if self.grid.kind == "lr"
+                else f"--max-share {self.grid.max_share:g} of the budget"
+            )
             statement += f" It is the {word} allowed ({limit})."
             if all(answer.stable for answer in answers.values()):
                 never = all(answer.failed_at is None for answer in answers.values())
@@ -226,7 +246,9 @@ class Inquiry:
                     statement += " If plain training is stable as well, no warmup is needed for stability."
         if unasked:
             between = f"{durations[unasked[0]]:,}"
-            statement += f" The budget ended before {between} steps could be judged: whether that is stable is not known."
+            statement += (
+                f" The budget ended before {between} steps could be judged: whether that is stable is not known."
+            )
         for index in again:
             statement += (
                 f" The verdicts are not in order: stable again at {durations[index]:,} steps. One seed may have misled; "
@@ -260,7 +282,9 @@ class Inquiry:
         )
 
     def _named(self, steps: int) -> str:
-        return f"A learning-rate warmup of {steps:,} steps" if self.grid.kind == "lr" else f"A warmup of {steps:,} steps"
+        return (
+            f"A learning-rate warmup of {steps:,} steps" if self.grid.kind == "lr" else f"A warmup of {steps:,} steps"
+        )
 
     def _from(self, start: int) -> str:
         return "" if self.grid.kind == "lr" else f" from a start of {start}"

@@ -51,8 +51,8 @@ def run_probe(
     console: Console,
     number: int,
 ) -> Receipt:
-    """Runs a probe, or what is left of it, until its verdict is clear. `before` is its receipt for a shorter horizon, and `number` counts,
-    from 0, the probes that this process has run."""
+    """Runs a probe, or what is left of it, until its verdict is clear. `before` is its receipt for a shorter horizon,
+    and `number` counts, from 0, the probes that this process has run."""
     recipe = session.recipe
     root = folder / "probes"
     state = fresh_state(session)
@@ -104,7 +104,9 @@ def run_probe(
         write_receipt(run.path, receipt)
         if not goes_on:
             forget_checkpoints(run.path)
-        release(state, session.ranks)  # last: where another rank was asked to stop, this ends the search, and the probe is finished
+        release(
+            state, session.ranks
+        )  # last: where another rank was asked to stop, this ends the search, and the probe is finished
     return receipt
 
 
@@ -117,9 +119,7 @@ def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, st
     """The probe's run directory: a new one, or the one that was left, whose newest checkpoint goes into `state`."""
     if not (root / probe.name / "recipe.toml").is_file():
         origin = origin_of(session, recipe_name, sys.argv)
-        run = Run.create(
-            probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root
-        )
+        run = Run.create(probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root)
         run.event("start", environment_of(session))
         return run
     run = Run.open(probe.name, root)
@@ -141,8 +141,8 @@ def _train_until_clear(
     curve: list[tuple[int, float]],
     screen: TrainingScreen,
 ) -> float | None:
-    """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly calm: the
-    bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""
+    """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly
+    calm: the bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""
     book = Logbook(run, state, session, screen)
     critical = search.grid.critical(probe.steps)
 
@@ -159,7 +159,9 @@ def _train_until_clear(
 
     try:
         with rescued_by(stop_from_another_thread):
-            for record in train(state, session.recipe, session.train_data, session.val_windows, probe.horizon, session.ranks):
+            for record in train(
+                state, session.recipe, session.train_data, session.val_windows, probe.horizon, session.ranks
+            ):
                 book.add(record)
                 if record.val_loss is None:
                     continue

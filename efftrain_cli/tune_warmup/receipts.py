@@ -30,7 +30,8 @@ def write_receipt(path: Path, receipt: Receipt) -> None:
 
 
 def read_receipts(folder: Path, seed: int) -> list[Receipt]:
-    """The receipts of a search's probes, in the order in which they ended; `seed` is that of receipts from before they had one."""
+    """The receipts of a search's probes, in the order in which they ended; `seed` is that of receipts from before they
+    had one."""
     found = []
     for path in sorted((folder / "probes").glob("*/probe.json")):
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -51,8 +52,9 @@ COLUMNS = (
 
 
 def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
-    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up, `lost_tokens` those
-    of its tokens that were trained for a checkpoint that is gone, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up,
+    `lost_tokens` those of its tokens that were trained for a checkpoint that is gone, and `perplexity_by_step` the
+    curve as `step:perplexity` pairs."""
     text = StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS.split(","))

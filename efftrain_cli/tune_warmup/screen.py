@@ -36,7 +36,8 @@ def plan_values(search: Search) -> dict[str, Any]:
 
 
 def cost_rows(search: Search) -> dict[str, tuple[float, float, tuple[Receipt, ...]]]:
-    """Probes, tokens and the way, by what the answer is: the recipe's own setting, any other one on average, and the dearest."""
+    """Probes, tokens and the way, by what the answer is: the recipe's own setting, any other one on average, and the
+    dearest."""
     expected, worst = [cost for _, cost in search.ends(late=False)], search.worst_case()
     own, own_late = search.own_cost(late=False), search.own_cost(late=True)
     mean = sum(cost.tokens for cost in expected) / len(expected)
@@ -59,7 +60,11 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
     starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then " if grid.start_name else ""
     own = f"start {start}, {home:,} steps" if grid.start_name else f"{home:,} steps"
     length = f"the length of the ramp ({grid.duration_name})" if search.kind == "batch" else grid.duration_name
-    seeds = "" if len(search.all_seeds) == 1 else f"; each with seeds {', '.join(map(str, search.all_seeds))}, by the majority"
+    seeds = (
+        ""
+        if len(search.all_seeds) == 1
+        else f"; each with seeds {', '.join(map(str, search.all_seeds))}, by the majority"
+    )
     beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(search.kind, "")
     within = f"{grid.window:,} steps for the start, " if grid.start_name else ""
     rows = cost_rows(search)
@@ -88,7 +93,9 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
     ]
     smallest = search.smallest_budget()
     if search.budget is None:
-        lines.append(f"budget     none (--budget 10%); the smallest sensible one is {share_up(smallest, budget)}, the probe of {own}")
+        lines.append(
+            f"budget     none (--budget 10%); the smallest sensible one is {share_up(smallest, budget)}, the probe of {own}"
+        )
     elif search.budget < smallest:
         lines.append(
             f"budget     {tokens_text(search.budget, budget)}: too little to verify {own}, which takes {tokens_text(smallest, budget)}; "
@@ -112,7 +119,8 @@ def _cost_text(search: Search, name: str, rows: dict[str, tuple[float, float, tu
 
 
 def _way(search: Search, receipts: Sequence[Receipt]) -> list[str]:
-    """A line for the probes that a search makes: each setting with its last step, + where it is stable there and - where not."""
+    """A line for the probes that a search makes: each setting with its last step, + where it is stable there and -
+    where not."""
     named = Counter(
         f"{receipt.probe.start}/" * bool(search.grid.start_name)
         + f"{receipt.probe.steps:,} {'+' if receipt.stable else '-'}{receipt.stopped_at_step:,}"
@@ -122,7 +130,8 @@ def _way(search: Search, receipts: Sequence[Receipt]) -> list[str]:
 
 
 def _validation_share(search: Search, every: int) -> float:
-    """Tokens validated per token trained in the probe of the recipe's own setting, a forward pass counted as a third."""
+    """Tokens validated per token trained in the probe of the recipe's own setting, a forward pass counted as a
+    third."""
     grid, recipe = search.grid, search.recipe
     start = grid.starts[0]
     steps = grid.durations(start)[grid.home(start)]
@@ -171,7 +180,8 @@ def show_receipt(console: Console, receipt: Receipt) -> None:
         left = receipt.probe.horizon - receipt.stopped_at_step
         why += f"; a fluctuation in the {left:,} steps left is less likely than {max(receipt.calm, 1e-4):.2g} if they go on as before"
     console.print(
-        f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}", markup=False
+        f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}",
+        markup=False,
     )
 
 

@@ -1,7 +1,8 @@
 """The search of `efftrain tune-warmup`, without its training: which probe comes next, and what the search can cost.
 
-The questions are `inquiry.py`'s; here probes and their seeds answer them, within a budget. What comes next is a function of the receipts
-so far, so a search that was killed goes on where it stopped, and its cost can be counted before it begins.
+The questions are `inquiry.py`'s; here probes and their seeds answer them, within a budget. What comes next is a
+function of the receipts so far, so a search that was killed goes on where it stopped, and its cost can be counted
+before it begins.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ class Receipt:
     curve: tuple[tuple[int, float], ...]
     """(step, validation loss in nats per token)."""
     calm: float | None = None
-    """Where a probe ended early because the rest was unlikely to fluctuate: the bound of that chance, over all looks."""
+    """Where a probe ended early because the rest was unlikely to fluctuate: the bound of that chance, over all
+    looks."""
     max_grad_norm: float | None = None
-    """Largest gradient norm before clipping, over the steps. It and the next two are kept beside the verdict, which is the paper's."""
+    """Largest gradient norm before clipping, over the steps. It and the next two are kept beside the verdict, which is
+    the paper's."""
     max_adam_sqrt_v: float | None = None
     """Largest of Adam's sqrt(v), over the steps."""
     max_loss_ratio: float | None = None
@@ -100,16 +103,19 @@ class Search:
     tune: Kind | None = None
     """What is tuned; None: the warmup that the recipe has."""
     multiples: int = 3
-    """A duration is seen for its critical step and `multiples` - 1 learning-rate warmups after it; see `Grid.horizon`."""
+    """A duration is seen for its critical step and `multiples` - 1 learning-rate warmups after it; see
+    `Grid.horizon`."""
     threshold: float = 1.3
     """Perplexity over best perplexity so far above which a fluctuation is significant."""
     max_share: float = 0.66
-    """Share of the token budget that the longest warmup tried may take. The longest of the paper's authors took 63 %."""
+    """Share of the token budget that the longest warmup tried may take. The longest of the paper's authors took 63
+    %."""
     eval_every: int | None = None
-    """Steps between validations in a probe; None: a tenth of the learning-rate warmup, or eval.every where that is less."""
+    """Steps between validations in a probe; None: a tenth of the learning-rate warmup, or eval.every where that is
+    less."""
     calm: float = 0.01
-    """A probe ends early, as calm, where the chance of a significant fluctuation after any of its looks is bounded by this, if it
-    goes on as it did, and its loss ratio does not rise; see `chance_of_fluctuation`. 0: never."""
+    """A probe ends early, as calm, where the chance of a significant fluctuation after any of its looks is bounded by
+    this, if it goes on as it did, and its loss ratio does not rise; see `chance_of_fluctuation`. 0: never."""
     seeds: tuple[int, ...] = ()
     """Seeds that every setting is probed with; a setting is stable where more than half are. Empty: the recipe's."""
     budget: int | None = None
@@ -185,7 +191,14 @@ class Search:
                 seen = min(seen, receipt.stopped_at_step)
             else:
                 failed.append(receipt.fluctuation_step)
-        return Answer(2 * stable > len(self.all_seeds), stable, stable + len(failed), len(self.all_seeds), min(failed, default=None), seen)
+        return Answer(
+            2 * stable > len(self.all_seeds),
+            stable,
+            stable + len(failed),
+            len(self.all_seeds),
+            min(failed, default=None),
+            seen,
+        )
 
     def recipe_of(self, probe: Probe) -> Recipe:
         """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
@@ -208,9 +221,11 @@ class Search:
 
     # --- cost --------------------------------------------------------------------------------------------------------
 
-    def follow(self, fails: Callable[[int, int], float | None], receipts: Sequence[Receipt] = ()) -> tuple[Outcome, Cost]:
-        """The search, or its rest after `receipts`, where the setting (start, steps) is unstable at step fails(start, steps), or not
-        at all: its outcome, and what it costs from here on."""
+    def follow(
+        self, fails: Callable[[int, int], float | None], receipts: Sequence[Receipt] = ()
+    ) -> tuple[Outcome, Cost]:
+        """The search, or its rest after `receipts`, where the setting (start, steps) is unstable at step fails(start,
+        steps), or not at all: its outcome, and what it costs from here on."""
         found = {receipt.probe.name: receipt for receipt in receipts}
         spent = sum(receipt.tokens for receipt in receipts)
         asked: list[str] = []
@@ -235,8 +250,8 @@ class Search:
         return probe, Cost(tokens, tuple(found[name] for name in asked))
 
     def fails_where(self, start: int, steps: float, late: bool) -> Callable[[int, int], float | None]:
-        """The answers under which (start, steps) is what is searched for: shorter starts are unstable while the learning rate
-        climbs, further durations after that; `late`: at the last step possible, else half-way."""
+        """The answers under which (start, steps) is what is searched for: shorter starts are unstable while the
+        learning rate climbs, further durations after that; `late`: at the last step possible, else half-way."""
         grid = self.grid
 
         def fails(a_start: int, a_duration: int) -> float | None:
@@ -255,8 +270,9 @@ class Search:
         return self.follow(self.fails_where(self.grid.starts[0], self._home(self.grid.starts[0]), late))[1]
 
     def ends(self, late: bool, receipts: Sequence[Receipt] = ()) -> Iterator[tuple[Outcome, Cost]]:
-        """How the search, or its rest after `receipts`, ends and what it costs for each answer that they leave: for every setting of
-        the grid, and where no duration or no start is stable. Where they leave none, verdicts being out of order, for all."""
+        """How the search, or its rest after `receipts`, ends and what it costs for each answer that they leave: for
+        every setting of the grid, and where no duration or no start is stable. Where they leave none, verdicts being
+        out of order, for all."""
         grid = self.grid
         nothing = math.inf if self.kind == "lr" else 0
         settings = [(start, steps) for start in grid.starts for steps in (*grid.durations(start), nothing)]
@@ -266,7 +282,8 @@ class Search:
         return (self.follow(fails, receipts) for fails in left or answers)
 
     def worst_case(self, receipts: Sequence[Receipt] = ()) -> Cost:
-        """The dearest rest of the search, if verdicts change once along the grid and every unstable probe is so at its last step."""
+        """The dearest rest of the search, if verdicts change once along the grid and every unstable probe is so at its
+        last step."""
         return max((cost for _, cost in self.ends(True, receipts)), key=lambda cost: cost.tokens)
 
     def smallest_budget(self) -> int:

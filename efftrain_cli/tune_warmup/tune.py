@@ -1,4 +1,5 @@
-"""`efftrain tune-warmup`: finds a warmup by short probes instead of full runs, and shows what each of them found and cost.
+"""`efftrain tune-warmup`: finds a warmup by short probes instead of full runs, and shows what each of them found and
+cost.
 
     runs/<name>/
       search.toml       the recipe being searched; search.json: the search's options
@@ -7,8 +8,8 @@
       probes.png        the perplexity curves
       tuned.toml        the recipe with the warmup found
 
-What comes next is decided by `Search.next` from the receipts on disk, so a search that was killed goes on where it stopped, and
-one that ran out of budget goes on with a larger one.
+What comes next is decided by `Search.next` from the receipts on disk, so a search that was killed goes on where it
+stopped, and one that ran out of budget goes on with a larger one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted, human_seconds, make_console
-from efftrain_cli.foundation.errors import (
-    DivergedError,
-    RecipeError,
-    StoppedError,
-    UsageError,
-)
+from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
@@ -37,10 +33,7 @@ from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.training.following import check_ranks, dismiss, follow
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.session import (
-    choose_device,
-    prepare_session,
-)
+from efftrain_cli.training.session import choose_device, prepare_session
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.inquiry import Outcome
 from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe, session_of
@@ -99,7 +92,14 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
                     # Before it begins anew: afterwards there are checkpoints again.
                     write_receipt(folder / "probes" / probe.name, before)
                 receipt = run_probe(
-                    folder, search, probe, before, session_of(session, search, probe), recipe_name, console, next(probes)
+                    folder,
+                    search,
+                    probe,
+                    before,
+                    session_of(session, search, probe),
+                    recipe_name,
+                    console,
+                    next(probes),
                 )
                 show_receipt(console, receipt)
                 receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
@@ -130,8 +130,8 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
 
 
 def _claim(folder: Path, search: Search) -> None:
-    """Makes the directory of a search, or checks that the one there is of the same search. Its budget and seeds may change: what
-    was probed keeps its worth."""
+    """Makes the directory of a search, or checks that the one there is of the same search. Its budget and seeds may
+    change: what was probed keeps its worth."""
     options = {
         "schema_version": SCHEMA_VERSION,
         "tune": search.kind,
@@ -168,8 +168,8 @@ def _claim(folder: Path, search: Search) -> None:
 
 
 def _as_they_stand(folder: Path, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
-    """The receipts, with what was trained counted as lost for each probe that would begin anew if it were asked for more, as its
-    checkpoint is gone: after the end of a search, say, that other seeds continue."""
+    """The receipts, with what was trained counted as lost for each probe that would begin anew if it were asked for
+    more, as its checkpoint is gone: after the end of a search, say, that other seeds continue."""
 
     def begins_anew(receipt: Receipt) -> bool:
         more = receipt.answers(search.grid.horizon(receipt.probe.start, receipt.probe.steps)) is None
@@ -182,8 +182,8 @@ def _as_they_stand(folder: Path, search: Search, receipts: Sequence[Receipt]) ->
 
 
 def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
-    """The receipts, without the verdict of those that ended early by a weaker bound than this version's: such a probe was seen for as long
-    as it was, and no longer."""
+    """The receipts, without the verdict of those that ended early by a weaker bound than this version's: such a probe
+    was seen for as long as it was, and no longer."""
     kept = []
     for receipt in receipts:
         if receipt.calm is not None:
@@ -194,7 +194,9 @@ def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Rece
         kept.append(receipt)
     again = sum(new.calm is None and old.calm is not None for new, old in zip(kept, receipts, strict=True))
     if again:
-        console.print(f"again      {counted(again, 'probe')} ended early by an older, weaker bound; if asked for, seen to the end")
+        console.print(
+            f"again      {counted(again, 'probe')} ended early by an older, weaker bound; if asked for, seen to the end"
+        )
     return kept
 
 
@@ -262,10 +264,14 @@ def _advise(console: Console, folder: Path, search: Search, tried_start: int | N
     setting = f"{steps} steps" if search.kind == "lr" else f"start {start}, {steps} steps"
     lines = [f"NOT STABLE {search.grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
     if tried_start is not None:
-        longer = next(start for start in search.grid.starts if start >= 2 * tried_start or start == search.grid.starts[-1])
+        longer = next(
+            start for start in search.grid.starts if start >= 2 * tried_start or start == search.grid.starts[-1]
+        )
         setting_of_start = f"{search.grid.start_name}={longer}"
         if search.kind == "two-stage":
-            setting_of_start = f"'{search.grid.start_name}=[{longer},{search.grid.full}]'"  # quoted: brackets mean something to shells
+            setting_of_start = (
+                f"'{search.grid.start_name}=[{longer},{search.grid.full}]'"  # quoted: brackets mean something to shells
+            )
         from_tuned = f"efftrain tune-warmup --recipe {folder / 'tuned.toml'}{_options_of(search)}{tuned}"
         lines += ["  a longer start", f"    {from_tuned} --set {setting_of_start} --name {folder.name}-start{longer}"]
     if search.kind != "lr":
@@ -281,7 +287,8 @@ def _advise(console: Console, folder: Path, search: Search, tried_start: int | N
 
 
 def _options_of(search: Search) -> str:
-    """The search's options that are not the defaults, as they are given to the command; what is tuned is not among them."""
+    """The search's options that are not the defaults, as they are given to the command; what is tuned is not among
+    them."""
     given = {
         "--seeds": ",".join(map(str, search.seeds)) or None,
         "--budget": search.budget,
@@ -295,8 +302,8 @@ def _options_of(search: Search) -> str:
 
 
 def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:
-    """The text of tuned.toml: the searched recipe with the setting to take, or the one to begin with where none is stable, and what is
-    known of it."""
+    """The text of tuned.toml: the searched recipe with the setting to take, or the one to begin with where none is
+    stable, and what is known of it."""
     if outcome.start is None or outcome.steps is None:
         (start, steps), word = search.grid.own, f"NOT STABLE in the probes; {search.grid.rule_of_thumb}"
     else:

@@ -1,4 +1,5 @@
-"""When a probe's curve of validation losses is unstable, when it is clearly calm, and how sure a share of seeds is. No torch."""
+"""When a probe's curve of validation losses is unstable, when it is clearly calm, and how sure a share of seeds is. No
+torch."""
 
 from __future__ import annotations
 
@@ -30,14 +31,15 @@ def fluctuation(curve: Curve) -> tuple[float, int]:
 
 
 def chance_of_fluctuation(curve: Curve, critical: int, first_look: int, horizon: int, threshold: float) -> float:
-    """A bound for the chance that a probe is called calm at one of its looks and fluctuates above `threshold` after it, up to
-    `horizon`, if its validations go on as those since the `critical` step did.
+    """A bound for the chance that a probe is called calm at one of its looks and fluctuates above `threshold` after it,
+    up to `horizon`, if its validations go on as those since the `critical` step did.
 
-    Of each of those the excess over the best loss before it is taken, which is the logarithm of the perplexity's ratio. The bound
-    for one more validation is Student's t prediction interval: around the mean of the excesses, or 0 where the loss still falls,
-    and where they rise also around the straight line through them, whichever is the larger chance. The validations left are added
-    up, and so are the looks (Bonferroni): one at every validation from step `first_look` on, as a bound looked at ten times is
-    wrong up to ten times as often. It does not see a cause that is yet to come.
+    Of each of those the excess over the best loss before it is taken, which is the logarithm of the perplexity's ratio.
+    The bound for one more validation is Student's t prediction interval: around the mean of the excesses, or 0 where
+    the loss still falls, and where they rise also around the straight line through them, whichever is the larger
+    chance. The validations left are added up, and so are the looks (Bonferroni): one at every validation from step
+    `first_look` on, as a bound looked at ten times is wrong up to ten times as often. It does not see a cause that is
+    yet to come.
 
     1.0, so never calm: before `first_look`, with too few validations, and while the last `FEWEST` ratios rise.
     """
@@ -56,7 +58,9 @@ def chance_of_fluctuation(curve: Curve, critical: int, first_look: int, horizon:
     looks = -(-(horizon - first_look) // every)
     slope, intercept = linear_regression(steps, excess)
     middle, spread = fmean(steps), stdev(steps) ** 2 * (n - 1)
-    off_line = math.hypot(*(value - intercept - slope * step for step, value in zip(steps, excess, strict=True))) / math.sqrt(n - 2)
+    off_line = math.hypot(
+        *(value - intercept - slope * step for step, value in zip(steps, excess, strict=True))
+    ) / math.sqrt(n - 2)
     level, off_level = max(0.0, fmean(excess)), stdev(excess)
     chance = 0.0
     for step in range(last + every, horizon + every, every):

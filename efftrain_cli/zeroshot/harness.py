@@ -1,8 +1,8 @@
 """Tasks as lm-evaluation-harness defines them, with items from the Hub or from local files.
 
-A local file replaces the dataset of the harness's own definition, which is included unchanged; `LOCAL_FIELDS` says what is
-read differently because the file's fields are. Built-in definitions are loaded by path: the harness's own search for names
-takes 15 to 20 s.
+A local file replaces the dataset of the harness's own definition, which is included unchanged; `LOCAL_FIELDS` says what
+is read differently because the file's fields are. Built-in definitions are loaded by path: the harness's own search for
+names takes 15 to 20 s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from efftrain_cli.zeroshot.language_model import LanguageModel
 
 _CHOICES = {"process_docs": None, "doc_to_choice": "choices", "doc_to_target": "gold"}
-_CONTEXTS = {"process_docs": None, "doc_to_text": "gold", "doc_to_choice": "context_options", "doc_to_target": "continuation"}
+_CONTEXTS = {
+    "process_docs": None,
+    "doc_to_text": "gold",
+    "doc_to_choice": "context_options",
+    "doc_to_target": "continuation",
+}
 
 LOCAL_FIELDS: dict[str, dict[str, Any]] = {
     "hellaswag": {**_CHOICES, "doc_to_text": "{{query}}"},
@@ -73,8 +78,8 @@ def require_extra() -> None:
 
 
 def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: bool = False) -> None:
-    """Checks that every task's items can be had: a local file, the Hub, or what the Hub's cache holds. Imports nothing slow;
-    asks the Hub once, for a second at most. Local files are read and checked to the last line.
+    """Checks that every task's items can be had: a local file, the Hub, or what the Hub's cache holds. Imports nothing
+    slow; asks the Hub once, for a second at most. Local files are read and checked to the last line.
 
     Args:
         and_others: tasks are asked for beside, whose data nobody here knows.
@@ -219,7 +224,9 @@ def _run(
             left_out |= error.items
     found = results["results"][name]
     values = {key.split(",")[0]: value for key, value in found.items() if isinstance(value, (int, float))}
-    metrics = task.metrics or tuple(key for key in values if not key.endswith("_stderr") and key not in ("alias", "sample_len"))
+    metrics = task.metrics or tuple(
+        key for key in values if not key.endswith("_stderr") and key not in ("alias", "sample_len")
+    )
     samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
     shares = {key: [sample.get(key) for sample in samples] for key in metrics}
     stderr: dict[str, float | None] = {}
@@ -311,8 +318,8 @@ def evaluate_foreign(
 
 
 def protocol_of(task: Task, harness_task: ConfigurableTask, path: Path | None, context_length: int) -> str:
-    """The protocol's name: the harness's task and its version, "local" where a local file's prompts differ, and the window
-    where the score depends on it."""
+    """The protocol's name: the harness's task and its version, "local" where a local file's prompts differ, and the
+    window where the score depends on it."""
     name = f"lm-eval {task.name} v{harness_task.VERSION}"
     if path is not None and task.name not in SAME_AS_HUB:
         name += " local"

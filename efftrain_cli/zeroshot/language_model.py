@@ -107,7 +107,8 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         return [sum(score.logprob for score in islice(scores, len(document))) for document in cut]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy text up to a stop string, end-of-text or the token limit. Sampling is refused: no task here asks for it."""
+        """Greedy text up to a stop string, end-of-text or the token limit. Sampling is refused: no task here asks for
+        it."""
         answers: list[tuple[int, str]] = []
         groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, tuple[int, ...]]]] = {}
         contexts = self._encode([request.args[0] for request in requests])

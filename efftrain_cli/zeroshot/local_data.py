@@ -27,7 +27,13 @@ FORMS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("anli_r1", "anli_r2", "anli_r3"), _PREMISE),
     "race": {"article": "text", "problems": "text"},
     "rte": {"sentence1": "text", "sentence2": "text", "label": "number below 2"},
-    "wsc": {"text": "text", "span1_text": "text", "span2_text": "text", "span2_index": "number", "label": "number below 2"},
+    "wsc": {
+        "text": "text",
+        "span1_text": "text",
+        "span2_text": "text",
+        "span2_index": "number",
+        "label": "number below 2",
+    },
     "multirc": {"paragraph": "text", "question": "text", "answer": "text", "label": "number below 2"},
     "record": {"passage": "text", "query": "text", "entities": "texts", "answers": "texts"},
 }
@@ -62,7 +68,8 @@ def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
     """Every item of a .jsonl file.
 
     Raises:
-        DataError: a line is not a JSON object of this form; the message has file, line and what is wrong. No item at all.
+        DataError: a line is not a JSON object of this form; the message has file, line and what is wrong. No item at
+            all.
     """
     items = []
     try:

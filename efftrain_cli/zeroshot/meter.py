@@ -31,7 +31,12 @@ class Meter:
             return
         self._next = now + (0.2 if self._terminal else SECONDS_BETWEEN_LINES)
         line = self.line(now - self._start)
-        print(f"\r\033[K{line}" if self._terminal else line, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
+        print(
+            f"\r\033[K{line}" if self._terminal else line,
+            end="" if self._terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def line(self, seconds: float) -> str:
         """What is shown after `seconds`: requests differ in cost, longest first, so the time left is an upper guess."""

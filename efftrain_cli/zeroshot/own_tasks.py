@@ -15,13 +15,7 @@ from typing import Any
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
-from efftrain_cli.zeroshot.task_score import (
-    TaskScore,
-    mean_and_error,
-    perplexity_and_error,
-    safe_exp,
-    without,
-)
+from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, safe_exp, without
 
 CLOZE_WORDS = 50
 """Words of context before the word that is asked for."""
@@ -55,11 +49,7 @@ def lambada_last_token(
 
 
 def wikitext_strided(
-    evaluator: Evaluator,
-    tokenizer: Tokenizer,
-    pages: Sequence[tuple[str, str]],
-    limit: int | None,
-    stride: int,
+    evaluator: Evaluator, tokenizer: Tokenizer, pages: Sequence[tuple[str, str]], limit: int | None, stride: int
 ) -> TaskScore:
     """Perplexity of all pages as one stream of tokens, in windows that overlap: Megatron-LM's evaluation of WikiText.
 
@@ -85,7 +75,12 @@ def wikitext_strided(
         },
         stderr=dict.fromkeys(("token_perplexity", "word_perplexity", "bits_per_byte")),
         items=[
-            {"doc_id": i, "doc_hash": _hash(str(request.continuation)), "logprob": score.logprob, "tokens": len(request.continuation)}
+            {
+                "doc_id": i,
+                "doc_hash": _hash(str(request.continuation)),
+                "logprob": score.logprob,
+                "tokens": len(request.continuation),
+            }
             for i, (request, score) in enumerate(zip(requests, scores, strict=True))
         ],
         scored=len(kept),
@@ -95,10 +90,9 @@ def wikitext_strided(
     )
 
 
-def offline_cloze(
-    evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
-) -> TaskScore:
-    """Last word of passages of the run's validation documents: all its tokens by greedy decoding; perplexity per word."""
+def offline_cloze(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None) -> TaskScore:
+    """Last word of passages of the run's validation documents: all its tokens by greedy decoding; perplexity per
+    word."""
     passages = cloze_passages(documents)
     kept = passages[:limit]
     contexts = tokenizer.encode([context for context, _ in kept])
@@ -114,13 +108,16 @@ def offline_cloze(
         requests.append(request)
         texts.append("".join(kept[number]))
     if not requests:
-        raise DataError(f"offline_cloze: not one of {len(kept)} words fits a context of {evaluator.context_length} tokens")
+        raise DataError(
+            f"offline_cloze: not one of {len(kept)} words fits a context of {evaluator.context_length} tokens"
+        )
     scores = evaluator.score(requests, "offline_cloze")
     return _cloze_score(
         scores,
         texts,
         total=len(passages),
-        protocol=f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}" + without(len(left_out), evaluator.context_length),
+        protocol=f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}"
+        + without(len(left_out), evaluator.context_length),
         truncated=sum(map(evaluator.is_truncated, requests)),
         boundary_mismatches=mismatches,
         left_out=tuple(left_out),
@@ -149,11 +146,9 @@ def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
     return [passages[i * len(passages) // CLOZE_ITEMS] for i in range(CLOZE_ITEMS)]
 
 
-def offline_bytes(
-    evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
-) -> TaskScore:
-    """Perplexity of the run's validation documents, one by one, each after end-of-text, in disjoint windows: the harness's
-    rolling likelihood. Bits per byte compare across tokenizers."""
+def offline_bytes(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None) -> TaskScore:
+    """Perplexity of the run's validation documents, one by one, each after end-of-text, in disjoint windows: the
+    harness's rolling likelihood. Bits per byte compare across tokenizers."""
     kept = list(documents[:limit])
     encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(kept)]
     cut = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
@@ -187,7 +182,8 @@ def offline_bytes(
 
 
 def fingerprint(documents: Sequence[str]) -> str:
-    """Eight hex digits that name these documents: scores on others are other measurements, so the protocol says which."""
+    """Eight hex digits that name these documents: scores on others are other measurements, so the protocol says
+    which."""
     return _hash("\0".join(documents))[:8]
 
 

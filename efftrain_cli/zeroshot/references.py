@@ -23,7 +23,10 @@ class Reference:
 _GPT2_PAPER = ("GPT-2 paper's own, not the harness's", "Radford et al. 2019, Table 3")
 _HARNESS_GPT2 = ("lm-eval", "lm-evaluation-harness, issue 2159")
 _PYTHIA = ("lm-eval v0", "EleutherAI/pythia, evals/, commit a19eecb")
-_GPT3 = ("GPT-3 paper's own, not the harness's", "GPT-3 paper as listed in Megatron-DeepSpeed, ds_evalharness_gather_result.py")
+_GPT3 = (
+    "GPT-3 paper's own, not the harness's",
+    "GPT-3 paper as listed in Megatron-DeepSpeed, ds_evalharness_gather_result.py",
+)
 
 _GPT3_125M = {
     ("hellaswag", "acc_norm"): 0.337, ("lambada_openai", "acc"): 0.427, ("triviaqa", "exact_match"): 0.0415,

@@ -1,8 +1,9 @@
 """zeroshot.json and zeroshot_items.jsonl of a run directory.
 
-zeroshot.json is a list with one entry per (checkpoint sha256, task, protocol, limit); scoring the same again replaces the
-entry. zeroshot_items.jsonl has a row per item, with the same four keys, doc_id and doc_hash, so that two checkpoints can be
-compared item by item. Scores under a limit are never comparable with full ones: the limit is part of the key.
+zeroshot.json is a list with one entry per (checkpoint sha256, task, protocol, limit); scoring the same again replaces
+the entry. zeroshot_items.jsonl has a row per item, with the same four keys, doc_id and doc_hash, so that two
+checkpoints can be compared item by item. Scores under a limit are never comparable with full ones: the limit is part of
+the key.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def read_results(run: Path) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error!r}); remove it and evaluate again") from None
     if newest > SCHEMA_VERSION:
-        raise DataError(f"{path} has schema_version {newest}; this efftrain reads up to {SCHEMA_VERSION}: update efftrain")
+        raise DataError(
+            f"{path} has schema_version {newest}; this efftrain reads up to {SCHEMA_VERSION}: update efftrain"
+        )
     return entries
 
 

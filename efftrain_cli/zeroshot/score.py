@@ -1,8 +1,8 @@
 """Log-probability of continuations: batched by length, shared contexts computed once, the head only where it is read.
 
-Right padding is safe: a causal model with absolute positions never looks to the right. Logits are computed in fp32 over the
-tokens that exist (no padding of the vocabulary), whatever type the blocks compute in: rounding there changes which token
-comes first.
+Right padding is safe: a causal model with absolute positions never looks to the right. Logits are computed in fp32 over
+the tokens that exist (no padding of the vocabulary), whatever type the blocks compute in: rounding there changes which
+token comes first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,11 @@ class Evaluator:
         scores: list[tuple[int, Score]] = []
         with Meter(task, "requests", sum(map(len, batches))) as meter, torch.inference_mode():
             for batch in self.sharing.announced(batches):
-                scores += self._score_alone(requests, batch.alone) if batch.alone else self._score_shared(requests, batch.shared)
+                scores += (
+                    self._score_alone(requests, batch.alone)
+                    if batch.alone
+                    else self._score_shared(requests, batch.shared)
+                )
                 meter.advance(len(batch))
         if self.sharing.ranks is not None:
             asked = hashlib.sha256(repr(requests).encode()).hexdigest()
@@ -137,9 +141,7 @@ class Evaluator:
             yield batch
 
     def _score_alone(self, requests: Sequence[Request], indices: Sequence[int]) -> list[tuple[int, Score]]:
-        inputs = [
-            (requests[i].context + requests[i].continuation)[-(self.context_length + 1) : -1] for i in indices
-        ]
+        inputs = [(requests[i].context + requests[i].continuation)[-(self.context_length + 1) : -1] for i in indices]
         hidden = self._run(self._pad(inputs))
         lengths = [len(requests[i].continuation) for i in indices]
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
@@ -212,10 +214,7 @@ class Evaluator:
                 logprobs[n] += rest[start:end]
                 greedy[n] += rest_greedy[start:end]
                 start = end
-        return [
-            (i, Score(sum(values), all(hits)))
-            for i, values, hits in zip(indices, logprobs, greedy, strict=True)
-        ]
+        return [(i, Score(sum(values), all(hits))) for i, values, hits in zip(indices, logprobs, greedy, strict=True)]
 
     # The model.
 
@@ -232,7 +231,8 @@ class Evaluator:
             return self.model.hidden(tokens, caches)
 
     def _read(self, hidden: Tensor, targets: list[int]) -> tuple[list[float], list[bool]]:
-        """Log-probability of each target, nats, and whether it is the most probable token; hidden is (targets, n_embd)."""
+        """Log-probability of each target, nats, and whether it is the most probable token; hidden is (targets,
+        n_embd)."""
         logprobs: list[float] = []
         greedy: list[bool] = []
         wanted = torch.tensor(targets, device=self.device)
@@ -258,8 +258,8 @@ def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None)
     """Cuts a text into requests that predict each token exactly once, with at most `length` inputs each.
 
     The first window predicts up to `length` tokens, each later one the next `stride` with as much left context as fits;
-    stride = length is the harness's rolling likelihood, whose last window only sees more than itself. `prefix` (end-of-text)
-    stands before the first token; without it the first token is context only and is not predicted.
+    stride = length is the harness's rolling likelihood, whose last window only sees more than itself. `prefix`
+    (end-of-text) stands before the first token; without it the first token is context only and is not predicted.
 
     Raises:
         ValueError: the stride is not in 1..length.

@@ -1,7 +1,7 @@
 """One evaluation shared by several processes: batches are dealt to them, and each gets the answers of all.
 
-Batches are made of all requests before they are dealt, so an answer is computed beside the same others at every number of processes.
-A task fails on all where it fails on one: each process takes part in as many exchanges as the others.
+Batches are made of all requests before they are dealt, so an answer is computed beside the same others at every number
+of processes. A task fails on all where it fails on one: each process takes part in as many exchanges as the others.
 """
 
 from __future__ import annotations
@@ -102,4 +102,6 @@ class Sharing:
             if "failed" in said:
                 raise FailedElsewhereError(said["failed"])
         if len({said.get("what") for said in everyone}) > 1:
-            raise EfftrainError("the processes read other items of this task\ngive all of them the same data and the same lm_eval")
+            raise EfftrainError(
+                "the processes read other items of this task\ngive all of them the same data and the same lm_eval"
+            )

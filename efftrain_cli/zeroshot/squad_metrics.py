@@ -1,7 +1,7 @@
 """SQuAD's two measures of an answer (Rajpurkar et al. 2016, the official evaluation script): exact match and token F1.
 
-lm-evaluation-harness 0.4.13 takes them, for ReCoRD, from a module of transformers that version 5 no longer has, so the task
-cannot even be loaded. `stand_in` puts these in that module's place.
+lm-evaluation-harness 0.4.13 takes them, for ReCoRD, from a module of transformers that version 5 no longer has, so the
+task cannot even be loaded. `stand_in` puts these in that module's place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tasks by name, the one metric that counts for each, and the suites that are averaged.
 
-Metrics are fixed here, before any score is seen. Names and definitions are lm-evaluation-harness's unless a task is marked
-as our own. Nothing here imports torch or lm_eval.
+Metrics are fixed here, before any score is seen. Names and definitions are lm-evaluation-harness's unless a task is
+marked as our own. Nothing here imports torch or lm_eval.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _PASSAGES = {"hub": "EleutherAI/lambada_openai", "file": "lambada_openai.jsonl"}
 _PAGES = {"hub": "EleutherAI/wikitext_document_level", "file": "wikitext2_test_pages.jsonl"}
 
 
-def _task(name: str, metrics: str, about: str, definition: str | None = None, hub: str | None = None, file: str | None = None) -> Task:
+def _task(
+    name: str, metrics: str, about: str, definition: str | None = None, hub: str | None = None, file: str | None = None
+) -> Task:
     """A task whose first metric counts."""
     names = tuple(metrics.split())
     return Task(name=name, metric=names[0], metrics=names, about=about, definition=definition, hub=hub, file=file)
@@ -48,7 +50,14 @@ def _choice(name: str, chance: float, definition: str, hub: str, about: str) -> 
     metric = "acc_norm" if name in _LENGTH_NORMED else "acc"
     metrics = ("acc", "acc_norm") if name in _LENGTH_NORMED else ("acc",)
     return Task(
-        name=name, metric=metric, metrics=metrics, about=about, chance=chance, definition=definition, hub=hub, file=f"{name}.jsonl"
+        name=name,
+        metric=metric,
+        metrics=metrics,
+        about=about,
+        chance=chance,
+        definition=definition,
+        hub=hub,
+        file=f"{name}.jsonl",
     )
 
 
@@ -138,9 +147,7 @@ def task_names(wanted: Iterable[str]) -> list[str]:
             hint = nearest(name, [*SUITES, *TASKS], cutoff=0.4)
             unknown.append(f"{name!r}" + (f" ({hint})" if hint else ""))
     if unknown:
-        raise UsageError(
-            f"unknown task {', '.join(unknown)}. Suites: {', '.join(SUITES)}. Tasks: {', '.join(TASKS)}"
-        )
+        raise UsageError(f"unknown task {', '.join(unknown)}. Suites: {', '.join(SUITES)}. Tasks: {', '.join(TASKS)}")
     return list(found)
 
 

@@ -1,4 +1,5 @@
-"""Names of runs and recipes as people type them: found by their beginning, corrected, and refused before PyTorch is imported."""
+"""Names of runs and recipes as people type them: found by their beginning, corrected, and refused before PyTorch is
+imported."""
 
 from __future__ import annotations
 
@@ -101,7 +102,9 @@ class NoTorch:
 sys.meta_path.insert(0, NoTorch())
 """
 
-ANSWERS = NO_TORCH + """
+ANSWERS = (
+    NO_TORCH
+    + """
 import contextlib, io, json
 import efftrain_cli.cli.app as application
 from efftrain_cli.cli.commands import register
@@ -116,6 +119,7 @@ for name, words in json.loads(sys.argv[1]).items():
         answers[name] = [getattr(error, "exit_code", None), f"{type(error).__name__}: {error}"]
 print(json.dumps(answers))
 """
+)
 
 
 def answers(cwd: Path, cases: dict[str, list[str]]) -> dict[str, list[object]]:

@@ -29,7 +29,9 @@ def mine(tmp_path: Path) -> Path:
     """./recipes/mine.toml in the folder where `efftrain` runs."""
     path = tmp_path / "recipes" / "mine.toml"
     path.parent.mkdir()
-    path.write_text('# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr = 4e-3\n[train]\ntokens = "3M"\n')
+    path.write_text(
+        '# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr = 4e-3\n[train]\ntokens = "3M"\n'
+    )
     return path
 
 
@@ -63,7 +65,17 @@ def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -
     assert names[0] == "mine", "one's own recipes come first"
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
     # small's shape: 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters without embeddings.
-    assert done.stdout.splitlines()[0].split(maxsplit=8) == ["mine", "4", "x", "128", "793K", "256", "16", "3M", "My own recipe."]
+    assert done.stdout.splitlines()[0].split(maxsplit=8) == [
+        "mine",
+        "4",
+        "x",
+        "128",
+        "793K",
+        "256",
+        "16",
+        "3M",
+        "My own recipe.",
+    ]
     assert "\x1b" not in done.stdout
 
 
@@ -153,16 +165,21 @@ def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# --- new ---------------------------------------------------------------------------------------------------------------
+# --- new
+# ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_recipe_loads_and_overwrites_nothing(efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_recipe_loads_and_overwrites_nothing(
+    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = efftrain("recipes", "new", "books", "--set", "data.train=books/", "--set", "train.tokens=5M")
     assert done.returncode == 0, done.stderr
     path = tmp_path / "recipes" / "books.toml"
     assert "recipes/books.toml written" in done.stdout
     monkeypatch.chdir(tmp_path)
-    assert load_recipe("books") == load_recipe("small", ["data.train=books/", "data.valid_fraction=0.05", "train.tokens=5M"])
+    assert load_recipe("books") == load_recipe(
+        "small", ["data.train=books/", "data.valid_fraction=0.05", "train.tokens=5M"]
+    )
     text = path.read_text()
     assert 'base = "small"' in text and "tokens = 5_000_000" in text
     again = efftrain("recipes", "new", "books")
@@ -268,7 +285,13 @@ def test_tab_descriptions_stay_on_one_line(tmp_path: Path) -> None:
     }
     code = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     lines = done.stdout.splitlines()
     assert len(lines) >= 3

@@ -39,7 +39,9 @@ def test_the_products_are_those_of_training() -> None:
     recorder = Recorder()
     accumulation._sums(model, tokens[:, :-1], tokens[:, 1:], recorder)  # type: ignore[arg-type]
     (model.loss_sum(tokens[:, :-1], tokens[:, 1:]) / 24).backward()
-    names = [f"h.{block}.{name}" for block in (0, 1) for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
+    names = [
+        f"h.{block}.{name}" for block in (0, 1) for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    ]
     assert recorder.seen.keys() == {*names, "head"}
     for name in names:
         x, weight, grad = recorder.seen[name]
@@ -108,7 +110,9 @@ def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_pa
     assert max(map(len, shown)) < 170
     written = list(csv.DictReader(as_csv(analysis).splitlines()))
     assert len(written) == len(analysis.reports) * len(BITS) * len(CHUNKS)
-    row = next(r for r in written if (r["layer"], r["role"], r["bits"], r["chunk"]) == ("head", "grad_weight", "7", "64"))
+    row = next(
+        r for r in written if (r["layer"], r["role"], r["bits"], r["chunk"]) == ("head", "grad_weight", "7", "64")
+    )
     report = next(r for r in analysis.reports if (r.layer, r.role) == ("head", "grad_weight"))
     assert float(row["relative_error"]) == pytest.approx(report.errors[7, 64][0], rel=1e-5)
     assert int(row["vrr_bits"]) == report.theory(64)
@@ -125,13 +129,18 @@ def test_the_command_measures_a_run(
     done = efftrain("accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01")
     assert done.returncode == 0, done.stderr
     assert "bf16 operands" in done.stdout
-    assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == ["accumulation.csv", "accumulation.png"]
+    assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == [
+        "accumulation.csv",
+        "accumulation.png",
+    ]
 
 
 def test_a_shape_that_was_not_run_is_predicted(efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = efftrain("accumulation", "--shape", "48x1600", "--tokens", "524288")
     assert done.returncode == 0, done.stderr
-    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("attn.c_attn") and "grad_weight" in line]
+    (row,) = [
+        line.split() for line in done.stdout.splitlines() if line.startswith("attn.c_attn") and "grad_weight" in line
+    ]
     assert row[2:7] == ["524288", "5", "14", "9", "9"]  # of the table of needed bits
     assert "predicted, not measured" in done.stdout
 
@@ -163,6 +172,8 @@ def test_lengths_of_a_shape() -> None:
     assert {n for (_, role), n in lengths.items() if role == "grad_weight"} == {65536}
 
 
-@pytest.mark.parametrize(("bits", "n", "chunk", "measured"), [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)])
+@pytest.mark.parametrize(
+    ("bits", "n", "chunk", "measured"), [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)]
+)
 def test_the_rule_of_thumb_is_near_simulations(bits: int, n: int, chunk: int, measured: float) -> None:
     assert random_walk_error(bits, n, chunk) == pytest.approx(measured, rel=0.15)

@@ -51,7 +51,9 @@ def test_the_profiler_sees_the_same_two_steps(tmp_path: Path) -> None:
 def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain: Callable, tmp_path: Path) -> None:
     shrunk = ["--set", "train.batch_size=2", "--set", "model.n_layer=1"]
     cache = str(tmp_path / "cache")
-    done = efftrain("bench", "--recipe", "quickstart", *shrunk, "--steps", "2", "--format", "json", EFFTRAIN_CACHE=cache)
+    done = efftrain(
+        "bench", "--recipe", "quickstart", *shrunk, "--steps", "2", "--format", "json", EFFTRAIN_CACHE=cache
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["tokens_per_second"] > 0 and figures["phases"]["forward"] > 0
@@ -65,7 +67,9 @@ def test_peak_memory_is_the_process_s_own() -> None:
     """A child of a large process is not large: getrusage would say so."""
     held = torch.ones(100_000_000)  # 400 MB
     child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
-    out = subprocess.run([sys.executable, "-c", child], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", child], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
     before, after = map(int, out.split())
     assert before < peak_resident_bytes() - held.nbytes // 2
     assert 80e6 < after - before < 140e6

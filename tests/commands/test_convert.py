@@ -62,7 +62,8 @@ def test_export_and_import_give_the_model_back(exported: tuple[TrainedModel, Pat
 
 
 def test_what_transformers_saved_itself(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
-    """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings (dropout 0.1 among them)."""
+    """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings (dropout 0.1 among
+    them)."""
     transformers = pytest.importorskip("transformers")
     _, directory = exported
     size = json.loads((directory / "config.json").read_text())["vocab_size"]
@@ -115,12 +116,25 @@ def test_refusals(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "other").exists()
 
 
-def test_training_on_asks_for_text_where_the_import_named_none(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
+def test_training_on_asks_for_text_where_the_import_named_none(
+    exported: tuple[TrainedModel, Path], tmp_path: Path
+) -> None:
     _, directory = exported
     assert efftrain("import", str(directory), "--name", "back", "--set", "train.tokens=3000").exit_code == 0
     error = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe").exception
-    assert isinstance(error, UsageError) and "imported without text to train on" in str(error) and "--set data.train=my.txt" in str(error)
-    text = ("--set", f"data.train={tmp_path / 'text.txt'}", "--set", "data.repeat=true", "--set", "data.valid_fraction=0.3")
+    assert (
+        isinstance(error, UsageError)
+        and "imported without text to train on" in str(error)
+        and "--set data.train=my.txt" in str(error)
+    )
+    text = (
+        "--set",
+        f"data.train={tmp_path / 'text.txt'}",
+        "--set",
+        "data.repeat=true",
+        "--set",
+        "data.valid_fraction=0.3",
+    )
     result = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe", *text)
     assert result.exit_code == 0, result.output
     assert load_trained_model("back", None, CPU).progress.step == 1
@@ -130,7 +144,8 @@ def test_training_on_asks_for_text_where_the_import_named_none(exported: tuple[T
 def test_a_model_of_the_hub_by_its_name(
     exported: tuple[TrainedModel, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Hub faked by a folder of files; without network the message is the Hub's, and a name that is none is refused."""
+    """The Hub faked by a folder of files; without network the message is the Hub's, and a name that is none is
+    refused."""
     from efftrain_cli.data import hub
 
     before, directory = exported

@@ -43,7 +43,11 @@ def test_bench_claims_no_share_of_communication_for_shards(efftrain: Efftrain, r
     sharded = ("--set", "parallel.strategy=shard", "--devices", "2", "--steps", "2")
     done = efftrain("bench", "--recipe", recipe, *sharded)
     assert done.returncode == 0, done.stderr
-    assert "work and traffic" in done.stdout and "nor what they send each other" in done.stdout and "sum " not in done.stdout
+    assert (
+        "work and traffic" in done.stdout
+        and "nor what they send each other" in done.stdout
+        and "sum " not in done.stdout
+    )
 
 
 def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) -> None:
@@ -53,8 +57,22 @@ def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) ->
 
 
 SEARCH = (
-    *("data.valid_fraction=0.3", "data.tokenizer=bpe:300", "data.repeat=true", "model.n_layer=1", "model.n_embd=16", "model.n_head=2"),
-    *("model.seq_len=32", "optim.warmup_steps=4", "optim.lr=1e-1", "train.tokens=8000", "train.batch_size=8", "eval.windows=4"),
+    *(
+        "data.valid_fraction=0.3",
+        "data.tokenizer=bpe:300",
+        "data.repeat=true",
+        "model.n_layer=1",
+        "model.n_embd=16",
+        "model.n_head=2",
+    ),
+    *(
+        "model.seq_len=32",
+        "optim.warmup_steps=4",
+        "optim.lr=1e-1",
+        "train.tokens=8000",
+        "train.batch_size=8",
+        "eval.windows=4",
+    ),
     *("checkpoint.every=2", "parallel.lanes=2"),
 )
 
@@ -62,7 +80,9 @@ SEARCH = (
 def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_path: Path) -> None:
     """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit the same."""
     (tmp_path / "text.txt").write_text(TEXT)
-    sets = [word for key in (f"data.train={json.dumps(str(tmp_path / 'text.txt'))}", *SEARCH) for word in ("--set", key)]
+    sets = [
+        word for key in (f"data.train={json.dumps(str(tmp_path / 'text.txt'))}", *SEARCH) for word in ("--set", key)
+    ]
     command = ("tune-warmup", "--recipe", "small", *sets, "--device", "cpu")
     assert efftrain(*command, "--name", "one", timeout=300).returncode == 0
     process = subprocess.Popen(
@@ -78,7 +98,11 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_pa
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 75 and errors.count("give the same command again to go on") == 1 and "Traceback" not in errors
+    assert (
+        process.returncode == 75
+        and errors.count("give the same command again to go on") == 1
+        and "Traceback" not in errors
+    )
     done = efftrain(*command, "--name", "two", "--devices", "2", timeout=300)
     assert done.returncode == 0, done.stderr
     one, two = (_receipts(tmp_path / "runs" / name) for name in ("one", "two"))
@@ -92,8 +116,14 @@ def _receipts(folder: Path) -> list[dict[str, str]]:
 
 
 def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain: Efftrain, recipe: str) -> None:
-    done = efftrain("tune-warmup", "--recipe", recipe, "--set", "train.batch_size=1", "--devices", "2", "--device", "cpu")
-    assert done.returncode == 2 and done.stderr.count("cannot be shared by 2 devices") == 1 and "Traceback" not in done.stderr
+    done = efftrain(
+        "tune-warmup", "--recipe", recipe, "--set", "train.batch_size=1", "--devices", "2", "--device", "cpu"
+    )
+    assert (
+        done.returncode == 2
+        and done.stderr.count("cannot be shared by 2 devices") == 1
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +131,18 @@ def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path, monke
     found = []
     for devices in ("1", "2"):
         run = make_run(tmp_path, f"on{devices}")
-        done = efftrain("eval-zeroshot", run.name, "--batch-tokens", "300", "--devices", devices, "--device", "cpu", "--format", "json")
+        done = efftrain(
+            "eval-zeroshot",
+            run.name,
+            "--batch-tokens",
+            "300",
+            "--devices",
+            devices,
+            "--device",
+            "cpu",
+            "--format",
+            "json",
+        )
         assert done.returncode == 0, done.stderr
         entries = json.loads((run / "zeroshot.json").read_text())
         assert [entry["value"] for entry in json.loads(done.stdout)] == [entry["value"] for entry in entries]

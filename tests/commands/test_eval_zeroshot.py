@@ -65,7 +65,17 @@ def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
     lines = [{"goal": f"Find the {thing}", "sol1": "lantern", "sol2": "ship", "label": 0} for thing in "abc"]
     (folder / "piqa.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     # In its own process: the libraries' switches for the Hub and their bars are read once, at import.
-    command = [sys.executable, "-m", "efftrain_cli", "eval-zeroshot", "random", "--data-dir", str(folder), "--limit", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "efftrain_cli",
+        "eval-zeroshot",
+        "random",
+        "--data-dir",
+        str(folder),
+        "--limit",
+        "2",
+    ]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
     assert result.returncode == 0, result.stderr
@@ -122,7 +132,10 @@ def sets_in(folder: Path, tmp_path: Path) -> str:
     settings = {
         "task": "my_choice",
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "items.jsonl")}, "cache_dir": str(tmp_path / "datasets")},
+        "dataset_kwargs": {
+            "data_files": {"test": str(folder / "items.jsonl")},
+            "cache_dir": str(tmp_path / "datasets"),
+        },
         "test_split": "test",
         "output_type": "multiple_choice",
         "doc_to_text": "{{q}}",
@@ -141,7 +154,9 @@ def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run: Path, tmp_path: 
     pytest.importorskip("lm_eval")
     task = sets_in(tmp_path / "sets", tmp_path)
     broken = tmp_path / "broken.yaml"
-    broken.write_text(json.dumps({**json.loads(Path(task).read_text()), "task": "broken", "doc_to_text": "{{nothing.at.all}}"}))
+    broken.write_text(
+        json.dumps({**json.loads(Path(task).read_text()), "task": "broken", "doc_to_text": "{{nothing.at.all}}"})
+    )
     result = efftrain("random", "--tasks", f"{broken},{task},offline_bytes")
     assert isinstance(result.exception, DataError), result.output
     assert "1 of 3 tasks could not be scored" in str(result.exception) and "broken.yaml: " in str(result.exception)

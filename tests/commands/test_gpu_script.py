@@ -1,4 +1,5 @@
-"""benchmarks/gpu works: the script that measures on a GPU, run on a CPU with tiny shapes, in the calls that its users make."""
+"""benchmarks/gpu works: the script that measures on a GPU, run on a CPU with tiny shapes, in the calls that its users
+make."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ sys.argv = ["gpu", "device", "--smoke", "--out", {str(tmp_path)!r}]
 command.main("")
 """
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 1 and "then it broke" in done.stdout, done.stderr
         parts = pieces_of(tmp_path)["device"]
         assert parts["whole"]["status"] == "ok" and parts["half"]["status"] == "failed"

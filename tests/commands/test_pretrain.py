@@ -57,7 +57,16 @@ def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) 
 
 
 def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Laboratory) -> None:
-    words = ("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120", "--no-probe")
+    words = (
+        "pretrain",
+        "--resume",
+        "r",
+        "--set",
+        "train.tokens=5120",
+        "--set",
+        "optim.decay_tokens=5120",
+        "--no-probe",
+    )
     refused = trained.call(*words)
     assert refused.code == 2
     assert "--override-resume" in refused.err.read_text()
@@ -105,7 +114,9 @@ def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) 
     assert all(f"--- after step {step}: the ea" in done.out.read_text() for step in (0, 5, 20))
     lab.assert_equal_runs("shown", "silent", 20)
     # What is shown may change when a run is continued: nothing that is computed depends on it.
-    more = lab.call("pretrain", "--resume", "shown", "--set", "eval.sample=x", "--set", "train.tokens=2688", "--no-probe")
+    more = lab.call(
+        "pretrain", "--resume", "shown", "--set", "eval.sample=x", "--set", "train.tokens=2688", "--no-probe"
+    )
     assert more.code == 0, more.err.read_text()
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
 

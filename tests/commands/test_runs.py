@@ -73,7 +73,15 @@ def test_show_says_everything(root: Path) -> None:
     rows = [row | {"wall_seconds": row["step"] * 0.09} for row in rows_of(100, 0)]
     write_run(root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}])
     out = run("show", "small-seed0").stdout
-    for word in ("finished", "tokens per training second", "20.48K", "start", "device cpu", "optim.lr", "data.valid_hash"):
+    for word in (
+        "finished",
+        "tokens per training second",
+        "20.48K",
+        "start",
+        "device cpu",
+        "optim.lr",
+        "data.valid_hash",
+    ):
         assert word in out
     # F43: the parts of the time and what they add up to.
     assert "5 s" in out and "2.75 s" in out and "1.25 s" in out and "9 s" in out

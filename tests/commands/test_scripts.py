@@ -90,14 +90,18 @@ windows = 8
 
 def test_quiet_prints_nothing(efftrain: Command, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "book.txt").write_text("".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500)))
+    (tmp_path / "book.txt").write_text(
+        "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500))
+    )
     prepared = efftrain("prepare", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache"))
     assert (prepared.returncode, prepared.stdout, prepared.stderr) == (0, "", "")
     trained = efftrain("pretrain", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache"))
     assert (trained.returncode, trained.stdout) == (0, ""), trained.stderr
     assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
     cache = str(tmp_path / "cache")
-    swept = efftrain("sweep", "--recipe", "tiny.toml", "--seeds", "1234,1235", "-q", "--format", "json", EFFTRAIN_CACHE=cache)
+    swept = efftrain(
+        "sweep", "--recipe", "tiny.toml", "--seeds", "1234,1235", "-q", "--format", "json", EFFTRAIN_CACHE=cache
+    )
     assert swept.returncode == 0 and "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
     assert json.loads(swept.stdout)["groups"]
 

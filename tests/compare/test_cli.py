@@ -80,13 +80,18 @@ def test_latex_escapes(two: Path) -> None:
 
 def test_report_is_one_small_file_without_network(two: Path) -> None:
     # Whatever a run says of itself is text, never markup.
-    origin = json.loads((two / "small-seed0" / "origin.json").read_text()) | {"platform": "<script>alert(1)</script><img>"}
+    origin = json.loads((two / "small-seed0" / "origin.json").read_text()) | {
+        "platform": "<script>alert(1)</script><img>"
+    }
     (two / "small-seed0" / "origin.json").write_text(json.dumps(origin))
     run("small", "small-slw", "--format", "html")
     page = Path("report.html").read_text()
     assert len(page.encode()) < 2_000_000
     assert not re.search(r"<script|<link|<img|@import|url\((?!#)|(?:src|href)=\"(?!#)", page)
-    assert set(re.findall(r"https?://[^\s\"<)]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"https?://[^\s\"<)]+", page)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
     assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
     assert page.count("<svg") == 12 and "currentColor" in page and "#010203" not in page
     # Values on hover are titles of the drawing itself: the difference at the end, with its interval.
@@ -96,14 +101,32 @@ def test_report_is_one_small_file_without_network(two: Path) -> None:
     assert page.index("B small-slw is better than A small") < page.index("<svg")
     run("small", "small-slw", "--format", "html", "-o", "again.html")
     assert Path("again.html").read_text() == page
-    for word in ("&lt;script&gt;", "small-slw-seed2", "seq_len_warmup.start = 8", "torch: 2.13.0+cpu", "nats/token", "validation loss"):
+    for word in (
+        "&lt;script&gt;",
+        "small-slw-seed2",
+        "seq_len_warmup.start = 8",
+        "torch: 2.13.0+cpu",
+        "nats/token",
+        "validation loss",
+    ):
         assert word in page
 
 
 def test_figures_are_written(two: Path) -> None:
     run("small", "small-slw", "--figures", "f")
     names = {path.name for path in Path("f").iterdir()}
-    assert {"difference.svg", "loss-late.png", "loss.svg", "grad-norm.svg", "loss-tokens.svg", "loss-flops.png", "loss-seconds.svg", "seq-len.png", "lr.svg", "loss-ratio.png"} <= names
+    assert {
+        "difference.svg",
+        "loss-late.png",
+        "loss.svg",
+        "grad-norm.svg",
+        "loss-tokens.svg",
+        "loss-flops.png",
+        "loss-seconds.svg",
+        "seq-len.png",
+        "lr.svg",
+        "loss-ratio.png",
+    } <= names
 
 
 def test_terminal_plot(two: Path) -> None:
@@ -133,7 +156,9 @@ def test_plan(two: Path) -> None:
 
 
 def test_price_and_power(two: Path) -> None:
-    out = run("small", "small-slw", "--target-loss", "3.3", "--price-per-hour", "3", "--power-watts", "300", "--details").stdout
+    out = run(
+        "small", "small-slw", "--target-loss", "3.3", "--price-per-hour", "3", "--power-watts", "300", "--details"
+    ).stdout
     assert "price at 3 per hour" in out and "energy at 300 W, kWh" in out
 
 
@@ -195,7 +220,9 @@ def test_newer_format_is_refused(two: Path) -> None:
 def test_registering_the_command_imports_nothing_heavy() -> None:
     code = "import sys; from efftrain_cli.cli.commands import register; register(); bad = {'torch', 'pandas', 'matplotlib', 'scipy', 'wandb', 'pyarrow'}"
     script = f"{code} & set(sys.modules); assert not bad, bad"
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)})
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    )
     assert done.returncode == 0
 
 

@@ -13,14 +13,7 @@ from scipy import stats
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.formats import as_json
-from efftrain_cli.compare.measures import (
-    Costs,
-    loss_at,
-    match_ratio,
-    needed_for,
-    schedule_position,
-    smooth_end,
-)
+from efftrain_cli.compare.measures import Costs, loss_at, match_ratio, needed_for, schedule_position, smooth_end
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -66,7 +59,9 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None
     assert tokens.exact.p == pytest.approx(2 / 252) and tokens.exact.wins == 1.0 and tokens.verdict == "better"
     assert tokens.estimate.bound == 1 and tokens.estimate.mean == pytest.approx(2.12, abs=0.01)
     row = next(row for row in answers(comparison).rows if row[0] == "tokens to target")
-    assert row[1] == "2 of 5 runs" and row[3].startswith("more than 2.12x") and row[3].endswith("ahead in 100 % of pairs")
+    assert (
+        row[1] == "2 of 5 runs" and row[3].startswith("more than 2.12x") and row[3].endswith("ahead in 100 % of pairs")
+    )
     # Seen from the other side the method is worse: a fixed target has two sides.
     other = of("base", "method", target_loss=2.5, baseline="method").difference("tokens_to_target", "base")
     assert other.verdict == "worse" and other.estimate.bound == -1
@@ -88,7 +83,8 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
 
 
 def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:
-    """The line through the last four of twenty evaluations, at the last: 2.0 where they lie on it, and the mean of what jitters."""
+    """The line through the last four of twenty evaluations, at the last: 2.0 where they lie on it, and the mean of what
+    jitters."""
     run = read_numbers(curve(root, [6.0] * 16 + [2.3, 2.2, 2.1, 2.0], "line"))
     assert smooth_end(run, "tokens") == pytest.approx(2.0)
     run = read_numbers(curve(root, [6.0] * 16 + [3.1, 2.9, 2.9, 3.1], "jitter"))
@@ -178,7 +174,14 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     write_run(root, "crashed", 0, steps=50, budget=102400)
     write_run(root, "disk", 0, steps=50, budget=102400, events=[start, {"event": "end", "status": "disk"}])
     write_run(root, "stopped", 0, steps=50, budget=102400, events=[start, {"event": "end", "status": "paused"}])
-    write_run(root, "diverged", 0, steps=50, budget=102400, events=[start, {"event": "diverged", "step": 50}, {"event": "checkpoint"}])
+    write_run(
+        root,
+        "diverged",
+        0,
+        steps=50,
+        budget=102400,
+        events=[start, {"event": "diverged", "step": 50}, {"event": "checkpoint"}],
+    )
     resumed = rows_of(60, 0) + rows_of(100, 0, segment=1, first=41)
     write_run(root, "resumed", 0, rows=resumed, events=[start, {"event": "resume"}])
     bad = rows_of(60, 0)
@@ -205,7 +208,9 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     assert numbers["rewound"].marks == ("rewound once", "non-finite once")
     assert (numbers["rewound"].rewinds, numbers["rewound"].nonfinite_stops) == (1, 1)
     labels = [label.text for label in of(*(f"{name}-seed0" for name in numbers)).labels]
-    assert all(any(f"{name}-seed0: {mark}" == text for text in labels) for name, n in numbers.items() for mark in n.marks)
+    assert all(
+        any(f"{name}-seed0: {mark}" == text for text in labels) for name, n in numbers.items() for mark in n.marks
+    )
 
 
 def test_tokens_that_a_rewind_abandoned_are_cost(root: Path) -> None:
@@ -224,7 +229,9 @@ def test_abandoned_steps_are_not_measured_twice(root: Path) -> None:
     """Segment 0 to step 60 with a jump at 55, then a resume from 41: the jump is not in the run that counts."""
     first = rows_of(60, 0, loss_ratio=1.0)
     first[55]["loss_ratio"] = 3.0
-    run = read_numbers(write_run(root, "small", 0, rows=first + rows_of(50, 0, segment=1, first=41, loss_ratio=1.0), budget=102400))
+    run = read_numbers(
+        write_run(root, "small", 0, rows=first + rows_of(50, 0, segment=1, first=41, loss_ratio=1.0), budget=102400)
+    )
     assert (run.max_ratio, run.over_1_5, run.ratio_steps) == (1.0, 0, 51)
 
 
@@ -241,7 +248,9 @@ def test_groups_know_the_number_of_devices(root: Path) -> None:
     found = of("small")
     assert {group.label for group in found.groups} == {"small devices=1", "small devices=2"}
     assert found.recipe_differences == (("devices", ("1", "2")),)
-    assert "small devices=1 and small devices=2 are one recipe on 1 and on 2 devices: nothing in it differs" in [label.text for label in found.labels]
+    assert "small devices=1 and small devices=2 are one recipe on 1 and on 2 devices: nothing in it differs" in [
+        label.text for label in found.labels
+    ]
     assert as_json(found)["recipe_differences"] == {"devices": {"small devices=1": 1, "small devices=2": 2}}
 
 
@@ -293,7 +302,9 @@ def test_mfu_is_weighted_by_seconds_and_absent_where_unknown(root: Path) -> None
 def test_seconds_add_up(root: Path) -> None:
     """F43, reader's side: evaluation is apart from training."""
     run = read_numbers(write_run(root, "small", 0))
-    rows = rows_of(60, 0) + [row | {"wall_seconds": (row["step"] - 40) * 0.06} for row in rows_of(100, 0, segment=1, first=41)]
+    rows = rows_of(60, 0) + [
+        row | {"wall_seconds": (row["step"] - 40) * 0.06} for row in rows_of(100, 0, segment=1, first=41)
+    ]
     assert read_numbers(write_run(root, "resumed", 0, rows=rows)).wall_seconds == pytest.approx(40 * 0.06 + 60 * 0.06)
     assert run.seconds == pytest.approx(5.0) and run.other_seconds["eval_seconds"] == pytest.approx(11 * 0.25)
 
@@ -321,7 +332,9 @@ def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -
         rows[50]["val_loss"] = None
         write_run(root, "small", seed, rows=[*rows[:61], late, *rows[61:]])
         # Slower by a tenth, so that tokens and seconds are not the same axis in disguise.
-        slower = [row | {"train_seconds": row["step"] * 0.055 + 0.001 * row["step"] ** 1.5} for row in rows_of(120, seed, 1.3)]
+        slower = [
+            row | {"train_seconds": row["step"] * 0.055 + 0.001 * row["step"] ** 1.5} for row in rows_of(120, seed, 1.3)
+        ]
         write_run(root, "small-slw", seed, steps=120, rows=slower, more=SLW)
     found = as_json(of("small", "small-slw", target_loss=3.3))
     read_one, over_seeds = code_blocks("python")

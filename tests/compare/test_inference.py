@@ -206,7 +206,9 @@ def test_all_pairs_of_two_unpaired_sides() -> None:
     """Where the score is a plain difference, the estimate and its standard error are Welch's."""
     a, b = np.array([1.0, 1.4, 0.9]), np.array([2.0, 2.2, 2.1, 2.6])
     estimate, welch = inference.all_pairs(b[:, None] - a[None, :]), welch_t(a, b)
-    assert (estimate.mean, estimate.se, estimate.df, estimate.p) == pytest.approx((welch.mean, welch.se, welch.df, welch.p))
+    assert (estimate.mean, estimate.se, estimate.df, estimate.p) == pytest.approx(
+        (welch.mean, welch.se, welch.df, welch.p)
+    )
 
 
 def test_three_outcomes_by_hand() -> None:
@@ -352,7 +354,8 @@ def test_the_margin_holds_its_level(n: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_switching_to_ranks_where_runs_failed_holds_the_level(n: int) -> None:
-    """The rule: the t test where all finished, the exact rank sum where any run failed; both sides fail equally often."""
+    """The rule: the t test where all finished, the exact rank sum where any run failed; both sides fail equally
+    often."""
     random = np.random.default_rng(n)
     for share in (0.05, 0.3):
         found = 0

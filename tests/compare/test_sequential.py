@@ -38,8 +38,8 @@ def test_one_look_is_the_t_test_itself() -> None:
 
 
 def test_levels_of_known_variances_are_those_of_the_literature() -> None:
-    """With 60 seeds and more a look t is nearly normal: Pocock's nominal level for five looks is 0.0158, O'Brien and Fleming's last
-    one 0.0413 (Jennison and Turnbull 2000, tables 2.1 and 2.3)."""
+    """With 60 seeds and more a look t is nearly normal: Pocock's nominal level for five looks is 0.0158, O'Brien and
+    Fleming's last one 0.0413 (Jennison and Turnbull 2000, tables 2.1 and 2.3)."""
     plan = (60, 120, 180, 240, 300)
     small = sequential._DRAWS, sequential._CHUNK
     try:
@@ -103,11 +103,13 @@ def test_intervals_of_all_looks_hold_together() -> None:
     assert 0.044 <= missed.mean() <= 0.054
 
 
-# --- the alternative ---------------------------------------------------------------------------------------------------
+# --- the alternative
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_the_mixture_is_a_bayes_factor() -> None:
-    """Against numerical integration over the effect: t given an effect d is noncentral t with noncentrality d sqrt(n)."""
+    """Against numerical integration over the effect: t given an effect d is noncentral t with noncentrality d
+    sqrt(n)."""
     n, t, variance = 6, 2.3, 1.5
     effects = np.linspace(-12, 12, 4001)
     density = stats.norm.pdf(effects, 0, math.sqrt(variance))

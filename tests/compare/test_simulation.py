@@ -1,4 +1,5 @@
-"""compare's verdicts on simulated studies, small: benchmarks/simulate_compare.py has them in full, docs/compare.md its table."""
+"""compare's verdicts on simulated studies, small: benchmarks/simulate_compare.py has them in full, docs/compare.md its
+table."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def simulate() -> ModuleType:
 
 def shares(rows: list[tuple[str, str, str]]) -> dict[str, float]:
     """Percent by what is judged."""
-    return {f"{what}: {how}" if how.startswith("final loss, n = 5") else how: float(text.removesuffix(" %")) for what, how, text in rows}
+    return {
+        f"{what}: {how}" if how.startswith("final loss, n = 5") else how: float(text.removesuffix(" %"))
+        for what, how, text in rows
+    }
 
 
 def test_unequal_evaluation_noise_decides_nothing(simulate: ModuleType) -> None:

@@ -64,8 +64,12 @@ def test_three_failed_of_three_is_undecided_with_its_reason(root: Path) -> None:
 
 
 def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None:
-    """Twice as fast a machine: at equal seconds the baseline is at half its decay. Tokens are judged, seconds are not."""
-    speed = [{"event": "start", "calibrated_gflops": 10.0}, {"event": "end", "status": "finished", "calibrated_gflops": 10.0}]
+    """Twice as fast a machine: at equal seconds the baseline is at half its decay. Tokens are judged, seconds are
+    not."""
+    speed = [
+        {"event": "start", "calibrated_gflops": 10.0},
+        {"event": "end", "status": "finished", "calibrated_gflops": 10.0},
+    ]
     for seed in range(3):
         write_run(root, "small", seed, events=speed)
         fast = [row | {"train_seconds": row["train_seconds"] / 2} for row in rows_of(100, seed, 1.3)]
@@ -79,7 +83,9 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
     for seed in range(3):
         write_run(root, "short", seed, more=SLW + "\n", lr=2e-3)
         text = (root / f"short-seed{seed}" / "recipe.toml").read_text()
-        (root / f"short-seed{seed}" / "recipe.toml").write_text(text.replace("[optim]", "[optim]\ndecay_tokens = 200_000"))
+        (root / f"short-seed{seed}" / "recipe.toml").write_text(
+            text.replace("[optim]", "[optim]\ndecay_tokens = 200_000")
+        )
     assert of("small", "short").difference("final_loss", "short").verdict == (
         "not judged: small is at 100 % of its decay, short at 51 %"
     )
@@ -103,7 +109,10 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
 )
 def test_seconds_are_judged_only_on_one_machine_at_one_speed(root: Path, change: dict[str, object], word: str) -> None:
     def events(rate: object) -> list[dict[str, object]]:
-        return [{"event": "start", "calibrated_gflops": 10.0}, {"event": "end", "status": "finished", "calibrated_gflops": rate}]
+        return [
+            {"event": "start", "calibrated_gflops": 10.0},
+            {"event": "end", "status": "finished", "calibrated_gflops": rate},
+        ]
 
     rate = change.pop("speed", 10.0)
     if "resume" in change:
@@ -121,7 +130,12 @@ def test_seconds_are_judged_only_on_one_machine_at_one_speed(root: Path, change:
 def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
     """After a sweep: the worst learning rate comes first by name, and must not be the baseline."""
     for seed in range(3):
-        for name, lr, speed, more in (("a", 1e-3, 0.7, ""), ("b", 2e-3, 1.2, ""), ("a", 1e-3, 1.0, SLW), ("b", 2e-3, 1.1, SLW)):
+        for name, lr, speed, more in (
+            ("a", 1e-3, 0.7, ""),
+            ("b", 2e-3, 1.2, ""),
+            ("a", 1e-3, 1.0, SLW),
+            ("b", 2e-3, 1.1, SLW),
+        ):
             recipe = "small-slw" if more else "small"
             write_run(root, recipe, seed, name=f"{recipe}-{name}-seed{seed}", lr=lr, speed=speed, more=more)
     comparison = of("small", "small-slw")
@@ -133,7 +147,10 @@ def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
         ("small-slw optim.lr=0.001", False),
         ("small-slw optim.lr=0.002", True),
     ]
-    assert any("at its own best setting: the setting with the fewest unfinished runs" in label.text for label in comparison.labels)
+    assert any(
+        "at its own best setting: the setting with the fewest unfinished runs" in label.text
+        for label in comparison.labels
+    )
     assert len(of("small", "small-slw", every_setting=True).groups) == 4
     named = of("small", "small-slw", baseline="small optim.lr=0.001")
     assert [group.label for group in named.groups] == ["small optim.lr=0.001", "small-slw optim.lr=0.002"]
@@ -141,7 +158,10 @@ def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
     alone = of("small")
     assert alone.baseline.label == "small optim.lr=0.002"
     assert alone.difference("final_loss", "small optim.lr=0.001").verdict.startswith("settings of one recipe")
-    assert of("small", baseline="small optim.lr=0.001").difference("final_loss", "small optim.lr=0.002").verdict == "better"
+    assert (
+        of("small", baseline="small optim.lr=0.001").difference("final_loss", "small optim.lr=0.002").verdict
+        == "better"
+    )
 
 
 def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> None:
@@ -153,7 +173,10 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> N
         write_run(root, "small-slw", seed, more=SLW)
     comparison = of("small", "small-slw")
     assert comparison.baseline.label == "small optim.lr=0.001"
-    assert comparison.difference("final_loss", "small-slw").verdict == "pending: the best setting waits for small-0.002-seed2"
+    assert (
+        comparison.difference("final_loss", "small-slw").verdict
+        == "pending: the best setting waits for small-0.002-seed2"
+    )
     assert "the verdict waits: the best setting waits for small-0.002-seed2" in verdict_sentences(comparison)[0]
     named = of("small", "small-slw", baseline="small optim.lr=0.001")
     assert named.difference("final_loss", "small-slw").verdict == "better"
@@ -182,13 +205,19 @@ def test_a_run_that_failed_takes_no_common_evaluations_away(root: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "method", "verdict"),
     [
-        ("", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on the learning-rate schedule is known only at the run's end"),
+        (
+            "",
+            "[[stages]]\nn_layer = 1\n",
+            "not judged: where b stood on the learning-rate schedule is known only at the run's end",
+        ),
         ("[[stages]]\nn_layer = 2\n", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on"),
         ('schedule = "constant"', "", "not judged: b is at 50 % of its decay, a does not decay"),
         ('schedule = "constant"', 'schedule = "constant"\nmin_lr = 0', "worse"),
     ],
 )
-def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(root: Path, base: str, method: str, verdict: str) -> None:
+def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(
+    root: Path, base: str, method: str, verdict: str
+) -> None:
     """At the FLOPs of `a`, whose tokens cost half as many, `b` is in the middle of its run."""
     for seed in range(3):
         for name, own, share, speed in (("a", base, 0.5, 1.0), ("b", method, 1.0, 1.1)):
@@ -209,7 +238,10 @@ def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
         write_run(root, "short", seed, steps=50)
         write_run(root, "long", seed, rows=rows_of(100, seed, speed=0.6), steps=100)
     found = of("short", "long", baseline="short").difference("tokens_to_match", "long")
-    assert found.verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in found.verdict
+    assert (
+        found.verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens")
+        and "train.tokens=a,b,c" in found.verdict
+    )
     assert found.p_holm is None
 
 
@@ -222,7 +254,9 @@ def test_cost_to_a_target_is_not_judged_over_different_budgets(root: Path) -> No
     compared = of("short", "long", "quick", baseline="short", target_loss=4.4)
     for axis in ("tokens", "flops"):
         verdict = compared.difference(f"{axis}_to_target", "long").verdict
-        assert verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in verdict
+        assert (
+            verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in verdict
+        )
     assert compared.difference("tokens_to_target", "quick").verdict == "better"
 
 

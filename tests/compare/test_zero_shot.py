@@ -73,7 +73,9 @@ def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root:
     verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
     assert verdicts == {"not judged: checkpoints after different tokens (51.2K to 102.4K)"}
     allowed = of("small", "small-slw", allow=True).zero_shot[0].differences[0]
-    assert allowed.p_holm is not None and allowed.verdict.endswith(" (but checkpoints after different tokens (51.2K to 102.4K))")
+    assert allowed.p_holm is not None and allowed.verdict.endswith(
+        " (but checkpoints after different tokens (51.2K to 102.4K))"
+    )
     for entry in results:
         entry["checkpoint"] = "imported"
     (root / "small-seed1" / "zeroshot.json").write_text(json.dumps(results))
@@ -98,7 +100,9 @@ def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(r
         write_run(root, "small", seed, name=f"small-fast-seed{seed}", lr=2e-3)
         zero_shot(root / f"small-fast-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
     settings = [f"small{which}-seed{seed}" for which in ("", "-fast") for seed in range(3)]
-    assert of(*settings).zero_shot[0].differences[0].verdict.startswith("settings of one recipe: name one with --baseline")
+    assert (
+        of(*settings).zero_shot[0].differences[0].verdict.startswith("settings of one recipe: name one with --baseline")
+    )
     named = of(*settings, baseline="small optim.lr=0.001")
     assert named.zero_shot[0].differences[0].verdict == "better"
     dead = [{"event": "start"}, {"event": "diverged", "step": 30}]

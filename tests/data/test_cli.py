@@ -49,7 +49,13 @@ def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Command, recipe: 
     first = efftrain("prepare", "--recipe", recipe, **cache)
     assert first.returncode == 0, first.stderr
     assert "preparing the data" in first.stdout and "data prepared in" in first.stdout
-    for said in ("text        book.txt", "1 document, ", "vocabulary 300", "the end of each file", "overlap     0 documents"):
+    for said in (
+        "text        book.txt",
+        "1 document, ",
+        "vocabulary 300",
+        "the end of each file",
+        "overlap     0 documents",
+    ):
         assert said in first.stdout
     assert f"shards      {tmp_path}/cache/corpora/" in first.stdout
     assert first.stdout.endswith("Next: efftrain pretrain --recipe tiny.toml\n")
@@ -136,7 +142,10 @@ def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> N
             now[0] += 0.3
             screen.show("bytes tokenized", report * 1000, 1_000_000)
     lines = stream.getvalue().splitlines()
-    assert lines[:2] == ["preparing the data (once; the next run finds it in the cache)", "training a tokenizer of 512 tokens"]
+    assert lines[:2] == [
+        "preparing the data (once; the next run finds it in the cache)",
+        "training a tokenizer of 512 tokens",
+    ]
     assert 28 <= len(lines[2:-1]) <= 31
     assert lines[-2].startswith("bytes tokenized: 9") and lines[-1] == "data prepared in 5 min 00 s"
 

@@ -167,7 +167,11 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache: Path, storie
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "empty"), ('{"text": "one"}\n', "no text is left for training"), ('{"text": ""}\n', "no text is left for training")],
+    [
+        ("", "empty"),
+        ('{"text": "one"}\n', "no text is left for training"),
+        ('{"text": ""}\n', "no text is left for training"),
+    ],
 )
 def test_too_little_text(cache: Path, tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "a.jsonl"
@@ -187,7 +191,8 @@ def test_bad_settings_cost_nothing(cache: Path, book: Path) -> None:
     assert not cache.exists()
 
 
-# Damage and other people's files ---------------------------------------------------------------------------------------
+# Damage and other people's files
+# ---------------------------------------------------------------------------------------
 
 
 def test_damage_is_refused_with_exit_3(cache: Path, book: Path) -> None:
@@ -245,7 +250,8 @@ def test_shards_of_another_corpus_or_tokenizer_are_refused(cache: Path, book: Pa
         prepare(data(book))
 
 
-# Other processes -------------------------------------------------------------------------------------------------------
+# Other processes
+# -------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
 import sys

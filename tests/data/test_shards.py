@@ -11,15 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efftrain_cli.data.shards import (
-    HEADER_BYTES,
-    Shard,
-    ShardWriter,
-    TokenShards,
-    dtype_for,
-    header_bytes,
-    open_shard,
-)
+from efftrain_cli.data.shards import HEADER_BYTES, Shard, ShardWriter, TokenShards, dtype_for, header_bytes, open_shard
 from efftrain_cli.foundation.errors import DataError
 
 
@@ -70,7 +62,14 @@ def test_truncation_is_seen_at_open(tmp_path: Path) -> None:
     (path,) = write(tmp_path, [list(range(8, 258))] * 4)
     content = path.read_bytes()
     rng = random.Random(1)
-    for length in [0, 1, HEADER_BYTES - 1, HEADER_BYTES, len(content) - 1, *(rng.randrange(len(content)) for _ in range(50))]:
+    for length in [
+        0,
+        1,
+        HEADER_BYTES - 1,
+        HEADER_BYTES,
+        len(content) - 1,
+        *(rng.randrange(len(content)) for _ in range(50)),
+    ]:
         path.write_bytes(content[:length])
         with pytest.raises(DataError, match="cut short") as refused:
             open_shard(path)
@@ -136,4 +135,6 @@ def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path: Path
     shards = TokenShards([open_shard(path)])
     with pytest.raises(DataError) as refused:
         shards.read([0], 4)
-    assert str(refused.value).startswith(f"{path}: token 41 (byte {HEADER_BYTES + 82}) is 300, but the vocabulary has 300")
+    assert str(refused.value).startswith(
+        f"{path}: token 41 (byte {HEADER_BYTES + 82}) is 300, but the vocabulary has 300"
+    )

@@ -1,4 +1,5 @@
-"""Where text may come from beside .txt: other files, token files, several sources mixed, and the Hub as far as it is needed."""
+"""Where text may come from beside .txt: other files, token files, several sources mixed, and the Hub as far as it is
+needed."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def documents_of(shards: TokenShards, corpus: Corpus) -> list[list[int]]:
     return [part.tolist()[:-1] for part in np.split(ids, ends + 1)[:-1]]
 
 
-# Files -----------------------------------------------------------------------------------------------------------------
+# Files
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
@@ -80,7 +82,11 @@ def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
         ("a.csv", b'text\n"open', r"a\.csv:2: not CSV"),
         ("a.csv", b"", "holds no rows"),
         ("a.jsonl.zst", b"no zstd at all", r"a\.jsonl\.zst:1: the compressed file is damaged"),
-        ("a.jsonl.zst", zstandard.compress(b'{"text": "x"}\n' * 9999)[:-7], r"compressed file is damaged or cut short: its last frame has no end"),
+        (
+            "a.jsonl.zst",
+            zstandard.compress(b'{"text": "x"}\n' * 9999)[:-7],
+            r"compressed file is damaged or cut short: its last frame has no end",
+        ),
         ("a.jsonl", b'{"text": "x", "n": ' + b"7" * 5000 + b"}\n", r"a\.jsonl:1:0: not JSON that can be read"),
     ],
 )
@@ -123,11 +129,14 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"are not read"):
         find_text(Data(train=str(folder)))  # .md is read where there is nothing else, but it is not most of this folder
     (folder / "README.md").unlink()
-    with pytest.raises(DataError, match=r'no file of a known kind .*1 \.rst, 1 \.html|1 \.html, 1 \.rst.*data\.format = "txt"'):
+    with pytest.raises(
+        DataError, match=r'no file of a known kind .*1 \.rst, 1 \.html|1 \.html, 1 \.rst.*data\.format = "txt"'
+    ):
         find_text(Data(train=str(folder)))
 
 
-# Token files -----------------------------------------------------------------------------------------------------------
+# Token files
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
@@ -146,7 +155,14 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES[:20]))
     corpora = [
-        prepare(Data(train=str(tmp_path / name), tokenizer=str(tmp_path / "tokenizer.json"), valid=str(tmp_path / "valid.jsonl"), allow_overlap=True))
+        prepare(
+            Data(
+                train=str(tmp_path / name),
+                tokenizer=str(tmp_path / "tokenizer.json"),
+                valid=str(tmp_path / "valid.jsonl"),
+                allow_overlap=True,
+            )
+        )
         for name in ("nano.bin", "llmc.bin", "llama.bin", "lines.jsonl")
     ]
     assert len({corpus.data_hash for corpus in corpora}) == 1
@@ -162,7 +178,11 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
     [
         (b"123", None, r"not a whole number of uint16 ids"),
         (b"", None, "the file is empty"),
-        (np.array([20240520, 1, 99] + [0] * 253, dtype="<i4").tobytes(), None, r"1,024 bytes where llm.c's header says 1,222.*cut short"),
+        (
+            np.array([20240520, 1, 99] + [0] * 253, dtype="<i4").tobytes(),
+            None,
+            r"1,024 bytes where llm.c's header says 1,222.*cut short",
+        ),
         (np.array([20240520, 3, 0] + [0] * 253, dtype="<i4").tobytes(), None, "llm.c's version 3"),
         (b"12" * 600, "meta.pkl", r"meta\.pkl beside it"),
         (np.full(600, 4000, dtype="<u2").tobytes(), None, r"token 0 is 4000, but the tokenizer's vocabulary has 300"),
@@ -174,7 +194,9 @@ def test_token_files_that_cannot_be_meant(tmp_path: Path, content: bytes, beside
     (tmp_path / "b.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
     if beside:
         (tmp_path / beside).write_bytes(b"")
-    data = Data(train=str(tmp_path / "a.bin"), valid=str(tmp_path / "b.bin"), tokenizer=str(tmp_path / "tokenizer.json"))
+    data = Data(
+        train=str(tmp_path / "a.bin"), valid=str(tmp_path / "b.bin"), tokenizer=str(tmp_path / "tokenizer.json")
+    )
     with pytest.raises(DataError, match=said):
         prepare(data)
 
@@ -185,7 +207,8 @@ def test_a_tokenizer_cannot_be_trained_on_tokens(tmp_path: Path) -> None:
         prepare(Data(train=str(tmp_path / "a.bin"), tokenizer="bpe:300"))
 
 
-# Going on --------------------------------------------------------------------------------------------------------------
+# Going on
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
@@ -260,11 +283,14 @@ def test_too_little_room_is_said_before_it_is_used(tmp_path: Path, monkeypatch: 
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
-    with pytest.raises(DiskError, match=r"too little room: about [\d,]+ bytes needed, 10,000 bytes free.*EFFTRAIN_CACHE"):
+    with pytest.raises(
+        DiskError, match=r"too little room: about [\d,]+ bytes needed, 10,000 bytes free.*EFFTRAIN_CACHE"
+    ):
         prepare(Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300"))
 
 
-# The Hub, faked --------------------------------------------------------------------------------------------------------
+# The Hub, faked
+# --------------------------------------------------------------------------------------------------------
 
 
 class FakeHub:
@@ -316,7 +342,9 @@ def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch: pytest.MonkeyPatch)
     assert len(there.asked) == asked  # the cache has it
 
 
-def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lost_connection_costs_what_was_read_since_the_last_shard(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     there = FakeHub(monkeypatch)
     monkeypatch.setattr(building, "_BATCH", 4000)
     monkeypatch.setattr(shards, "SHARD_TOKENS", 5000)
@@ -332,7 +360,10 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch:
     there.fails_at = None
     corpus = prepare(data, limits=limits)
     assert corpus.data_hash == expected.data_hash
-    assert corpus.manifest["train"] == expected.manifest["train"] and corpus.manifest["overlap"] == expected.manifest["overlap"]
+    assert (
+        corpus.manifest["train"] == expected.manifest["train"]
+        and corpus.manifest["overlap"] == expected.manifest["overlap"]
+    )
     # `datasets` passes over the rows of the file it was in, but over no file before.
     assert there.read < 1.35 * whole
 
@@ -362,7 +393,9 @@ def test_a_cached_dataset_is_read_without_network(tmp_path: Path, monkeypatch: p
     with pytest.raises(DataError, match=r"no network in this test.*the cache of `datasets` has no copy"):
         list(read_documents(source, "text", BadDocuments("error")))
     (tmp_path / "made.jsonl").write_text("".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(10)))
-    builder = datasets.load_dataset_builder("json", data_files=str(tmp_path / "made.jsonl"), cache_dir=str(tmp_path / "made"))
+    builder = datasets.load_dataset_builder(
+        "json", data_files=str(tmp_path / "made.jsonl"), cache_dir=str(tmp_path / "made")
+    )
     builder.download_and_prepare()
     (folder,) = (path.parent for path in (tmp_path / "made").rglob("dataset_info.json"))
     target = tmp_path / "datasets" / "owner___name" / "default" / "0.0.0" / "abc"
@@ -396,7 +429,8 @@ def test_any_tokenizer_of_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert loaded.encode(["fox"])[0].tolist() == own.encode(["fox"])[0].tolist()
 
 
-# Several sources -------------------------------------------------------------------------------------------------------
+# Several sources
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_shares_add_up() -> None:
@@ -406,8 +440,8 @@ def test_shares_add_up() -> None:
 
 
 def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
-    """Tokens that name their source: every beginning of the stream has each source's share, every window of a source comes
-    once per epoch of it, and any position gives the same alone as in a long read."""
+    """Tokens that name their source: every beginning of the stream has each source's share, every window of a source
+    comes once per epoch of it, and any position gives the same alone as in a long read."""
     from tests.data.test_windows import counting_shards
 
     whole = counting_shards(tmp_path, 6000)
@@ -425,13 +459,18 @@ def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
         for epoch in range(3):
             assert len(set(own[epoch * per_epoch : (epoch + 1) * per_epoch].tolist())) == per_epoch
     again = Windows(whole, 10, seed=3)
-    assert [int(again.starts(p, 1)[0]) for p in (0, 9_999, 10_000, 24_321)] == starts[[0, 9_999, 10_000, 24_321]].tolist()
+    assert [int(again.starts(p, 1)[0]) for p in (0, 9_999, 10_000, 24_321)] == starts[
+        [0, 9_999, 10_000, 24_321]
+    ].tolist()
     assert windows.epochs_of_sources(2990) == pytest.approx({"a": 7.0, "b": 2990 * 0.2 / 199, "c": 2990 * 0.1 / 99})
     assert windows.epochs(windows.per_epoch) == 1 and windows.per_epoch == 299 * 10_000 // 7000
     with pytest.raises(RecipeError, match=r"one of the sources \(a 7\.00, b 3\.01, c 3\.02\).*data\.repeat"):
         windows.check_budget(2990, Data())
     valid = windows.validation_starts(20)
-    assert [int(np.sum((np.array(valid) >= low) & (np.array(valid) < high))) for low, high in ((0, 3000), (3000, 5000), (5000, 6000))] == [14, 4, 2]
+    assert [
+        int(np.sum((np.array(valid) >= low) & (np.array(valid) < high)))
+        for low, high in ((0, 3000), (3000, 5000), (5000, 6000))
+    ] == [14, 4, 2]
 
 
 def test_sources_have_fields_and_weights_of_their_own(tmp_path: Path, cache: Path) -> None:
@@ -473,7 +512,8 @@ def test_sources_in_a_recipe(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "again.toml")) == loaded
 
 
-# What is said ----------------------------------------------------------------------------------------------------------
+# What is said
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_warnings_of_little_text(tmp_path: Path) -> None:

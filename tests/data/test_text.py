@@ -19,7 +19,11 @@ from efftrain_cli.recipe.sections import Data
 
 
 def texts(path: Path, *, field: str = "text", policy: str = "error") -> list[str]:
-    return [document.text for source in find_text(Data(train=str(path))).train for document in read_documents(source, field, BadDocuments(policy))]
+    return [
+        document.text
+        for source in find_text(Data(train=str(path))).train
+        for document in read_documents(source, field, BadDocuments(policy))
+    ]
 
 
 def complaint(path: Path, content: bytes | None = None, *, field: str = "text") -> str:
@@ -93,7 +97,11 @@ def test_a_text_file_is_a_document_with_plain_line_ends(tmp_path: Path) -> None:
 
 def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
     content = b'{"text": "one"}\n\n{"text": ""}\n{"text": "tw\\u00f6\\r\\n"}'
-    for name, written in (("a.jsonl", content), ("a.json.gz", gzip.compress(content)), ("b.jsonl.gz", gzip.compress(content))):
+    for name, written in (
+        ("a.jsonl", content),
+        ("a.json.gz", gzip.compress(content)),
+        ("b.jsonl.gz", gzip.compress(content)),
+    ):
         (tmp_path / name).write_bytes(written)
         assert texts(tmp_path / name) == ["one", "twö\r\n"]  # JSON says which line ends it means
 
@@ -117,7 +125,12 @@ GOOD = b'{"text": "ok"}\n'
     [
         ("a.jsonl", GOOD * 2 + b'{"text": "x",}\n', "3:43", "not JSON"),
         ("a.jsonl", GOOD + '{"é": "'.encode() + b'\xff"}\n', "2:23", "not UTF-8: byte 0xff"),
-        ("a.jsonl", GOOD + b'{"body": "x", "id": 3}\n', "2:15", "no field 'text'; it has 'body', 'id' (data.text_field"),
+        (
+            "a.jsonl",
+            GOOD + b'{"body": "x", "id": 3}\n',
+            "2:15",
+            "no field 'text'; it has 'body', 'id' (data.text_field",
+        ),
         ("a.jsonl", GOOD + b'{"text": 3}\n', "2:15", "field 'text' is int, not text"),
         ("a.jsonl", GOOD + b'["x"]\n', "2:15", "a JSON list, not an object"),
         ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', "2:15", "half of a surrogate pair"),

@@ -41,7 +41,7 @@ def test_gpt2_counts_shakespeare_as_everybody_does(gpt2: Tokenizer, shared_data:
 
 
 def test_gpt2_known_ids(gpt2: Tokenizer) -> None:
-    """"Hello world" is 15496 995 in every published use of GPT-2's vocabulary."""
+    """ "Hello world" is 15496 995 in every published use of GPT-2's vocabulary."""
     assert gpt2.encode(["Hello world"])[0].tolist() == [15496, 995]
     assert gpt2.decode([15496, 995, 50256]) == f"Hello world{END_OF_TEXT}"
 
@@ -49,7 +49,26 @@ def test_gpt2_known_ids(gpt2: Tokenizer) -> None:
 def test_long_documents_are_cut_where_no_token_changes(gpt2: Tokenizer, bpe: Tokenizer) -> None:
     """Random text full of the hard cases, cut once per 64 K characters, against the library on the whole."""
     rng = random.Random(5)
-    parts = ["word", " ", "  ", "\n", "\n\n", "\t", "\r\n", "'s", "12", "é", "中", "\u3000", "...", "\x1c", "\x85", " \n", "\n ", "🙂"]
+    parts = [
+        "word",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "\r\n",
+        "'s",
+        "12",
+        "é",
+        "中",
+        "\u3000",
+        "...",
+        "\x1c",
+        "\x85",
+        " \n",
+        "\n ",
+        "🙂",
+    ]
     text = "".join(rng.choices(parts, k=150_000))
     for tokenizer in (gpt2, bpe):
         assert tokenizer.cuttable
@@ -60,7 +79,8 @@ def test_long_documents_are_cut_where_no_token_changes(gpt2: Tokenizer, bpe: Tok
 
 @pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.slow)])
 def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2: Tokenizer, step: int) -> None:
-    """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries' word patterns are one."""
+    """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries' word patterns are
+    one."""
     assert gpt2.fast is not None
     characters = [chr(c) for c in (*range(0x3100), *range(0x3100, 0x110000, step)) if not 0xD800 <= c < 0xE000]
     texts = [f"a{c}b 1{c}2 {c} {c}{c}\n{c}x  {c} ' {c}'s{c}" for c in characters]
@@ -84,7 +104,10 @@ def test_tiktoken_is_used_only_where_ids_are_certain(gpt2: Tokenizer, bpe: Token
         return load_tokenizer(tmp_path / "tokenizer.json")
 
     def swap_ranks(parts: dict[str, Any]) -> None:
-        parts["model"]["merges"][0], parts["model"]["merges"][50] = parts["model"]["merges"][50], parts["model"]["merges"][0]
+        parts["model"]["merges"][0], parts["model"]["merges"][50] = (
+            parts["model"]["merges"][50],
+            parts["model"]["merges"][0],
+        )
 
     def other_pair(parts: dict[str, Any]) -> None:
         """A token that no text reaches: its listed parts never stand side by side, but tiktoken would merge others."""
@@ -101,7 +124,15 @@ def test_tiktoken_is_used_only_where_ids_are_certain(gpt2: Tokenizer, bpe: Token
     assert changed(other_pair).fast is None
     assert changed(lambda parts: parts["model"].update(dropout=0.1)).fast is None
     assert changed(lambda parts: parts.update(normalizer={"type": "NFC"})).fast is None
-    word = {"id": 400, "content": "def", "special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    word = {
+        "id": 400,
+        "content": "def",
+        "special": False,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+    }
     assert changed(lambda parts: parts["added_tokens"].append(word)).fast is None
 
 
@@ -127,7 +158,9 @@ def test_little_text_makes_a_smaller_vocabulary() -> None:
     assert train_tokenizer(300, ["ab"]).vocab_size == 258  # 256 bytes, the end of text, and one pair
 
 
-def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(gpt2: Tokenizer, shared_data: Path, tmp_path: Path) -> None:
+def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(
+    gpt2: Tokenizer, shared_data: Path, tmp_path: Path
+) -> None:
     folder = shared_data / "gpt2_tokenizer"
     shutil.copy(folder / "encoder.json", tmp_path / "vocab.json")
     shutil.copy(folder / "vocab.bpe", tmp_path / "merges.txt")
@@ -191,7 +224,10 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"):
         load_tokenizer("gpt2")
     (source,) = find_text(Data(train="owner/name")).train
-    with pytest.raises(DataError, match=r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the cache of `datasets` has no copy"):
+    with pytest.raises(
+        DataError,
+        match=r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the cache of `datasets` has no copy",
+    ):
         list(read_documents(source, "text", BadDocuments("error")))
     assert time.monotonic() - begin < 4
 

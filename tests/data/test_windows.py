@@ -16,7 +16,8 @@ from efftrain_cli.recipe.sections import Data
 
 
 def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26, document: int = 100) -> TokenShards:
-    """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the count, so nothing wraps."""
+    """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the count, so nothing
+    wraps."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(
         folder, "train", vocab_size=tokens + 1, eot_id=0, tokenizer_sha256="t", shard_tokens=shard_tokens
@@ -48,7 +49,8 @@ def test_permutations_of_few_numbers_are_even() -> None:
 
 
 def test_order_is_not_the_order_of_the_text() -> None:
-    """Neighbours in the stream are far apart in the text: about a third of the corpus on average, as for any random order."""
+    """Neighbours in the stream are far apart in the text: about a third of the corpus on average, as for any random
+    order."""
     n = 10_000
     key = np.random.default_rng(1).integers(0, 2**63, 8).astype(np.uint64)
     order = permute(np.arange(n), n, key)
@@ -100,7 +102,9 @@ def test_truncation_takes_the_beginning_of_each_window(tmp_path: Path) -> None:
 def test_reshape_cuts_each_window_into_sequences(tmp_path: Path) -> None:
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     full = windows.read(20, 3)
-    batch = windows.batch(plan(7, 24, 20, sequences_per_window=2))  # 7 sequences of 2 to a window: 4 windows, the last one half used
+    batch = windows.batch(
+        plan(7, 24, 20, sequences_per_window=2)
+    )  # 7 sequences of 2 to a window: 4 windows, the last one half used
     expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25] for i in range(6)] + [windows.read(23, 1)[0][:25]]
     assert batch.tokens.tolist() == [row[:-1].tolist() for row in expected]
     assert batch.targets.tolist() == [row[1:].tolist() for row in expected]

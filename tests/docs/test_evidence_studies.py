@@ -1,4 +1,5 @@
-"""Pages of evidence that stand on a study: every estimate and interval of its last look is on the page as the study printed it."""
+"""Pages of evidence that stand on a study: every estimate and interval of its last look is on the page as the study
+printed it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_the_table_of_all_evidence_names_every_page_and_study() -> None:
         assert path.name == "README.md" or f"({path.name})" in table, path.name
 
 
-@pytest.mark.parametrize("path", sorted(EVIDENCE.glob("*/*looks.csv")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "path", sorted(EVIDENCE.glob("*/*looks.csv")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
 def test_the_picture_shows_every_arm(path: Path) -> None:
     picture = (EVIDENCE / "effects.svg").read_text()
     for arm in {row["arm"] for row in csv.DictReader(path.open())}:

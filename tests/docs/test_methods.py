@@ -1,4 +1,5 @@
-"""Pages on methods: the commands run, the recipe in each page loads and is what the page says, and links lead somewhere."""
+"""Pages on methods: the commands run, the recipe in each page loads and is what the page says, and links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from tests.conftest import REPOSITORY
 
 PAGES = [
     REPOSITORY / "docs" / "methods" / f"{name}.md"
-    for name in ("chunk-based-accumulation", "ouroboros", "progressive-layer-dropping", "simigrad", "standardization-loss", "optimizers")
+    for name in (
+        "chunk-based-accumulation",
+        "ouroboros",
+        "progressive-layer-dropping",
+        "simigrad",
+        "standardization-loss",
+        "optimizers",
+    )
 ]
 COMMANDS = [
     pytest.param(line.partition("#")[0].strip(), id=f"{page.stem}: {line}")

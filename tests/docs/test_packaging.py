@@ -67,7 +67,10 @@ def test_nothing_that_a_user_reads_refers_to_files_outside_the_wheel() -> None:
         found += [
             f"{path.relative_to(ROOT)}:{node.lineno}"
             for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings and outside.search(node.value)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+            and outside.search(node.value)
         ]
     for path in sorted((ROOT / "recipes").glob("*.toml")):
         found += [str(path.relative_to(ROOT)) for line in path.read_text().splitlines() if outside.search(line)]
@@ -86,8 +89,12 @@ def test_the_files_that_other_programs_read_are_whole() -> None:
         assert not word.endswith(".py") or (ROOT / word).is_file()
     for workflow in (ROOT / ".github" / "workflows").iterdir():
         jobs = yaml.safe_load(workflow.read_text())["jobs"]
-        assert all(job["runs-on"] and all("uses" in step or "run" in step for step in job["steps"]) for job in jobs.values())
-    for name in re.findall(r"`((?:docs|tests|efftrain_cli)/[\w./-]+|[\w-]+\.md|\.ci/\w+)`", (ROOT / "CONTRIBUTING.md").read_text()):
+        assert all(
+            job["runs-on"] and all("uses" in step or "run" in step for step in job["steps"]) for job in jobs.values()
+        )
+    for name in re.findall(
+        r"`((?:docs|tests|efftrain_cli)/[\w./-]+|[\w-]+\.md|\.ci/\w+)`", (ROOT / "CONTRIBUTING.md").read_text()
+    ):
         assert (ROOT / name).exists(), name
 
 

@@ -70,7 +70,9 @@ def test_the_tour_works_as_printed(efftrain: Callable) -> None:
         words = shlex.split(line, comments=True)[1:]
         trains = words[0] == "pretrain" and "--plan" not in words
         if trains:  # the tour's run takes minutes; three steps say the same
-            words += ["--steps", "4" if "--resume" in words else "2", "--set", "eval.windows=2"][: 2 if "--resume" in words else 4]
+            words += ["--steps", "4" if "--resume" in words else "2", "--set", "eval.windows=2"][
+                : 2 if "--resume" in words else 4
+            ]
         done = efftrain(*words, timeout=300)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         ran += 1

@@ -1,4 +1,5 @@
-"""docs/reliability.md: every promise names a test that exists, every fault has a row, and exit codes are the program's."""
+"""docs/reliability.md: every promise names a test that exists, every fault has a row, and exit codes are the
+program's."""
 
 from __future__ import annotations
 
@@ -38,5 +39,7 @@ def faults(text: str) -> set[int]:
 
 def test_exit_codes() -> None:
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
-    raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    raised = {
+        kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
+    }
     assert codes == raised | {0, 130}

@@ -19,7 +19,11 @@ from efftrain_cli.study.file import Primary, Study, read_study
 from tests.conftest import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "studies.md").read_text()
-COMMANDS = [line for line in "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).splitlines() if line.startswith("efftrain ")]
+COMMANDS = [
+    line
+    for line in "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).splitlines()
+    if line.startswith("efftrain ")
+]
 EVIDENCE = sorted((REPOSITORY / "docs" / "evidence").glob("*.toml"))
 EXAMPLE = "docs/studies/length-warmup.toml"
 
@@ -62,7 +66,9 @@ def test_every_study_of_the_docs_can_be_read(folder: Path) -> None:
 
 
 def test_the_page_names_every_key() -> None:
-    told = {key for row in re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE) for key in re.findall(r"`\[*([a-z_]+)\]*`", row)}
+    told = {
+        key for row in re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE) for key in re.findall(r"`\[*([a-z_]+)\]*`", row)
+    }
     assert {field.name for field in fields(Study)} - {"primary", "tuning", "arms"} <= told
     for kind in ("measure", "direction"):
         annotation = next(field.type for field in fields(Primary) if field.name == kind)
@@ -72,7 +78,9 @@ def test_the_page_names_every_key() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
-def test_every_study_of_the_evidence_rehearses(path: Path, folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_every_study_of_the_evidence_rehearses(
+    path: Path, folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     done = efftrain("study", str(path), "--rehearse", timeout=600)
     assert done.returncode == 0, done.stderr
     assert f"rehearsal: every phase of {path.stem} works" in done.stderr

@@ -21,7 +21,9 @@ PAGE = (REPOSITORY / "docs" / "methods" / "sequence-length-warmup.md").read_text
 @pytest.mark.slow
 def test_the_plans_in_the_page_are_printed() -> None:
     register()
-    commands = [line.partition("#")[0].strip() for line in re.findall(r"^efftrain tune-warmup .*--plan.*$", PAGE, re.MULTILINE)]
+    commands = [
+        line.partition("#")[0].strip() for line in re.findall(r"^efftrain tune-warmup .*--plan.*$", PAGE, re.MULTILINE)
+    ]
     assert len(commands) >= 8
     for command in commands:
         result = CliRunner().invoke(app, shlex.split(command)[1:])
@@ -30,7 +32,11 @@ def test_the_plans_in_the_page_are_printed() -> None:
 
 
 def test_the_costs_in_the_page_are_those_of_the_plans() -> None:
-    rows = re.findall(r"^\| `([\w.-]+)` \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$", PAGE, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w.-]+)` \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % \|$",
+        PAGE,
+        re.MULTILINE,
+    )
     assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "small-slw"} <= {name for name, *_ in rows}
     for name, *shares in rows:
         recipe = load_recipe(name)

@@ -21,13 +21,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import MANIFEST, WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
-from efftrain_cli.training.checkpoints import (
-    accept_differences,
-    check_disk,
-    checkpoint_bytes,
-    newest_checkpoint,
-    save,
-)
+from efftrain_cli.training.checkpoints import accept_differences, check_disk, checkpoint_bytes, newest_checkpoint, save
 from efftrain_cli.training.state import read_checkpoint, write_checkpoint
 from tests.launch import Laboratory
 from tests.tiny import fresh
@@ -59,8 +53,8 @@ def step_of(path: Path | None) -> int | None:
 
 @pytest.mark.slow
 def test_a_kill_at_every_point_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F2: SIGKILL before and after each write, fsync, rename and removal. The newest checkpoint that loads is the previous or
-    the new one, and the next start leaves no temporary file."""
+    """F2: SIGKILL before and after each write, fsync, rename and removal. The newest checkpoint that loads is the
+    previous or the new one, and the next start leaves no temporary file."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     points, survivors = 0, set()
     while True:
@@ -299,8 +293,8 @@ class FakeDisk:
 
 
 def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an older one
-    loses its name before its files."""
+    """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an
+    older one loses its name before its files."""
     disk = FakeDisk(monkeypatch)
     state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=15)
@@ -316,7 +310,9 @@ def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: py
     assert [step_of(path) for path in checkpoints_of(run.path)] == [10, 15]
 
 
-def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FakeDisk(monkeypatch)
     run.log([{"step": 15, "segment": 0}])
     state = fresh(RECIPE, 300)
@@ -340,7 +336,13 @@ def test_an_accepted_difference_is_accepted_with_its_values(run: Run) -> None:
 
 def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run: Run) -> None:
     """After a rewind, and a stop during the evaluation of the step that was trained anew."""
-    run.log([{"step": 4, "segment": 0, "loss": 4.0}, {"step": 5, "segment": 0, "loss": 5.0}, {"step": 6, "segment": 0, "loss": 6.0}])
+    run.log(
+        [
+            {"step": 4, "segment": 0, "loss": 4.0},
+            {"step": 5, "segment": 0, "loss": 5.0},
+            {"step": 6, "segment": 0, "loss": 6.0},
+        ]
+    )
     run.log([{"step": 5, "segment": 1, "loss": 5.5}])
     assert run.last_row(5) == {"step": 5, "segment": 1, "loss": 5.5}
     assert run.last_row(6) is None
@@ -484,8 +486,10 @@ def test_no_module_can_unpickle() -> None:
             elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
                 names = [] if ast.unparse(node.value) == "False" else [node.arg]
             for name in names:
-                if name.split(".")[0] in forbidden or name.startswith(("torch.load", "torch.distributed.checkpoint")) or (
-                    name in ("read_pickle", "allow_pickle", "pd.read_pickle", "pandas.read_pickle")
+                if (
+                    name.split(".")[0] in forbidden
+                    or name.startswith(("torch.load", "torch.distributed.checkpoint"))
+                    or (name in ("read_pickle", "allow_pickle", "pd.read_pickle", "pandas.read_pickle"))
                 ):
                     found.append(f"{path.name}:{node.lineno}: {name}")
     assert found == []
@@ -501,7 +505,10 @@ def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
     assert process.code == 3
     assert "model.n_layer: 2 -> 3" in process.err.read_text()
 
-    for change, words in (("optim.lr=1e-3", "optim.lr: 0.003 -> 0.001"), ("data.valid_fraction=0.1", "data.valid_fraction")):
+    for change, words in (
+        ("optim.lr=1e-3", "optim.lr: 0.003 -> 0.001"),
+        ("data.valid_fraction=0.1", "data.valid_fraction"),
+    ):
         process = lab.call(*resume, "--set", change)
         assert process.code == 2
         assert words in process.err.read_text()
@@ -523,7 +530,7 @@ def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
     assert lab.call(*resume).code == 2
     path.write_text(path.read_text().replace("weight_decay = 0.2", "weight_decay = 0.1"))
     text = lab.folder / "text.txt"
-    text.write_text(text.read_text()[: 100_000])
+    text.write_text(text.read_text()[:100_000])
     process = lab.call(*resume)
     assert process.code == 3
     assert "tokenizer" in process.err.read_text()

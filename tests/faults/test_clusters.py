@@ -1,4 +1,5 @@
-"""F83: the batch files of docs/clusters.md, with a stand-in for srun and scontrol: stopped before the limit, requeued, continued."""
+"""F83: the batch files of docs/clusters.md, with a stand-in for srun and scontrol: stopped before the limit, requeued,
+continued."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ sys.exit(max(128 - code if code < 0 else code for code in codes))
 SCONTROL = """#!/bin/bash
 if [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi
 """
-RECIPE = BASELINE.replace("every = 5\nkeep", "every = 1000\nkeep").replace("tokens = 2560", "tokens = 25600").replace("[optim]", "repeat = true\n[optim]")
+RECIPE = (
+    BASELINE.replace("every = 5\nkeep", "every = 1000\nkeep")
+    .replace("tokens = 2560", "tokens = 25600")
+    .replace("[optim]", "repeat = true\n[optim]")
+)
 
 
 def batch_file(number: int) -> str:
@@ -51,10 +56,16 @@ def executable(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "tasks", "code"), [(0, 2, 75), (1, 1, 1)], ids=["srun", "torchrun"])
-def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(tmp_path: Path, number: int, tasks: int, code: int) -> None:
+def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(
+    tmp_path: Path, number: int, tasks: int, code: int
+) -> None:
     (tmp_path / "text.txt").write_text(made_text())
     (tmp_path / "gpt2-117m.toml").write_text(RECIPE.replace("TEXT", str(tmp_path / "text.txt")))
-    script = batch_file(number).replace("--recipe gpt2-117m", "--recipe gpt2-117m.toml").replace("--nproc-per-node 8", "--nproc-per-node 2")
+    script = (
+        batch_file(number)
+        .replace("--recipe gpt2-117m", "--recipe gpt2-117m.toml")
+        .replace("--nproc-per-node 8", "--nproc-per-node 2")
+    )
     script = script.replace("head:29500", f"head:{random.randint(30000, 50000)}")  # tests run beside each other
     (tmp_path / "job.sh").write_text(script)
     (tmp_path / "bin").mkdir()

@@ -10,7 +10,8 @@ import pytest
 
 from tests.launch import Laboratory, Process
 
-# The run directory becomes a tmpfs of SIZE bytes that only this process sees; at its end the content is copied to "after".
+# The run directory becomes a tmpfs of SIZE bytes that only this process sees; at its end the content is copied to
+# "after".
 TMPFS = """
 import atexit, ctypes, os, shutil, sys
 from pathlib import Path
@@ -71,7 +72,11 @@ def on_small_disk(
     lab: Laboratory, recipe: str, *, size: int = 8 << 20, full_from: int = 0, room_from: int = 0, more: str = ""
 ) -> Process:
     shutil.rmtree(lab.folder / "after", ignore_errors=True)
-    inject = TMPFS.replace("SIZE", str(size)).replace("FULL_FROM", str(full_from or -1)).replace("ROOM_FROM", str(room_from or -2))
+    inject = (
+        TMPFS.replace("SIZE", str(size))
+        .replace("FULL_FROM", str(full_from or -1))
+        .replace("ROOM_FROM", str(room_from or -2))
+    )
     process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject + more)
     if process.code == 99:
         pytest.skip("no user namespaces with mounts here")
@@ -96,7 +101,9 @@ def test_the_disk_fills_up_and_is_freed(lab: Laboratory) -> None:
     errors = process.err.read_text()
     assert process.code == 0, errors
     assert rows(lab) == list(range(21))
-    assert errors.count("metrics.jsonl: No space left on device (0 bytes free)") == 1, "one warning an hour was asked for"
+    assert errors.count("metrics.jsonl: No space left on device (0 bytes free)") == 1, (
+        "one warning an hour was asked for"
+    )
     assert [event["step"] for event in events(lab, "save_failed")] == [10]
     assert "bytes needed, 0 bytes free" in events(lab, "save_failed")[0]["reason"]
     assert 1 <= events(lab, "rows_delayed")[0]["rows"] <= 6  # the page that a file ends in takes some more

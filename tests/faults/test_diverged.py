@@ -90,7 +90,10 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 def test_too_little_memory_is_found_before_the_first_step(lab: Laboratory) -> None:
     """F26: the probe runs the largest planned shape first; exit code 5 with the setting to change."""
     recipe = lab.recipe(
-        tokens="400_000", batch_size="2048", micro_batch_tokens="65536", extra="[seq_len_warmup]\nstart = 8\nsteps = 5\n"
+        tokens="400_000",
+        batch_size="2048",
+        micro_batch_tokens="65536",
+        extra="[seq_len_warmup]\nstart = 8\nsteps = 5\n",
     )
     args = ("pretrain", "--recipe", recipe, "--set", "data.repeat=true", "--name")
     process = lab.call(*args, "r", inject=LITTLE_MEMORY)
@@ -107,12 +110,22 @@ def test_too_little_memory_is_found_before_the_first_step(lab: Laboratory) -> No
 def test_a_model_that_no_memory_holds(lab: Laboratory) -> None:
     """F26: refused before it is built, with its size, the machine's, and what to lower; no run is left."""
     process = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--set", "model.n_embd=131072", "--set", "model.n_layer=200"
+        "pretrain",
+        "--recipe",
+        lab.recipe(),
+        "--name",
+        "r",
+        "--set",
+        "model.n_embd=131072",
+        "--set",
+        "model.n_layer=200",
     )
     errors = process.err.read_text()
     assert process.code == 5, errors
     assert "Traceback" not in errors
-    assert "a model of 41.2T parameters needs 659.7 TB for weights, gradients and moments, and this machine has" in errors
+    assert (
+        "a model of 41.2T parameters needs 659.7 TB for weights, gradients and moments, and this machine has" in errors
+    )
     assert "Lower model.n_layer (now 200) or model.n_embd (now 131072)" in errors
     assert not lab.run("r").exists()
 

@@ -1,4 +1,5 @@
-"""Run directories that are damaged, newer, foreign or partly unreadable: the file, the reason, the way out, and no traceback."""
+"""Run directories that are damaged, newer, foreign or partly unreadable: the file, the reason, the way out, and no
+traceback."""
 
 from __future__ import annotations
 
@@ -285,7 +286,10 @@ def test_runs_verify_names_file_line_and_reason(tmp_path: Path, monkeypatch: pyt
     metrics = path / "metrics.jsonl"
     metrics.write_text("".join(sealed(row) + "\n" for row in rows_of(100, 0)))
     (path / "recipe.toml").write_text((path / "recipe.toml").read_text())
-    assert call("runs", "verify", "small-seed0") == (0, "small-seed0: 101 rows and 1 event, no damage; 1 line without a check value\n")
+    assert call("runs", "verify", "small-seed0") == (
+        0,
+        "small-seed0: 101 rows and 1 event, no damage; 1 line without a check value\n",
+    )
     lines = metrics.read_text().splitlines()
     lines[40] = lines[40].replace('"tokens": 40960', '"tokens": 50960')
     metrics.write_text("\n".join(lines) + "\n")
@@ -404,7 +408,12 @@ def test_control_characters_never_reach_the_terminal(tmp_path: Path, monkeypatch
     with (tmp_path / "small-seed0" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": ESCAPES, "segment": 0}) + "\n")
     forbidden = set(ESCAPES) - {"\n", *"[]2J0;owned31m"}
-    for words in (("runs", "list"), ("runs", "show", "small-seed0"), ("compare", "small-seed0", "small-seed0"), ("runs", "verify", "small-seed0")):
+    for words in (
+        ("runs", "list"),
+        ("runs", "show", "small-seed0"),
+        ("compare", "small-seed0", "small-seed0"),
+        ("runs", "verify", "small-seed0"),
+    ):
         output = CliRunner().invoke(app, list(words))
         assert output.exception is None or isinstance(output.exception, (EfftrainError, SystemExit)), words
         text = output.output  # messages of errors are escaped where they are printed
@@ -429,5 +438,3 @@ def test_a_lock_file_names_no_foreign_owner_unescaped(run: Path) -> None:
         with pytest.raises(RunLockedError) as raised:
             Run.open("r")
     assert "\x1b" not in str(raised.value)
-
-

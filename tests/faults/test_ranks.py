@@ -1,4 +1,5 @@
-"""F19, F80, F82, F84: several processes of one run stop together, and a dead one ends all of them with the last step saved."""
+"""F19, F80, F82, F84: several processes of one run stop together, and a dead one ends all of them with the last step
+saved."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from tests.conftest import REPOSITORY
 from tests.launch import BASELINE, made_text
 
 pytestmark = pytest.mark.slow
-RECIPE = BASELINE.replace("tokens = 2560", "tokens = 1_000_000").replace("every = 5\nwindows", "every = 1000\nwindows").replace("valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true")
+RECIPE = (
+    BASELINE.replace("tokens = 2560", "tokens = 1_000_000")
+    .replace("every = 5\nwindows", "every = 1000\nwindows")
+    .replace("valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true")
+)
 
 
 class Launched:
@@ -39,7 +44,9 @@ class Launched:
         }
         (folder / "inject").mkdir()
         indented = "".join(f"    {line}\n" for line in inject.splitlines())
-        (folder / "inject" / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n    pass\n{indented}")
+        (folder / "inject" / "sitecustomize.py").write_text(
+            f"import os\nif os.environ.get('RANK') == '1':\n    pass\n{indented}"
+        )
         args = (*args, "--devices", "2") if probe else (*args, "--devices", "2", "--no-probe")
         self.process = self.start("pretrain", "--recipe", "r.toml", "--name", "r", *args)
 
@@ -114,7 +121,9 @@ def test_lanes_train_after_the_probe_too(tmp_path: Path) -> None:
     assert run.last_step() == 3
     resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", "4")
     _, errors = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0 and "note: continued with devices 2 -> 1: by parallel.lanes = 4 the same bits" in errors
+    assert (
+        resumed.returncode == 0 and "note: continued with devices 2 -> 1: by parallel.lanes = 4 the same bits" in errors
+    )
     assert "ran on 2 and 1 devices" in read_numbers(tmp_path / "runs" / "r").marks
 
 
@@ -167,7 +176,12 @@ GPT.embed = faulty
 @pytest.mark.parametrize(
     ("fault", "code", "message", "strategy"),
     [
-        ("time.sleep(1000)", 1, "the run hangs: no progress of rank 1 (step 5, forward and backward, for ", "replicate"),
+        (
+            "time.sleep(1000)",
+            1,
+            "the run hangs: no progress of rank 1 (step 5, forward and backward, for ",
+            "replicate",
+        ),
         ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite", "replicate"),
         ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite", "shard"),
         ("raise RuntimeError('DefaultCPUAllocator: not enough memory')", 5, "rank 1: out of memory", "replicate"),
@@ -218,7 +232,9 @@ def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
 
 
 def test_all_ranks_rewind(tmp_path: Path) -> None:
-    run = Launched(tmp_path, "--on-divergence", "rewind", "--steps", "8", inject=CALLS.replace("FAULT", "x = x * float('nan')"))
+    run = Launched(
+        tmp_path, "--on-divergence", "rewind", "--steps", "8", inject=CALLS.replace("FAULT", "x = x * float('nan')")
+    )
     _, errors = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, errors
     ((start, end, skipped),) = [(e["from_step"], e["to_step"], e["skipped_windows"]) for e in run.events("rewind")]

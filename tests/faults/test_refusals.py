@@ -35,7 +35,9 @@ state.write_buffers = refusing
 """
 
 
-@pytest.mark.parametrize("kind", ["EIO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ESTALE", "EROFS", "EFBIG"))])
+@pytest.mark.parametrize(
+    "kind", ["EIO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ESTALE", "EROFS", "EFBIG"))]
+)
 def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
     """F64: a warning that names the fault; training goes on and saves later."""
     inject = REFUSE_SAVES.replace("KIND", kind).replace("TIMES", "1")
@@ -52,7 +54,9 @@ def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
 def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
     """F64: exit 6 at the end, with its event; the checkpoint before is the one to go on from."""
     inject = REFUSE_SAVES.replace("KIND", "EROFS").replace("TIMES", "99")
-    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "10", inject=inject)
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "10", inject=inject
+    )
     errors = process.err.read_text()
     assert process.code == 6, errors
     assert "Traceback" not in errors
@@ -65,10 +69,18 @@ def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
 def started(lab: Laboratory, out: str, err: str, inject: str = "") -> Process:
     args = ["pretrain", "--recipe", lab.recipe(), "--name", "r"]
     answer = lab.zygote.ask(
-        do="start", args=args, out=out, err=err, cwd=str(lab.folder), env={"EFFTRAIN_RUNS": str(lab.folder / "runs")}, inject=inject
+        do="start",
+        args=args,
+        out=out,
+        err=err,
+        cwd=str(lab.folder),
+        env={"EFFTRAIN_RUNS": str(lab.folder / "runs")},
+        inject=inject,
     )
     null = Path(os.devnull)
-    return Process(lab.zygote, answer["pid"], null if out == "/dev/full" else Path(out), null if err == "/dev/full" else Path(err))
+    return Process(
+        lab.zygote, answer["pid"], null if out == "/dev/full" else Path(out), null if err == "/dev/full" else Path(err)
+    )
 
 
 @pytest.mark.parametrize("stream", ["out", "err", "both"])
@@ -109,6 +121,7 @@ Windows.batch = breaking
 
 # --- rows that the disk refuses until the end ------------------------------------------------------------------------
 
+
 class Disk:
     """Stands for `os` in the writer of lines: takes `room` bytes, then refuses."""
 
@@ -145,7 +158,9 @@ def test_rows_that_cannot_be_written_are_kept_beside_and_put_back(
     for step in range(2, 6):
         file.write([row(step)])
     assert capfd.readouterr().err.count("Input/output error") == 1
-    with pytest.raises(DiskError, match=r"the last 4 lines could not be written; they are in metrics\.jsonl\.unwritten") as raised:
+    with pytest.raises(
+        DiskError, match=r"the last 4 lines could not be written; they are in metrics\.jsonl\.unwritten"
+    ) as raised:
         file.close()
     assert raised.value.exit_code == 6
     monkeypatch.undo()
@@ -165,7 +180,9 @@ def test_rows_that_are_lost_are_counted(rows: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("efftrain_cli.run.lines.os", Disk(0))
     monkeypatch.setattr("efftrain_cli.run.lines.write_whole", refuse)
     file.write([row(1), row(2)])
-    with pytest.raises(DiskError, match=r"the last 2 lines could not be written \(Read-only file system\) and are lost"):
+    with pytest.raises(
+        DiskError, match=r"the last 2 lines could not be written \(Read-only file system\) and are lost"
+    ):
         file.close()
 
 
@@ -282,7 +299,9 @@ def test_a_run_directory_that_is_renamed_while_it_trains(lab: Laboratory) -> Non
     assert "--resume other" in errors
     assert not lab.run("r").exists()
     assert lab.checkpoints("other")[-1] == "step-00000010"
-    assert [json.loads(line)["step"] for line in (lab.run("other") / "metrics.jsonl").read_text().splitlines()] == list(range(11))
+    assert [json.loads(line)["step"] for line in (lab.run("other") / "metrics.jsonl").read_text().splitlines()] == list(
+        range(11)
+    )
     assert lab.call("pretrain", "--resume", "other", "--no-probe").code == 0
     assert len(read_counting(lab.run("other"))) == 21
 

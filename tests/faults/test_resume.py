@@ -114,8 +114,8 @@ METHODS = {
     "method", ["baseline", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "baseline")]
 )
 def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
-    """F3, F6: from each of the checkpoints 0 to 19, the next step makes the state and row that the undisturbed run had after
-    it; so by induction every later one."""
+    """F3, F6: from each of the checkpoints 0 to 19, the next step makes the state and row that the undisturbed run had
+    after it; so by induction every later one."""
     (tmp_path / "text.txt").write_text(made_text())
     path = tmp_path / "recipe.toml"
     path.write_text(BASELINE.replace("TEXT", str(tmp_path / "text.txt")) + METHODS[method])
@@ -223,7 +223,9 @@ def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
     row.pop("check")
     rows[7] = sealed({**row, "loss": row["loss"] + 1})
     (lab.run("b") / "metrics.jsonl").write_text("\n".join(rows) + "\n")
-    with pytest.raises(CheckpointError, match=rf"step 7: loss is {row['loss']} undisturbed and {row['loss'] + 1} continued"):
+    with pytest.raises(
+        CheckpointError, match=rf"step 7: loss is {row['loss']} undisturbed and {row['loss'] + 1} continued"
+    ):
         compare_runs(lab.run("a"), lab.run("b"), 20)
 
 
@@ -250,7 +252,9 @@ def write(path: Path, text: str) -> Path:
 def test_verify_resume(lab: Laboratory) -> None:
     process = lab.call("verify-resume", "--recipe", lab.recipe(extra=SLW), "--steps", "2", timeout=200)
     assert process.code == 0, process.err.read_text()
-    assert "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit" in process.out.read_text()
+    assert (
+        "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit" in process.out.read_text()
+    )
     assert "two micro-batches a step" in process.out.read_text()
     assert not list((lab.folder / "runs").iterdir())
 
@@ -264,7 +268,8 @@ session.__version__ = "9.9.9"
 
 
 def test_another_place_is_recorded_and_said(lab: Laboratory) -> None:
-    """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the comparison say so."""
+    """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the comparison say
+    so."""
     assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "5").code == 0
     resume = ("pretrain", "--resume", "r", "--no-probe", "--steps")
     process = lab.call(*resume, "8")
@@ -297,7 +302,9 @@ Logbook.__init__ = as_on_cuda
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_rows_that_were_not_read_yet_are_written_before_a_save(lab: Laboratory, end: str) -> None:
     """On CUDA records are read once a second; a stop and a save that is due read what there is first."""
-    inject = BUFFERED + f"""
+    inject = (
+        BUFFERED
+        + f"""
 import os, signal
 from efftrain_cli.data.windows import Windows
 batch = Windows.batch
@@ -309,8 +316,14 @@ def ending(self, plan, *rest):
 
 Windows.batch = ending
 """
+    )
     recipe = lab.recipe()
-    text = Path(recipe).read_text().replace("[eval]\nevery = 5", "[eval]\nevery = 100").replace("[checkpoint]\nevery = 5", "[checkpoint]\nevery = 7")
+    text = (
+        Path(recipe)
+        .read_text()
+        .replace("[eval]\nevery = 5", "[eval]\nevery = 100")
+        .replace("[checkpoint]\nevery = 5", "[checkpoint]\nevery = 7")
+    )
     Path(recipe).write_text(text)
     process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject)
     assert process.code == (75 if end == "stop" else -9)

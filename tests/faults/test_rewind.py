@@ -85,7 +85,9 @@ def test_the_bad_batches_are_skipped_and_the_run_ends(recipe: Recipe, monkeypatc
     assert last["tokens"] + last["tokens_discarded"] == last["windows"] * FULL == 31 * BATCH * FULL
 
 
-def test_a_second_divergence_at_the_same_place_goes_further_back(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_divergence_at_the_same_place_goes_further_back(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(monkeypatch, lambda window: 12 * BATCH <= window < 14 * BATCH)
     run = start(recipe, rewinding=True)
     assert [event["to_step"] for event in events(run, "rewind")] == [12, 10]

@@ -52,7 +52,8 @@ def test_one_owner(lab: Laboratory) -> None:
     assert f"process {first.pid} on " in second.err.read_text()
     assert (lab.run("r") / "events.jsonl").read_text() == before
 
-    # In a process that has imported nothing yet: what counts is how much it does before it looks, so CPU time is measured.
+    # In a process that has imported nothing yet: what counts is how much it does before it looks, so CPU time is
+    # measured.
     code = (
         "import sys, time; sys.argv = ['efftrain', 'pretrain', '--resume', 'r']\n"
         "from efftrain_cli.cli.app import run_app\n"
@@ -178,7 +179,8 @@ def test_secrets_stay_out(lab: Laboratory) -> None:
 
 
 def test_seconds_add_up_to_the_wall(lab: Laboratory) -> None:
-    """F43, F46: slow evaluations, a slow save and a jumping clock are told apart from training, and nothing is counted twice."""
+    """F43, F46: slow evaluations, a slow save and a jumping clock are told apart from training, and nothing is counted
+    twice."""
     inject = """
 import time
 from pathlib import Path
@@ -225,7 +227,9 @@ def process_text(lab: Laboratory) -> str:
 def test_saves_that_block_training_are_said_once(lab: Laboratory) -> None:
     """F54."""
     inject = "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda *args: save(*args) + 1000"
-    slow = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "slow", "--no-probe", "--steps", "10", inject=inject)
+    slow = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "slow", "--no-probe", "--steps", "10", inject=inject
+    )
     assert slow.out.read_text().count("warning: saving took 1000.") == 1
     assert "raise checkpoint.every (now 5)" in slow.out.read_text()
 
@@ -258,7 +262,9 @@ def counted_block(self, x, *rest):
 
 GPT.head_loss_sum, Block.forward = counted, counted_block
 """
-    assert lab.call("pretrain", "--recipe", lab.recipe(extra=method), "--name", "r", "--no-probe", inject=inject).code == 0
+    assert (
+        lab.call("pretrain", "--recipe", lab.recipe(extra=method), "--name", "r", "--no-probe", inject=inject).code == 0
+    )
     targets = flops = 0
     n, rows = 64, 320
     for line in (lab.folder / "counted").read_text().splitlines():
@@ -283,7 +289,9 @@ def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     now, printed = [0.0], []
     monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
     with TrainingScreen(make_console(), total_tokens=10**9, tokens=0, steps=10**6) as screen:
-        monkeypatch.setattr(screen, "_print_line", lambda text: (printed.append(now[0]), setattr(screen, "_printed", now[0])))
+        monkeypatch.setattr(
+            screen, "_print_line", lambda text: (printed.append(now[0]), setattr(screen, "_printed", now[0]))
+        )
         for step in range(1, 10**6 + 1, 10):
             now[0] += 0.7
             screen.show({"step": step, "tokens": step * 1000, "loss": 3.0, "val_loss": None, "tokens_per_second": 1e4})

@@ -1,4 +1,5 @@
-"""SIGTERM and Ctrl-C in every window of a run: the last finished step is saved, and a resume shows no trace of the stop."""
+"""SIGTERM and Ctrl-C in every window of a run: the last finished step is saved, and a resume shows no trace of the
+stop."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ from efftrain_cli.foundation.signals import (
 )
 from tests.launch import REPOSITORY, Laboratory, Process
 
-# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps. A step's batch is read during the
-# step before: where the batch of step 9 stalls, step 7 is the last finished one.
+# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps. A step's batch is read during
+# the step before: where the batch of step 9 stalls, step 7 is the last finished one.
 STALL = """
 import time
 from pathlib import Path
@@ -187,7 +188,9 @@ def test_sigterm(lab: Laboratory, window: str) -> None:
 
 
 def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab: Laboratory) -> None:
-    process = stalled(lab, lab.recipe(), WINDOWS["evaluation"][0].replace("calls == 3", "calls == 5"))  # that of step 20
+    process = stalled(
+        lab, lab.recipe(), WINDOWS["evaluation"][0].replace("calls == 3", "calls == 5")
+    )  # that of step 20
     process.kill(signal.SIGTERM)
     assert process.wait() == 75 and lab.last_step("cut") == 20
     first, second = (lab.call("pretrain", "--resume", "cut") for _ in range(2))
@@ -262,14 +265,18 @@ graph.GraphLowering.codegen = noted
     assert time.monotonic() - asked < 25
     assert "Traceback" not in process.err.read_text()
     assert "stopped by SIGTERM" in process.err.read_text()
-    assert lab.call("pretrain", "--resume", "cut", "--steps", "1", "--set", "train.compile=off", "--override-resume").code == 0
+    assert (
+        lab.call("pretrain", "--resume", "cut", "--steps", "1", "--set", "train.compile=off", "--override-resume").code
+        == 0
+    )
 
 
 # --- from the first moment to the last -------------------------------------------------------------------------------
 
 
 def test_sigterm_before_anything_is_imported(tmp_path: Path) -> None:
-    """F60: while PyTorch is being imported nothing was trained, and the exit code says that it can be asked for again."""
+    """F60: while PyTorch is being imported nothing was trained, and the exit code says that it can be asked for
+    again."""
     code = """
 import builtins, os, signal, sys
 import efftrain_cli.__main__ as program
@@ -403,14 +410,17 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_sigterm_at_any_instant_and_again_every_100_ms(lab: Laboratory) -> None:
-    """F60: from the moment that Python runs our first line: 75 and saved where a step was trained; 0 where all was done."""
+    """F60: from the moment that Python runs our first line: 75 and saved where a step was trained; 0 where all was
+    done."""
     recipe = lab.recipe(tokens="12_800")
     codes = set()
     for number in range(8):
         name = f"r{number}"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(lab.folder / "runs")}
         args = [sys.executable, "-m", "efftrain_cli", "pretrain", "--recipe", recipe, "--name", name, "--no-probe"]
-        process = subprocess.Popen(args, cwd=lab.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            args, cwd=lab.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         while not _catches_sigterm(process.pid):
             time.sleep(0.002)
         if number < 4:  # while it is being imported

@@ -50,7 +50,9 @@ def command_in(process: Process) -> list[str]:
 def test_a_state_that_is_not_finite_is_never_saved(lab: Laboratory, broken: str, step: int, word: str) -> None:
     """Exit 4 names the tensor and the last sound checkpoint, which is still there; the printed command gets past."""
     recipe = lab.recipe(keep="1")
-    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=BREAK.replace("BROKEN", broken))
+    process = lab.call(
+        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=BREAK.replace("BROKEN", broken)
+    )
     errors = process.err.read_text()
     assert process.code == 4, errors
     assert "Traceback" not in errors
@@ -99,7 +101,9 @@ trainer.evaluate = broken
 
 
 def test_a_stop_does_not_save_it_either(lab: Laboratory) -> None:
-    inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "nan") + "; import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    inject = BREAK.replace(
+        "BROKEN", WEIGHT.replace("VALUE", "nan") + "; import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    )
     process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
     assert process.code == 4, process.err.read_text()
     assert lab.checkpoints("r") == ["step-00000005"]

@@ -23,7 +23,8 @@ FAULTS = {
     "hangs for ten minutes": SETTINGS + "import time\ndef init(*args, **kwargs):\n    time.sleep(600)\n",
     "cannot be imported": "raise ImportError('broken installation')\n",
     "is killed": SETTINGS + "import os, signal\ndef init(*args, **kwargs):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
-    "answers with errors": SETTINGS + "class Error(Exception): ...\ndef init(*args, **kwargs):\n    raise Error('500 internal server error')\n",
+    "answers with errors": SETTINGS
+    + "class Error(Exception): ...\ndef init(*args, **kwargs):\n    raise Error('500 internal server error')\n",
 }
 SAID = {
     "hangs for ten minutes": "",  # it has no time to say anything
@@ -64,7 +65,16 @@ def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
     recipe = recipe_and_run_without(lab)
     path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
     process = lab.start(
-        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online", PYTHONPATH=path, WANDB_API_KEY="x" * 40
+        "pretrain",
+        "--recipe",
+        recipe,
+        "--name",
+        "r",
+        "--no-probe",
+        "--wandb",
+        "online",
+        PYTHONPATH=path,
+        WANDB_API_KEY="x" * 40,
     )
     said_by_undisturbed(process, lab)
     log = (lab.run("r") / "wandb" / "follow.log").read_text()
@@ -73,7 +83,8 @@ def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
 
 @contextlib.contextmanager
 def server(answer: bytes | None) -> Iterator[str]:
-    """A server on this machine that gives every request the same answer, or, for None, none at all; yields its address."""
+    """A server on this machine that gives every request the same answer, or, for None, none at all; yields its
+    address."""
     listener = socket.create_server(("127.0.0.1", 0))
     held = []
 
@@ -112,7 +123,8 @@ ERROR_500 = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnect
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["nobody listens", "server error 500", "never answers"])
 def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) -> None:
-    """wandb's own retries go on in the child: the run ends in time, with the same losses, an offline copy and one warning."""
+    """wandb's own retries go on in the child: the run ends in time, with the same losses, an offline copy and one
+    warning."""
     pytest.importorskip("wandb")
     recipe = recipe_and_run_without(lab)
     with contextlib.ExitStack() as stack:
@@ -139,7 +151,11 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
 
 def wandb_cores(run: Path) -> list[int]:
     """wandb's own processes that serve the child which follows `run`."""
-    children = {process.pid for process in psutil.process_iter() if str(run) in _command(process) and "--follow" in _command(process)}
+    children = {
+        process.pid
+        for process in psutil.process_iter()
+        if str(run) in _command(process) and "--follow" in _command(process)
+    }
     return [
         process.pid
         for process in psutil.process_iter()

@@ -23,7 +23,8 @@ def test_counts_with_more_digits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"), [(238_848, "239 kFLOP"), (1.01e10, "10.1 GFLOP"), (3.8e12, "3.8 TFLOP"), (1.33e20, "133 EFLOP"), (12, "12 FLOP")]
+    ("number", "shown"),
+    [(238_848, "239 kFLOP"), (1.01e10, "10.1 GFLOP"), (3.8e12, "3.8 TFLOP"), (1.33e20, "133 EFLOP"), (12, "12 FLOP")],
 )
 def test_flops(number: float, shown: str) -> None:
     assert human_flops(number) == shown
@@ -34,7 +35,17 @@ def test_one_is_singular() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.2, "200 ms"), (59, "59 s"), (61, "1 min 01 s"), (59.7, "1 min 00 s"), (419.9, "7 min 00 s"), (3725, "1 h 02 min"), (3e6, "34.7 days"), (1e9, "32 years")]
+    ("seconds", "shown"),
+    [
+        (0.2, "200 ms"),
+        (59, "59 s"),
+        (61, "1 min 01 s"),
+        (59.7, "1 min 00 s"),
+        (419.9, "7 min 00 s"),
+        (3725, "1 h 02 min"),
+        (3e6, "34.7 days"),
+        (1e9, "32 years"),
+    ],
 )
 def test_seconds(seconds: float, shown: str) -> None:
     assert human_seconds(seconds) == shown

@@ -1,4 +1,5 @@
-"""The CUDA path: what it computes against references, what it must never do. Run `pytest -m gpu` where there is a GPU."""
+"""The CUDA path: what it computes against references, what it must never do. Run `pytest -m gpu` where there is a
+GPU."""
 
 from __future__ import annotations
 
@@ -64,9 +65,7 @@ def fresh(recipe: Recipe, device: torch.device = CUDA, residual: torch.dtype | N
     model = build_model(recipe, VOCAB, device)
     if residual is not None:
         model.residual_dtype = residual
-    return TrainState(
-        model=model, optimizer=build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device)
-    )
+    return TrainState(model=model, optimizer=build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device))
 
 
 def batch_of(recipe: Recipe, device: torch.device = CUDA) -> Batch:
@@ -240,7 +239,17 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
     settings = ["--set", "train.deterministic=true", "--set", "train.batch_size=4", "--steps", "6", "--no-probe"]
     losses = []
     for name in ("one", "two"):
-        command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--recipe", "quickstart", "--name", name, *settings]
+        command = [
+            sys.executable,
+            "-m",
+            "efftrain_cli",
+            "pretrain",
+            "--recipe",
+            "quickstart",
+            "--name",
+            name,
+            *settings,
+        ]
         env = {**os.environ, "EFFTRAIN_RUNS": str(tmp_path)}
         done = subprocess.run([*command, "--device", "cuda"], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -250,7 +259,9 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["small", "small-slw", "small-batch-warmup", "small-pld", "small-simigrad", "small-staged-both"])
+@pytest.mark.parametrize(
+    "recipe", ["small", "small-slw", "small-batch-warmup", "small-pld", "small-simigrad", "small-staged-both"]
+)
 def test_every_method_resumes_exactly(recipe: str, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = efftrain("verify-resume", "--recipe", recipe, "--device", "cuda", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -261,7 +272,9 @@ def test_no_step_waits_for_the_device(method: str, tmp_path: Path) -> None:
     recipe = {
         "none": small("train.compile=off"),
         "length warmup": replace(small("train.compile=off"), seq_len_warmup=SeqLenWarmup(start=8, steps=32)),
-        "layer drop": replace(small("train.compile=off"), progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=8)),
+        "layer drop": replace(
+            small("train.compile=off"), progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=8)
+        ),
     }[method]
     windows = random_windows(recipe, VOCAB, tmp_path)
     state = fresh(recipe)

@@ -20,7 +20,16 @@ pytestmark = [
 Efftrain = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = (
     *("--set", "train.tokens=40_000", "--set", "train.batch_size=16", "--set", "train.micro_batch_tokens=1024"),
-    *("--set", "model.seq_len=64", "--set", "eval.every=5", "--set", "train.dtype=fp32", "--set", "train.deterministic=true"),
+    *(
+        "--set",
+        "model.seq_len=64",
+        "--set",
+        "eval.every=5",
+        "--set",
+        "train.dtype=fp32",
+        "--set",
+        "train.deterministic=true",
+    ),
 )
 
 

@@ -95,9 +95,7 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
     assert progress.schedule_step == round(15 / 1.776)
     assert torch.equal(model["wte.weight"], old_model["wte.weight"].repeat(1, 2))
     weight = "mlp.c_fc.weight"  # moments are mapped, not only copied: every block holds m / 2
-    assert torch.equal(
-        optimizer[f"exp_avg.h.0.{weight}"], old_optimizer[f"exp_avg.h.0.{weight}"].repeat(2, 2) / 2
-    )
+    assert torch.equal(optimizer[f"exp_avg.h.0.{weight}"], old_optimizer[f"exp_avg.h.0.{weight}"].repeat(2, 2) / 2)
     # the rows before the growth are the source's, so that a curve begins at step 0
     assert [row["step"] for row in read_lines(grown.run / "metrics.jsonl")] == list(range(16))
     (event,) = [e for e in read_lines(grown.run / "events.jsonl") if e["event"] == "growth"]
@@ -116,7 +114,10 @@ def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home: Path
     for which in (1, 2):
         assert tensors[0][which].keys() == tensors[1][which].keys()
         assert all(torch.equal(tensor, tensors[1][which][name]) for name, tensor in tensors[0][which].items())
-    rows = [{r["step"]: r.get("loss") for r in read_lines(home / "runs" / n / "metrics.jsonl")} for n in ("both", "from-scratch")]
+    rows = [
+        {r["step"]: r.get("loss") for r in read_lines(home / "runs" / n / "metrics.jsonl")}
+        for n in ("both", "from-scratch")
+    ]
     assert rows[0] == rows[1] and len(rows[0]) == 31
 
 
@@ -133,7 +134,9 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
     assert [row["step"] for row in read_counting(grown.run)] == list(range(31))
     numbers = read_numbers(grown.run)
     assert (numbers.step, numbers.tokens, numbers.status) == (30, 1920, "finished")
-    listed = {name: summarize(name) for name in ("resumed", "wide-resumed")}  # each with its own budget, not its source's
+    listed = {
+        name: summarize(name) for name in ("resumed", "wide-resumed")
+    }  # each with its own budget, not its source's
     assert [(listed[name].tokens, listed[name].budget) for name in listed] == [(960, 960), (1920, 1920)]
     read = read_rows(grown.run, ("step", "loss"))
     assert (len(read.columns["step"]), read.segments, read.damaged) == (31, 2, ())
@@ -250,7 +253,8 @@ def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_w
 
 def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> None:
     result = CliRunner().invoke(
-        app, ["grow", "small", "--operator", "depth", "--name", "deep", "--set", "train.tokens=2K", "--symmetry", "noise"]
+        app,
+        ["grow", "small", "--operator", "depth", "--name", "deep", "--set", "train.tokens=2K", "--symmetry", "noise"],
     )
     assert result.exit_code == 0, result.output
     assert "->" in result.output and "largest difference 0" in result.output
@@ -278,7 +282,18 @@ def test_planning_from_the_law_and_from_runs(home: Path, tmp_path: Path) -> None
         lines = [f"{s},{(8.8e13 / size) ** 0.076 + (4200 / s) ** 0.76}" for s in range(50, 20_000, 50)]
         path.write_text("\n".join(["step,val_loss", *lines]))
     plot = tmp_path / "plot.svg"
-    options = ["--small", str(small), "--target", str(large), "--operator", "depth", "--shape", "16x1024", "--plot", str(plot)]
+    options = [
+        "--small",
+        str(small),
+        "--target",
+        str(large),
+        "--operator",
+        "depth",
+        "--shape",
+        "16x1024",
+        "--plot",
+        str(plot),
+    ]
     curves = CliRunner().invoke(app, ["grow", "--plan", *options])
     assert curves.exit_code == 0, curves.output
     assert "equal marginal cost" in curves.output and "with logits" in curves.output

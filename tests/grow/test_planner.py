@@ -140,7 +140,8 @@ PUBLISHED = {
     ("width", "base"): (3799, 2049, 5099, 0.216, 0.157),
     ("width", "large"): (6299, 3549, 7749, 0.255, 0.234),
 }
-"""The notebook's outputs: S_pre, S_target, S at optimality, saving; and what the logits' FLOPs leave of it, counted by us."""
+"""The notebook's outputs: S_pre, S_target, S at optimality, saving; and what the logits' FLOPs leave of it, counted by
+us."""
 
 
 @pytest.mark.parametrize(("pair", "published"), PUBLISHED.items())
@@ -180,10 +181,16 @@ def test_the_fitted_rule_on_the_authors_curves(curves):
 
 @pytest.mark.parametrize(
     ("kind", "size", "ratio", "saving"),
-    [("depth", "base", 1.50, 0.097), ("depth", "large", 1.44, 0.082), ("width", "base", 2.08, 0.147), ("width", "large", 2.07, 0.138)],
+    [
+        ("depth", "base", 1.50, 0.097),
+        ("depth", "large", 1.44, 0.082),
+        ("width", "base", 2.08, 0.147),
+        ("width", "large", 2.07, 0.138),
+    ],
 )
 def test_equal_marginal_cost_is_the_best_switch_that_a_search_finds(curves, kind, size, ratio, saving):
-    """Against a search with another smoother, made independently: the optimum is flat, so steps differ more than savings."""
+    """Against a search with another smoother, made independently: the optimum is flat, so steps differ more than
+    savings."""
     small, target = curves[f"{size}_half_{kind}"], curves[size]
     best = marginal_projection(small, target)
     assert best.saving == pytest.approx(saving, abs=0.004)
@@ -220,7 +227,9 @@ def test_the_authors_curves_are_fitted_to_a_percent(curves):
     assert everything.rms < 0.01
     assert 0.05 < everything.law.alpha_n < 0.07
     # Three curves of at most 85M parameters predict 2.93 for 679M at step 9,999; it was 3.037.
-    small = fit_law([made[list(SHAPES).index(name)] for name in ("base", "base_half_depth", "base_half_width")], 524_288)
+    small = fit_law(
+        [made[list(SHAPES).index(name)] for name in ("base", "base_half_depth", "base_half_width")], 524_288
+    )
     assert small.law.loss(12.0 * 24 * 1536**2, 9_999) == pytest.approx(3.037, rel=0.04)
 
 

@@ -193,8 +193,8 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
 
 
 def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
-    """Losses and digests of a few steps with sums after and beside the backward pass, in buckets of which the model fills several, and
-    the most of them that were sent before the pass had ended."""
+    """Losses and digests of a few steps with sums after and beside the backward pass, in buckets of which the model
+    fills several, and the most of them that were sent before the pass had ended."""
     corpus = prepare(recipe.data)
     data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
     val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
@@ -210,7 +210,9 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
         for name, kinds in (("after", frozenset[str]()), ("beside", frozenset({"cpu"}))):
             with mock.patch.object(gradient, "OVERLAPPING", kinds):
                 state = fresh(recipe, corpus.vocab_size)
-                records = [record for record in train_stages(state, recipe, data, val, 5, ranks) if record.result is not None]
+                records = [
+                    record for record in train_stages(state, recipe, data, val, 5, ranks) if record.result is not None
+                ]
             losses = [float(record.result.scalars["loss"]) for record in records]
             found[name] = [losses, digest((model_tensors(state), state.optimizer.tensors()))]
     return {**found, "early": max(early, default=0)}

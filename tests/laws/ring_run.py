@@ -1,5 +1,5 @@
-"""Trains every case of Ouroboros as one rank of rings, has rank 0 train it alone too, and writes what came of both. Started by
-test_ring.py, once per number of ranks: `ring_run.py OUT`."""
+"""Trains every case of Ouroboros as one rank of rings, has rank 0 train it alone too, and writes what came of both.
+Started by test_ring.py, once per number of ranks: `ring_run.py OUT`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ class SharedTokens(RandomTokens):
 
 
 def recipe_of(modules: int, overrides: list[str], keys: dict[str, object]) -> Recipe:
-    return replace(load_recipe("small", [*FOUR_BLOCKS, "train.tokens=768", "checkpoint.every=1000", *overrides]), ouroboros=Ouroboros(modules=modules, **keys))  # type: ignore[arg-type]
+    return replace(
+        load_recipe("small", [*FOUR_BLOCKS, "train.tokens=768", "checkpoint.every=1000", *overrides]),
+        ouroboros=Ouroboros(modules=modules, **keys),
+    )  # type: ignore[arg-type]
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
@@ -83,11 +86,15 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     run(state, STOP)
     middle = state_digest(state)
     if not ranks.alone:  # what a resumed run's first rank would share
-        in_flight = {name: (list(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in state.method_tensors.items()}
+        in_flight = {
+            name: (list(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in state.method_tensors.items()
+        }
         ranks.announce(f"middle/{trained.calls}", in_flight) if ranks.rank == 0 else None  # type: ignore[attr-defined]
         if ranks.rank:
             heard = ranks.hear(f"middle/{trained.calls}")  # type: ignore[attr-defined]
-            state.method_tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in heard.items()}
+            state.method_tensors = {
+                name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in heard.items()
+            }
         for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
             ranks.share(tensors)
         trained.calls += 1  # type: ignore[attr-defined]

@@ -25,9 +25,9 @@ def test_every_named_file_exists() -> None:
     named = re.findall(r"`((?:[\w]+/)+[\w]+\.py)`", PAGE)
     assert len(named) > 15
     for name in named:
-        assert any((folder / name).is_file() for folder in (REPOSITORY, REPOSITORY / "efftrain_cli", REPOSITORY / "tests")) or (
-            name == "methods/gradient_noise.py"
-        ), name
+        assert any(
+            (folder / name).is_file() for folder in (REPOSITORY, REPOSITORY / "efftrain_cli", REPOSITORY / "tests")
+        ) or (name == "methods/gradient_noise.py"), name
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,9 @@ def test_help_and_recipes_import_nothing_heavy(tmp_path: Path) -> None:
     assert done.stdout.startswith("answered")
 
 
-@pytest.mark.parametrize("words", [["efftrain", "recipes", "show", "gp"], ["efftrain", "recipes", "show", "--set", "optim."]])
+@pytest.mark.parametrize(
+    "words", [["efftrain", "recipes", "show", "gp"], ["efftrain", "recipes", "show", "--set", "optim."]]
+)
 def test_completion_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
     code = f"""
 import os, sys
@@ -125,9 +127,12 @@ def processor_seconds(code: str, cwd: Path) -> float:
 
 @pytest.mark.parametrize("args", ["--help", "recipes list"])
 def test_help_and_recipes_answer_quickly(tmp_path: Path, args: str) -> None:
-    """In less than twice the processor time that the libraries need which draw and check them: 0.3 s on an idle machine."""
+    """In less than twice the processor time that the libraries need which draw and check them: 0.3 s on an idle
+    machine."""
     libraries = processor_seconds("import typer, typer.rich_utils, pydantic.dataclasses", tmp_path)
-    ours = processor_seconds(f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()", tmp_path)
+    ours = processor_seconds(
+        f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()", tmp_path
+    )
     assert ours < 2 * libraries, (ours, libraries)
 
 
@@ -157,8 +162,8 @@ print(len(recipe_names()))
 
 # --- layers ----------------------------------------------------------------------------------------------------------
 
-# The rooms, from the bottom up: a module may import what stands on its own line or below. Everything else at the top of the
-# package is a command: a file, or a folder where it needs several. The command line stands above all.
+# The rooms, from the bottom up: a module may import what stands on its own line or below. Everything else at the top of
+# the package is a command: a file, or a folder where it needs several. The command line stands above all.
 FLOORS = [
     ["foundation"],
     ["model", "optim"],
@@ -176,7 +181,9 @@ CLI = COMMANDS + 1
 @cache
 def module_names() -> list[str]:
     paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
-    return sorted(".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__init__" or path.parent.name)
+    return sorted(
+        ".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__init__" or path.parent.name
+    )
 
 
 def is_cli(module: str) -> bool:

@@ -1,4 +1,5 @@
-"""Laws that hold over a whole domain, tried on values that hypothesis chooses: the same ones every time, and few, so that they are quick."""
+"""Laws that hold over a whole domain, tried on values that hypothesis chooses: the same ones every time, and few, so
+that they are quick."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ RECIPE = Recipe(
 
 
 @quick
-@given(st.integers(1, 3000), st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=8).filter(lambda key: len(key) % 2 == 0))
+@given(
+    st.integers(1, 3000),
+    st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=8).filter(lambda key: len(key) % 2 == 0),
+)
 def test_the_order_of_windows_is_a_permutation(n: int, key: list[int]) -> None:
     found = permute(np.arange(n), n, np.array(key, dtype=np.uint64))
     assert sorted(found.tolist()) == list(range(n))
@@ -51,7 +55,9 @@ def test_the_order_of_windows_is_a_permutation(n: int, key: list[int]) -> None:
 def test_shares_add_up_and_are_each_within_one_of_exact(weights: list[float], total: int) -> None:
     shares = apportion(weights, total)
     assert sum(shares) == total
-    assert all(abs(share - weight * total / sum(weights)) < 1 + 1e-6 for share, weight in zip(shares, weights, strict=True))
+    assert all(
+        abs(share - weight * total / sum(weights)) < 1 + 1e-6 for share, weight in zip(shares, weights, strict=True)
+    )
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -78,14 +84,18 @@ def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(warmup: 
     assert all(length == full or (length % warmup.multiple == 0 and length >= warmup.multiple) for length in lengths)
     # The phases say the same without asking for every step, and so does the sum of the tokens.
     phases = list(warmup.phases(full))
-    by_phase = [next(length for begins, length in reversed(phases) if begins <= step) for step in range(1, len(lengths) + 1)]
+    by_phase = [
+        next(length for begins, length in reversed(phases) if begins <= step) for step in range(1, len(lengths) + 1)
+    ]
     assert by_phase == lengths
     assert warmup.tokens_through(len(lengths), full, 8) == sum(8 * length for length in lengths)
 
 
 @quick
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 6), st.integers(1, 2000))
-def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(start: int, increment: int, rises: int, sequences: int) -> None:
+def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
+    start: int, increment: int, rises: int, sequences: int
+) -> None:
     ramp, full = BatchSizeWarmup(start=start, increment=increment, sequences=sequences), start + rises * increment
     sizes = [ramp.batch_size_at(consumed, full) for consumed in range(sequences + 2)]
     assert sizes[0] == start and sizes[-1] == full and sizes == sorted(sizes)
@@ -109,7 +119,12 @@ def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
     try:
         recipe = replace(
             RECIPE,
-            optim=replace(RECIPE.optim, schedule=schedule, warmup_steps=warmup_steps, decay_share=0.2 if schedule == "wsd" else None),
+            optim=replace(
+                RECIPE.optim,
+                schedule=schedule,
+                warmup_steps=warmup_steps,
+                decay_share=0.2 if schedule == "wsd" else None,
+            ),
             train=Train(tokens=tokens, batch_size=batch_size, micro_batch_tokens=micro_batch_tokens),
             seq_len_warmup=warmup,
         )
@@ -145,13 +160,18 @@ def written(runs: list[tuple[int, int]]) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
     for segment, (first, count) in enumerate(runs):
         first = min(first, int(rows[-1]["step"]) + 1) if rows else 0
-        rows += [{"step": step, "segment": segment, "loss": segment + step / 100, "tokens": 8.0 * step} for step in range(first, first + count)]
+        rows += [
+            {"step": step, "segment": segment, "loss": segment + step / 100, "tokens": 8.0 * step}
+            for step in range(first, first + count)
+        ]
     return rows
 
 
 @quick
 @given(segments)
-def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each_resume_would_hold(runs: list[tuple[int, int]]) -> None:
+def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each_resume_would_hold(
+    runs: list[tuple[int, int]],
+) -> None:
     rows = written(runs)
     kept: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -161,13 +181,23 @@ def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each
         path.write_text("".join(f"{sealed(row)}\n" for row in rows))
         assert read_counting(path) == list(kept.values())
         fast = read_rows(path, ("step", "segment", "loss", "tokens"))
-    assert [dict(zip(fast.columns, values, strict=True)) for values in zip(*fast.columns.values(), strict=True)] == list(kept.values())
+    assert [
+        dict(zip(fast.columns, values, strict=True)) for values in zip(*fast.columns.values(), strict=True)
+    ] == list(kept.values())
     assert fast.damaged == ()
 
 
 values = st.dictionaries(
-    st.text(st.characters(codec="ascii", categories=("L",)), min_size=1, max_size=8).filter(lambda name: name != "check"),
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=12)),
+    st.text(st.characters(codec="ascii", categories=("L",)), min_size=1, max_size=8).filter(
+        lambda name: name != "check"
+    ),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**60), 2**60),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=12),
+    ),
     min_size=1,
     max_size=6,
 )
@@ -175,7 +205,9 @@ values = st.dictionaries(
 
 @quick
 @given(values, st.data())
-def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(row: dict[str, object], data: st.DataObject) -> None:
+def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(
+    row: dict[str, object], data: st.DataObject
+) -> None:
     line = sealed(row).encode()
     assert parse(line) == row and split_lines(line + b"\n").checked == [True]
     place, bit = data.draw(st.integers(0, len(line) - 1)), data.draw(st.integers(0, 7))
@@ -220,7 +252,13 @@ def test_a_recipe_comes_back_from_its_toml_equal(
 
 
 @quick
-@given(st.dictionaries(st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=8), st.integers(-(2**62), 2**62), max_size=5))
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=8),
+        st.integers(-(2**62), 2**62),
+        max_size=5,
+    )
+)
 def test_keys_of_any_spelling_survive_toml(table: dict[str, int]) -> None:
     assert tomllib.loads("\n".join(toml_lines(table))) == table
 

@@ -22,7 +22,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
     results = {}
     for world_size in WORLDS:
         out = folder / f"{world_size}.json"
-        run_ranks("tests/laws/ranks_run.py", world_size, str(folder / "text.txt"), str(out), EFFTRAIN_CACHE=str(folder / "cache"))
+        run_ranks(
+            "tests/laws/ranks_run.py",
+            world_size,
+            str(folder / "text.txt"),
+            str(out),
+            EFFTRAIN_CACHE=str(folder / "cache"),
+        )
         results[world_size] = json.loads(out.read_text())
     return results
 
@@ -73,7 +79,8 @@ def test_in_lanes_every_world_size_gives_the_same_bits(found: dict[int, dict[str
 
 
 def test_simigrad_measures_the_whole_batch(found: dict[int, dict[str, Any]]) -> None:
-    """The products agree to 12 digits where nothing but the order of sums differs: in the first step, with lanes and without."""
+    """The products agree to 12 digits where nothing but the order of sums differs: in the first step, with lanes and
+    without."""
     first = [found[world_size]["simigrad in lanes"]["rows"][0]["dots"] for world_size in WORLDS]
     assert first[0] == first[1] == first[2]
     for world_size in WORLDS[1:]:
@@ -84,7 +91,9 @@ def test_simigrad_measures_the_whole_batch(found: dict[int, dict[str, Any]]) -> 
 
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_a_sum_beside_the_backward_pass_moves_no_bit(found: dict[int, dict[str, Any]], case: str, world_size: int) -> None:
+def test_a_sum_beside_the_backward_pass_moves_no_bit(
+    found: dict[int, dict[str, Any]], case: str, world_size: int
+) -> None:
     result = found[world_size][f"{case}, beside"]
     assert result["after"] == result["beside"] and len(result["after"][0]) == 5
     assert result["early"] >= (3 if world_size > 1 else 0), "buckets are sent before the pass has ended"
@@ -92,11 +101,15 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(found: dict[int, dict[str, 
 
 @pytest.mark.parametrize("case", SHARDED)
 @pytest.mark.parametrize("world_size", WORLDS[1:])
-def test_shares_of_the_state_give_what_whole_copies_give(found: dict[int, dict[str, Any]], case: str, world_size: int) -> None:
+def test_shares_of_the_state_give_what_whole_copies_give(
+    found: dict[int, dict[str, Any]], case: str, world_size: int
+) -> None:
     have, want = (found[world_size][f"{case}, {strategy}"]["rows"] for strategy in ("shard", "replicate"))
     assert len(have) == 8 and any(row["grad_norm"] > 1 for row in want)  # clipped
     for a, b in zip(have, want, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["grad_norm"] == pytest.approx(
+            b["grad_norm"], rel=1e-5
+        )
         assert a["sqrt_v"] == pytest.approx(b["sqrt_v"], rel=1e-4)
         assert a["val_loss"] == (None if b["val_loss"] is None else pytest.approx(b["val_loss"], rel=1e-5))
     assert found[world_size][f"{case}, replicate"]["rows"][0]["accumulation_steps"] % world_size == 0

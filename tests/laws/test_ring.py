@@ -48,24 +48,32 @@ def test_rings_share_a_batch(found: dict[int, dict[str, Any]], rings: int, name:
     both = found[rings][f"K = 2, {rings} x, {name}"]
     for have, want in zip(both["ring"]["rows"], both["one"]["rows"], strict=True):
         assert [value is None for value in have] == [value is None for value in want]
-        assert [value for value in have if value is not None] == pytest.approx([value for value in want if value is not None], rel=2e-4)
+        assert [value for value in have if value is not None] == pytest.approx(
+            [value for value in want if value is not None], rel=2e-4
+        )
 
 
-RECIPE = BASELINE.replace("tokens = 2560", "tokens = 1_000_000").replace("every = 5\nwindows", "every = 4\nwindows").replace(
-    "valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true"
+RECIPE = (
+    BASELINE.replace("tokens = 2560", "tokens = 1_000_000")
+    .replace("every = 5\nwindows", "every = 4\nwindows")
+    .replace("valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true")
 )
 
 
 def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(tmp_path: Path) -> None:
     """As a user does it: two processes, one of which is killed; continued by two, then by one."""
     (tmp_path / "text.txt").write_text(made_text())
-    (tmp_path / "r.toml").write_text(RECIPE.replace("TEXT", str(tmp_path / "text.txt")) + "\n[ouroboros]\nmodules = 3\n")
+    (tmp_path / "r.toml").write_text(
+        RECIPE.replace("TEXT", str(tmp_path / "text.txt")) + "\n[ouroboros]\nmodules = 3\n"
+    )
     folders = {"EFFTRAIN_RUNS": str(tmp_path / "runs"), "EFFTRAIN_CACHE": str(tmp_path / "cache")}
     environment = {**os.environ, **folders, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--no-probe", *arguments]
-        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def done(*arguments: str) -> None:
         process = start(*arguments)

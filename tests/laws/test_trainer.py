@@ -19,13 +19,7 @@ from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.gradient import build_forward_backward, build_model
-from efftrain_cli.training.state import (
-    TrainState,
-    load_tensors,
-    model_tensors,
-    read_checkpoint,
-    write_checkpoint,
-)
+from efftrain_cli.training.state import TrainState, load_tensors, model_tensors, read_checkpoint, write_checkpoint
 from efftrain_cli.training.trainer import evaluate, read_records, train
 from tests.tiny import fresh, tensors_of, windows_of
 
@@ -61,7 +55,8 @@ def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int
 
 
 def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows) -> None:
-    """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds do."""
+    """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds
+    do."""
     longer = replace(RECIPE, train=replace(RECIPE.train, tokens=32 * 8 * 60), eval=Eval(every=60, windows=8))
 
     def final(dtype: str, seed: int) -> float:
@@ -98,7 +93,9 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) 
         model = build_model(recipe, VOCAB, CPU).double()
         plan = plan_step(recipe, Progress())
         gradient = build_forward_backward(recipe, model, CPU)(windows.batch(plan), plan)
-        gradients.append((plan.accumulation_steps, gradient.scalars["loss"], [p.grad.clone() for p in model.parameters()]))
+        gradients.append(
+            (plan.accumulation_steps, gradient.scalars["loss"], [p.grad.clone() for p in model.parameters()])
+        )
     assert [cut for cut, _, _ in gradients] == [1, 3, 8]
     for _, loss, grads in gradients[1:]:
         torch.testing.assert_close(loss, gradients[0][1], rtol=1e-6, atol=0)
@@ -120,7 +117,15 @@ def test_stopping_and_continuing_moves_no_bit(windows: Windows, tmp_path: Path) 
     second = run(other, windows)
     for name, tensor in tensors_of(whole).items():
         assert torch.equal(tensor, tensors_of(other)[name]), name
-    timeless = {"seconds", "train_seconds", "tokens_per_second", "eval_seconds", "cpu_seconds", "comm_seconds", "wait_seconds"}
+    timeless = {
+        "seconds",
+        "train_seconds",
+        "tokens_per_second",
+        "eval_seconds",
+        "cpu_seconds",
+        "comm_seconds",
+        "wait_seconds",
+    }
     assert [row["step"] for row in first + second] == list(range(41))
     for want, have in zip(rows, first + second, strict=True):
         differing = {k for k in want if k not in timeless and want[k] != have[k]}
@@ -259,4 +264,6 @@ def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(wi
         else:
             assert not found
     columns = ("step", "loss", "grad_norm", "val_loss")
-    assert [[row.get(name) for name in columns] for row in rows[0]] == [[row.get(name) for name in columns] for row in rows[1]]
+    assert [[row.get(name) for name in columns] for row in rows[0]] == [
+        [row.get(name) for name in columns] for row in rows[1]
+    ]

@@ -35,7 +35,9 @@ WARMUPS = {
     "root": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, pacing="root")},
     "reshape": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, mode="reshape")},
     "tokens": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, batch="tokens")},
-    "two-stage tokens": {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,), batch="tokens")},
+    "two-stage tokens": {
+        "seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,), batch="tokens")
+    },
     "two-stage": {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,))},
     "batch": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=20)},
 }
@@ -119,7 +121,8 @@ def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral: dict) -> None
 
 
 def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
-    """A short step is cut by tokens into few micro-batches; cutting it as at full length, by sequences, computes the same."""
+    """A short step is cut by tokens into few micro-batches; cutting it as at full length, by sequences, computes the
+    same."""
     long = replace(RECIPE.train, tokens=10**6)
     recipe = replace(RECIPE, train=long, seq_len_warmup=SeqLenWarmup(start=8, steps=1000))
     short = plan_step(recipe, Progress())

@@ -34,7 +34,14 @@ def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full) -> N
 
 def test_the_edges_of_an_increase() -> None:
     warmup = BatchSizeWarmup(start=16, increment=16, sequences=150)  # 15 increments of 10 sequences each
-    assert [warmup.batch_size_at(consumed, 256) for consumed in (0, 9, 10, 149, 150, 151)] == [16, 16, 32, 240, 256, 256]
+    assert [warmup.batch_size_at(consumed, 256) for consumed in (0, 9, 10, 149, 150, 151)] == [
+        16,
+        16,
+        32,
+        240,
+        256,
+        256,
+    ]
 
 
 def test_a_start_at_the_full_batch_changes_nothing() -> None:
@@ -43,7 +50,9 @@ def test_a_start_at_the_full_batch_changes_nothing() -> None:
     assert warmup.steps_of_ramp(64) == 0
 
 
-@pytest.mark.parametrize("keys", [{"start": 0}, {"increment": 0}, {"sequences": 0}, {"sequences": 1.5}, {"sequence": 3}])
+@pytest.mark.parametrize(
+    "keys", [{"start": 0}, {"increment": 0}, {"sequences": 0}, {"sequences": 1.5}, {"sequence": 3}]
+)
 def test_bad_sections_are_refused(keys: dict) -> None:
     with pytest.raises(ValidationError):
         BatchSizeWarmup(**{"start": 8, "increment": 8, "sequences": 100, **keys})
@@ -60,7 +69,9 @@ def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> 
     assert str(keys[key])[:2] in rule
 
 
-@pytest.mark.parametrize(("start", "increment", "full", "steps"), [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)])
+@pytest.mark.parametrize(
+    ("start", "increment", "full", "steps"), [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)]
+)
 def test_a_ramp_of_so_many_steps(start: int, increment: int, full: int, steps: int) -> None:
     warmup = BatchSizeWarmup(start=start, increment=increment, sequences=1)
     ramp = BatchSizeWarmup(start=start, increment=increment, sequences=warmup.sequences_for(steps, full))

@@ -1,5 +1,5 @@
-"""Chunk-based accumulation: rounding, sums in few bits against tables made outside this program, the three products of a linear
-layer, and the bits that a sum needs by theory."""
+"""Chunk-based accumulation: rounding, sums in few bits against tables made outside this program, the three products of
+a linear layer, and the bits that a sum needs by theory."""
 
 from __future__ import annotations
 
@@ -127,10 +127,15 @@ def test_what_is_not_finite_stays_so(bits: int) -> None:
 
 @pytest.mark.parametrize("carrier", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("exponent_bits", "bits", "dtype"), [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)])
-def test_a_narrow_exponent_is_that_of_ieee_formats(exponent_bits: int, bits: int, dtype: torch.dtype, carrier: torch.dtype) -> None:
-    """PyTorch's own formats, subnormal numbers among them; where those overflow to infinity, the accumulator saturates."""
+def test_a_narrow_exponent_is_that_of_ieee_formats(
+    exponent_bits: int, bits: int, dtype: torch.dtype, carrier: torch.dtype
+) -> None:
+    """PyTorch's own formats, subnormal numbers among them; where those overflow to infinity, the accumulator
+    saturates."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200_000, generator=generator) * torch.exp2(torch.randint(-30, 18, (200_000,), generator=generator).float())
+    x = torch.randn(200_000, generator=generator) * torch.exp2(
+        torch.randint(-30, 18, (200_000,), generator=generator).float()
+    )
     want, largest = x.to(dtype).float(), torch.finfo(dtype).max
     rounded = x.clone().to(carrier)
     saturated = round_in_range_(rounded, bits, exponent_bits)
@@ -156,7 +161,9 @@ def test_stochastic_rounding_stays_in_range_and_right_on_average() -> None:
         assert int(round_in_range_(x, 9, 6, random)) == 0
         assert set(x.unique().tolist()) == {0.0, 2.0**-39}
         assert abs(float((x > 0).double().mean()) - 0.25) < 4 * 0.433 / 1000
-        x = torch.full((1_000_000,), 2.0**32 - 2.0**21, dtype=carrier)  # half-way between the largest number and the next
+        x = torch.full(
+            (1_000_000,), 2.0**32 - 2.0**21, dtype=carrier
+        )  # half-way between the largest number and the next
         assert 0 < int(round_in_range_(x, 9, 6, random)) < 1_000_000
         assert set(x.unique().tolist()) == {2.0**31 * (2 - 2.0**-9)}
 
@@ -177,7 +184,10 @@ def test_random_bits_are_a_function_of_their_arguments_alone() -> None:
     assert torch.equal(whole[400:], random_bits(draw, 600, first=400))
     expected = [mix((i * 0x9E3779B9 + int(draw)) & 0xFFFFFFFF) for i in range(1000)]
     assert [value & 0xFFFFFFFF for value in whole.tolist()] == expected
-    others = {draw_of(*key) for key in ((7, 1, 0, 1), (7, 1, 1, 0), (7, 2, 0, 0), (8, 1, 0, 0), (7, 1, 0, 0), (7 + 2**40, 1, 0, 0))}
+    others = {
+        draw_of(*key)
+        for key in ((7, 1, 0, 1), (7, 1, 1, 0), (7, 2, 0, 0), (8, 1, 0, 0), (7, 1, 0, 0), (7 + 2**40, 1, 0, 0))
+    }
     assert len(others) == 6
     shares = (whole[:, None] >> torch.arange(32) & 1).double().mean(dim=0)
     assert float((shares - 0.5).abs().max()) < 0.07  # four standard errors
@@ -266,7 +276,8 @@ def test_error_over_chunk_length_is_u_shaped(mean: float, expected: dict[int, fl
 
 
 def test_all_widths_at_once_are_each_width_alone() -> None:
-    """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so here they are the same."""
+    """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so here they are the
+    same."""
     products = torch.stack([fp8_products(2 * salt, 2 * salt + 1, salt % 3 - 1.0, 1000) for salt in range(50)], dim=1)
     for chunk in (0, 16, 64, 300):
         sums = sums_in_order(products.float(), (3, 5, 9, 12), chunk)
@@ -275,7 +286,8 @@ def test_all_widths_at_once_are_each_width_alone() -> None:
 
 
 def test_a_sum_beyond_the_range_saturates_and_is_counted() -> None:
-    """Four exponent bits end below 2^8: at 255.875 with ten mantissa bits. 25 tens are 250; the other 15 additions saturate."""
+    """Four exponent bits end below 2^8: at 255.875 with ten mantissa bits. 25 tens are 250; the other 15 additions
+    saturate."""
     count = torch.zeros((), dtype=torch.float64)
     tens = torch.full((40, 2), 10.0, dtype=torch.float64)
     assert sum_in_order(tens, 10, exponent_bits=4, saturated=count).tolist() == [255.875] * 2
@@ -311,7 +323,9 @@ def operands(m: int, k: int, n: int, mean: float = 0.0) -> tuple[Tensor, Tensor]
 def test_the_exact_product_is_the_sum_of_its_definition() -> None:
     a, b = operands(3, 50, 5)
     for chunk in (0, 16):
-        expected = [[float(sum_in_order(a[i].double() * b[:, j].double(), 6, chunk)) for j in range(5)] for i in range(3)]
+        expected = [
+            [float(sum_in_order(a[i].double() * b[:, j].double(), 6, chunk)) for j in range(5)] for i in range(3)
+        ]
         assert exact_matmul(a, b, 6, chunk).tolist() == expected
 
 
@@ -322,7 +336,9 @@ def test_error_of_an_fp8_product_is_that_of_the_table() -> None:
     assert errors == [pytest.approx(0.00205, rel=0.1), pytest.approx(0.00706, rel=0.1)]
 
 
-@pytest.mark.parametrize(("bits", "chunk", "block"), [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)])
+@pytest.mark.parametrize(
+    ("bits", "chunk", "block"), [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)]
+)
 def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int) -> None:
     """Sums of blocks are exact here (fp8 operands, few products), so the order within a block does not matter."""
     a, b = operands(40, 200, 30, mean=1.0)
@@ -365,7 +381,12 @@ def test_operands_take_their_format_and_scales_are_powers_of_two() -> None:
 
 
 def test_product_bits() -> None:
-    pairs = {("fp8_e5m2", "fp8_e5m2"): 5, ("fp8_e4m3", "fp8_e5m2"): 6, ("fp8_e4m3", "fp8_e4m3"): 7, ("bf16", "bf16"): 15}
+    pairs = {
+        ("fp8_e5m2", "fp8_e5m2"): 5,
+        ("fp8_e4m3", "fp8_e5m2"): 6,
+        ("fp8_e4m3", "fp8_e4m3"): 7,
+        ("bf16", "bf16"): 15,
+    }
     assert {pair: product_bits(*pair) for pair in pairs} == pairs
 
 
@@ -443,7 +464,11 @@ def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(layer_a
     formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2"}
     fast = RoleAccumulator(fast=True)
     have = results(
-        NarrowLinear(linear, Arithmetic(**formats, fidelity="hardware", forward=fast, grad_input=fast, grad_weight=fast)), x, grad
+        NarrowLinear(
+            linear, Arithmetic(**formats, fidelity="hardware", forward=fast, grad_input=fast, grad_weight=fast)
+        ),
+        x,
+        grad,
     )
     want = results(NarrowLinear(linear, Arithmetic(**formats)), x, grad)
     for a, b in zip(have, want, strict=True):
@@ -470,7 +495,9 @@ def test_on_a_cpu_the_fp8_product_is_that_of_pytorch() -> None:
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_recomputed_activations_give_the_same_bits(stochastic: bool, layer_and_data: tuple) -> None:
     linear, x, grad = layer_and_data
-    arithmetic = Arithmetic("bf16", "bf16", stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW)
+    arithmetic = Arithmetic(
+        "bf16", "bf16", stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW
+    )
     layer = NarrowLinear(linear, arithmetic)
     layer.draw.fill_(draw_of(1, 2, 3, 4))
     want = results(layer, x, grad)
@@ -483,14 +510,17 @@ def test_recomputed_activations_give_the_same_bits(stochastic: bool, layer_and_d
 
 
 def test_the_three_products_draw_noise_of_their_own() -> None:
-    """With x = W = dL/dy = A symmetric all three are A A: equal where rounding is to nearest, and drawn apart where it is stochastic."""
+    """With x = W = dL/dy = A symmetric all three are A A: equal where rounding is to nearest, and drawn apart where it
+    is stochastic."""
     a = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
     a = a + a.t()
     for stochastic in (False, True):
         linear = nn.Linear(16, 16)
         linear.weight.data.copy_(a)
         linear.bias.data.zero_()
-        layer = NarrowLinear(linear, Arithmetic(stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW))
+        layer = NarrowLinear(
+            linear, Arithmetic(stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW)
+        )
         y, grad_x, grad_weight = results(layer, a, a)[:3]
         pairs = ((y, grad_x), (y, grad_weight), (grad_x, grad_weight))
         assert [torch.allclose(left, right, rtol=1e-6) for left, right in pairs] == [not stochastic] * 3
@@ -525,7 +555,8 @@ def test_a_layer_counts_what_saturates_and_notes_its_scales(fidelity: str, layer
 
 @pytest.mark.slow
 def test_the_traced_layer_computes_the_same_bits(layer_and_data: tuple) -> None:
-    """Forward and backward pass as one graph without a break; what the compiler's back end makes of the rest is its own affair."""
+    """Forward and backward pass as one graph without a break; what the compiler's back end makes of the rest is its own
+    affair."""
     linear, x, grad = layer_and_data
     for stochastic in (False, True):
         short = RoleAccumulator(4, 0, exponent_bits=4)
@@ -607,7 +638,9 @@ def small(**sections: object) -> Recipe:
     return Recipe(
         model=Model(n_layer=3, n_head=2, n_embd=16, seq_len=16),
         optim=Optim(lr=1e-2, warmup_steps=2),
-        train=Train(tokens=6 * 4 * 16, batch_size=4, micro_batch_tokens=32, dtype="fp32", activation_checkpointing=False),
+        train=Train(
+            tokens=6 * 4 * 16, batch_size=4, micro_batch_tokens=32, dtype="fp32", activation_checkpointing=False
+        ),
         **sections,
     )
 
@@ -635,7 +668,8 @@ def test_neutral_training_moves_no_bit(head: bool) -> None:
     wide = Accumulator()
     neutral = ChunkedAccumulation(fidelity="intra_fp32", head=head, forward=wide, grad_input=wide, grad_weight=wide)
     have, want = losses(small(chunked_accumulation=neutral)), losses(small())
-    # the head's own cross-entropy is written by hand and rounds a little differently from the plain one that stands in for it
+    # the head's own cross-entropy is written by hand and rounds a little differently from the plain one that stands in
+    # for it
     assert have == (pytest.approx(want, rel=1e-5) if head else want)
     assert len(set(want)) == len(want)
 
@@ -647,7 +681,9 @@ def test_resuming_is_exact(rounding: str) -> None:
 
 
 def test_rows_say_what_saturated_and_the_scales() -> None:
-    section = replace(FP8, forward=Accumulator(bits=6, chunk=8, exponent_bits=4), grad_weight=Accumulator(bits=6, exponent_bits=8))
+    section = replace(
+        FP8, forward=Accumulator(bits=6, chunk=8, exponent_bits=4), grad_weight=Accumulator(bits=6, exponent_bits=8)
+    )
     recipe = small(chunked_accumulation=section)
     rows = [row for row in assert_resumes_exactly_at_every_step(recipe) if "loss" in row]
     for row in rows:
@@ -707,7 +743,9 @@ def test_stochastic_rounding_differs_by_step_and_layer() -> None:
 
 @pytest.mark.parametrize("role", ["forward", "grad_input", "grad_weight"])
 def test_an_overflow_names_its_layer_and_role(role: str) -> None:
-    model = build_model(small(chunked_accumulation=replace(FP8, operands="fp32", gradient_operands="fp32")), 64, torch.device("cpu"))
+    model = build_model(
+        small(chunked_accumulation=replace(FP8, operands="fp32", gradient_operands="fp32")), 64, torch.device("cpu")
+    )
     layer = model.h[1].mlp.c_proj
     x = torch.ones(1, 4, 64, requires_grad=True)
     grad = torch.ones(1, 4, 16)
@@ -736,7 +774,10 @@ def test_an_overflow_names_its_layer_and_role(role: str) -> None:
         ({"forward": {"bits": 24}}, ["bits", "at most 23"]),
         ({"grad_weight": {"chunk": -1}}, ["chunk", "at least 0"]),
         ({"forward": {"fast_accumulation": True}}, ["fast_accumulation", "hardware"]),
-        ({"fidelity": "hardware", "operands": "fp8_e4m3", "forward": {"bits": 9}}, ["cannot choose bits, chunk and exponent_bits, given in forward"]),
+        (
+            {"fidelity": "hardware", "operands": "fp8_e4m3", "forward": {"bits": 9}},
+            ["cannot choose bits, chunk and exponent_bits, given in forward"],
+        ),
         ({"fidelity": "hardware"}, ["operands", "fp8_e4m3", "gradient_operands"]),
         ({"fidelity": "hardware", "operands": "fp8_e4m3", "rounding": "stochastic"}, ["rounding", "emulated only"]),
         ({"operands": "fp8"}, ["operands", "fp8_e4m3"]),
@@ -764,7 +805,9 @@ def test_rules_between_sections() -> None:
 
 
 def test_what_is_probably_not_meant_is_said() -> None:
-    recipe = load_recipe("small", ["chunked_accumulation={forward = {bits = 9, chunk = 256}, grad_weight = {bits = 9, chunk = 8192}}"])
+    recipe = load_recipe(
+        "small", ["chunked_accumulation={forward = {bits = 9, chunk = 256}, grad_weight = {bits = 9, chunk = 8192}}"]
+    )
     found = "\n".join(warnings_of(recipe))
     assert "forward.chunk = 256: sums of 128 products are not cut" in found
     assert "grad_weight.chunk = 8192 is no shorter than any sum there, the longest being 4_096" in found
@@ -781,7 +824,7 @@ def test_a_weights_sum_is_no_longer_than_the_batch() -> None:
 
 
 def test_a_recipe_is_written_and_read_back(tmp_path: Path) -> None:
-    recipe = load_recipe("small", ["chunked_accumulation={operands = \"bf16\", grad_weight = {bits = 9, chunk = 64}}"])
+    recipe = load_recipe("small", ['chunked_accumulation={operands = "bf16", grad_weight = {bits = 9, chunk = 64}}'])
     path = tmp_path / "written.toml"
     path.write_text(dump_recipe(recipe))
     assert load_recipe(str(path)) == recipe

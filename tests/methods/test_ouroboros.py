@@ -1,4 +1,5 @@
-"""Ouroboros on one device: the scalar chain's published arithmetic, what a delay may and may not change, and exact resuming."""
+"""Ouroboros on one device: the scalar chain's published arithmetic, what a delay may and may not change, and exact
+resuming."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor]
     return tensors_of(state), losses
 
 
-# --- the scalar chain: h1 = v x, h2 = w h1, y' = v h2, L = (y' - y)^2 / 2; v tied, K = 3, SGD of 0.1 ----------------------
+# --- the scalar chain: h1 = v x, h2 = w h1, y' = v h2, L = (y' - y)^2 / 2; v tied, K = 3, SGD of 0.1
+# ----------------------
 
 X = [1, -0.5, 2, 1.5, -1, 0.5, 1, -2]
 Y = [0.5, 0.25, -1, 0.5, 0.75, -0.25, 1, 0.5]
@@ -169,11 +171,26 @@ def test_a_module_waits_for_its_first_gradient(variant: str, optimizer: str) -> 
 
 @pytest.mark.parametrize("variant", ["stash", "replay"])
 def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(variant: str) -> None:
-    recipe = recipe_of(3, "optim.lr=1e-30", "optim.min_lr=0", "optim.weight_decay=0", "optim.grad_clip=0", variant=variant, split=(2, 1, 1), cosine_every=1)
+    recipe = recipe_of(
+        3,
+        "optim.lr=1e-30",
+        "optim.min_lr=0",
+        "optim.weight_decay=0",
+        "optim.grad_clip=0",
+        variant=variant,
+        split=(2, 1, 1),
+        cosine_every=1,
+    )
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
     plain = build_forward_backward(PLAIN, state.model, CPU)
     gradient = build_forward_backward(recipe, state.model, CPU, state.method_tensors)
-    names = {"h.0.mlp.c_fc.weight": 2, "h.2.attn.c_attn.bias": 1, "h.3.ln_1.weight": 0, "wpe.weight": 2, "ln_f.weight": 0}
+    names = {
+        "h.0.mlp.c_fc.weight": 2,
+        "h.2.attn.c_attn.bias": 1,
+        "h.3.ln_1.weight": 0,
+        "wpe.weight": 2,
+        "ln_f.weight": 0,
+    }
     true: list[dict[str, Tensor]] = []
     for step in range(5):
         plan = plan_step(recipe, state.progress)
@@ -219,13 +236,16 @@ def test_stopping_and_continuing_moves_no_bit(modules: int, keys: dict[str, obje
 
 def test_queued_batches_keep_their_own_length() -> None:
     for variant in ("stash", "replay"):
-        recipe = recipe_of(3, "seq_len_warmup={start = 8, steps = 6, multiple = 1}", "train.tokens=500", variant=variant)
+        recipe = recipe_of(
+            3, "seq_len_warmup={start = 8, steps = 6, multiple = 1}", "train.tokens=500", variant=variant
+        )
         rows = assert_resumes_exactly_at_every_step(recipe)
         assert len({row["seq_len"] for row in rows[1:]}) > 2
 
 
 def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None:
-    """Its loss is finite, and it would be applied only two steps later: what is in flight stays as it was before the step."""
+    """Its loss is finite, and it would be applied only two steps later: what is in flight stays as it was before the
+    step."""
     recipe = recipe_of(3)
     state, data = fresh(recipe), RandomTokens(16)
     steps = train(state, recipe, data, torch.stack([data.window(1)]))  # type: ignore[arg-type]
@@ -244,7 +264,9 @@ def test_clipping_by_device_and_over_all() -> None:
     gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0]), "c": None}
     norm, found = clipped(gradients, norms_of(gradients), [["a", "c"], ["b"]], 1.0)
     assert norm == pytest.approx(13.0)
-    assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found["b"].tolist() == pytest.approx([1.0], rel=1e-5)
+    assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found["b"].tolist() == pytest.approx(
+        [1.0], rel=1e-5
+    )
     norm, found = clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 6.5)
     assert found["b"].tolist() == pytest.approx([6.0], rel=1e-5) and found["c"] is None
     assert clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 0.0)[1] == gradients
@@ -284,7 +306,8 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
     for key in ("simigrad", "progressive_layer_drop", "chunked_accumulation.rounding", "parallel.lanes"):
         assert key in text
     assert "gradients in flight have the shape of the smaller model" in problems(
-        'stages=[{model = {n_layer = 2}, switch = {rule = "steps", value = 3}}, {operators = ["depth"]}]', "ouroboros.modules=3"
+        'stages=[{model = {n_layer = 2}, switch = {rule = "steps", value = 3}}, {operators = ["depth"]}]',
+        "ouroboros.modules=3",
     )
 
 
@@ -336,7 +359,10 @@ def test_bytes_in_flight_are_those_of_the_tensors() -> None:
 
 
 def test_measuring_cosines_changes_no_other_column() -> None:
-    narrow = ['chunked_accumulation={operands = "fp8_e5m2"}', "chunked_accumulation.forward={bits = 9, exponent_bits = 3}"]
+    narrow = [
+        'chunked_accumulation={operands = "fp8_e5m2"}',
+        "chunked_accumulation.forward={bits = 9, exponent_bits = 3}",
+    ]
     rows = []
     for every in (0, 1):
         recipe, found = recipe_of(3, *narrow, cosine_every=every), []
@@ -344,10 +370,14 @@ def test_measuring_cosines_changes_no_other_column() -> None:
         for record in train(state, recipe, data, torch.stack([data.window(10**6)]), 6):  # type: ignore[arg-type]
             if record.result is not None:
                 assert record.result.method_tensors is None  # a record that waits to be read keeps no gradient alive
-                found.append({name: float(value) for name, value in record.result.scalars.items() if "cosine" not in name})
+                found.append(
+                    {name: float(value) for name, value in record.result.scalars.items() if "cosine" not in name}
+                )
         rows.append(found)
     assert any(row["chunked_saturated_forward"] for row in rows[0])
-    assert [{k: v for k, v in row.items() if v == v} for row in rows[0]] == [{k: v for k, v in row.items() if v == v} for row in rows[1]]
+    assert [{k: v for k, v in row.items() if v == v} for row in rows[0]] == [
+        {k: v for k, v in row.items() if v == v} for row in rows[1]
+    ]
 
 
 def test_what_a_longer_warmup_leaves_is_dropped() -> None:

@@ -1,4 +1,5 @@
-"""Progressive layer dropping: the published schedules, the gates, and what a step with skipped blocks computes and costs."""
+"""Progressive layer dropping: the published schedules, the gates, and what a step with skipped blocks computes and
+costs."""
 
 from __future__ import annotations
 
@@ -185,6 +186,7 @@ def test_a_section_that_breaks_its_rules_is_refused(section: dict[str, float]) -
 
 def test_a_scaled_branch_is_the_papers_equation() -> None:
     """Sub-layers x -> 3 x + 8 and x -> 100 x + 2, x = 1, p = 1/2: h = 1 + 11 / p = 23, y = h + 2302 / p = 4627."""
+
     class Attention(torch.nn.Module):
         def forward(self, x: Tensor, cache: None, see: object) -> Tensor:
             return 3 * x + 8
@@ -347,8 +349,8 @@ def test_recomputed_activations_use_the_same_gates() -> None:
 
 
 def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks() -> None:
-    """The accumulated gradient of a step is the sum over its micro-batches, each through its own sub-network at scale 1/p,
-    over the tokens of the whole step: micro-batches are never counted by how many blocks they ran."""
+    """The accumulated gradient of a step is the sum over its micro-batches, each through its own sub-network at scale
+    1/p, over the tokens of the whole step: micro-batches are never counted by how many blocks they ran."""
     dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0))
     plan = plan_step(dropping, Progress(step=2))
     batch = random_batch(plan)
@@ -441,7 +443,9 @@ def test_unwise_settings_are_named() -> None:
 def test_resume_is_exact_in_the_middle_of_the_ramp() -> None:
     dropping = recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 12)
     rows = assert_resumes_exactly_at_every_step(dropping)[1:]
-    assert [row["pld_theta"] for row in rows] == [dropping.progressive_layer_drop.theta_at(step) for step in range(1, 13)]
+    assert [row["pld_theta"] for row in rows] == [
+        dropping.progressive_layer_drop.theta_at(step) for step in range(1, 13)
+    ]
     assert 0.45 < rows[6]["pld_theta"] < 0.6  # so the ramp was not over
     assert len({row["pld_blocks"] for row in rows}) > 3
 

@@ -37,10 +37,7 @@ LINEAR = [
     ),
     (
         *(64, 1024, 45000),
-        {
-            **{374: 64, 375: 72, 750: 80, 3000: 128, 22500: 544, 44624: 1008, 44625: 1016, 44999: 1016},
-            **{45000: 1024},
-        },
+        {**{374: 64, 375: 72, 750: 80, 3000: 128, 22500: 544, 44624: 1008, 44625: 1016, 44999: 1016}, **{45000: 1024}},
         *(121, 24_300_960),
     ),
     (8, 1024, 60000, {1: 8, 472: 8, 473: 16, 3000: 56, 30000: 512, 59999: 1016, 60000: 1024}, 128, 30_720_512),
@@ -137,10 +134,7 @@ def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int, **o
 @pytest.mark.parametrize(
     ("start", "steps", "full", "batch_size", "budget", "last", "tokens"),
     [
-        (
-            *(64, 45000, 1024, 4096, BUDGET, 58_769),
-            {3000: "1.131", 37500: "70.66", 45000: "99.54", 50000: "120.5"},
-        ),
+        (*(64, 45000, 1024, 4096, BUDGET, 58_769), {3000: "1.131", 37500: "70.66", 45000: "99.54", 50000: "120.5"}),
         (64, 15000, 1024, 4096, BUDGET, 44_589, {15000: "33.18"}),
         pytest.param(
             *(64, 270000, 1024, 512, BUDGET, 427_617, {270000: "74.65", 360000: "121.8"}), marks=pytest.mark.slow
@@ -201,7 +195,9 @@ def recipes_at_constant_tokens(draw: st.DrawFn) -> Recipe:
     else:
         steps, multiple = draw(st.integers(1, 60)), draw(st.sampled_from([1, 3, 8]))
         pacing = draw(st.sampled_from(["linear", "root"]))
-        warmup = SeqLenWarmup(start=draw(st.integers(1, full)), steps=steps, multiple=multiple, pacing=pacing, batch="tokens")
+        warmup = SeqLenWarmup(
+            start=draw(st.integers(1, full)), steps=steps, multiple=multiple, pacing=pacing, batch="tokens"
+        )
     return recipe_of(warmup, full, batch_size, draw(st.integers(70, 90)) * full * batch_size)
 
 

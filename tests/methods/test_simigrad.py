@@ -1,4 +1,5 @@
-"""SimiGrad: the released code's batch sizes, the mended rule, the similarity, and what a step with two halves computes."""
+"""SimiGrad: the released code's batch sizes, the mended rule, the similarity, and what a step with two halves
+computes."""
 
 from __future__ import annotations
 
@@ -24,14 +25,7 @@ from efftrain_cli.methods.simigrad import (
     similarity,
 )
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.plan.plan import (
-    accumulation_steps,
-    after_growth,
-    after_step,
-    method_columns,
-    plan_run,
-    plan_step,
-)
+from efftrain_cli.plan.plan import accumulation_steps, after_growth, after_step, method_columns, plan_run, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -228,7 +222,9 @@ def test_the_loop_rests_where_the_noise_scale_says(target: float, window: int) -
 def test_smoothing_as_released_drives_the_loop_into_a_cycle() -> None:
     """Why the default clears its window: a sliding mean acted on at every step swings the batch several-fold."""
     wide = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 10**6}
-    released = closed_loop(SimiGrad(**wide, window=20, mode="reference"), noise=1000.0, steps=1500, batch_size=2000)[700:]
+    released = closed_loop(SimiGrad(**wide, window=20, mode="reference"), noise=1000.0, steps=1500, batch_size=2000)[
+        700:
+    ]
     mended = closed_loop(SimiGrad(**wide, window=20), noise=1000.0, steps=1500, batch_size=2000)[700:]
     assert max(released) / min(released) > 4
     assert max(mended) / min(mended) < 1.6
@@ -398,10 +394,13 @@ def test_dots_are_those_of_the_even_and_the_odd_micro_batches(batch_size: int) -
 
 
 def test_a_fixed_batch_trains_as_the_baseline_does() -> None:
-    """min = max: up to the order in which the micro-batches are summed, the plans, the learning rate and the updates agree."""
+    """min = max: up to the order in which the micro-batches are summed, the plans, the learning rate and the updates
+    agree."""
     fixed = recipe(SimiGrad(target=0.5, min_batch_size=8, max_batch_size=8))
     baseline = recipe(None)
-    assert [plan._replace(measure_similarity=False) for plan, _ in plan_run(fixed)] == [plan for plan, _ in plan_run(baseline)]
+    assert [plan._replace(measure_similarity=False) for plan, _ in plan_run(fixed)] == [
+        plan for plan, _ in plan_run(baseline)
+    ]
     progress = Progress()
     for _ in range(6):
         _, dots, _ = step_gradient(fixed, progress)
@@ -451,7 +450,13 @@ def test_columns_of_a_step() -> None:
     columns = method_columns(section, plan, measured(0.25))
     assert columns == {
         "simigrad_similarity": 0.25,
-        **dict(zip(("simigrad_a_dot_b", "simigrad_a_square", "simigrad_b_square"), measured(0.25).simigrad_dots, strict=True)),
+        **dict(
+            zip(
+                ("simigrad_a_dot_b", "simigrad_a_square", "simigrad_b_square"),
+                measured(0.25).simigrad_dots,
+                strict=True,
+            )
+        ),
         "simigrad_noise_scale": pytest.approx(24),  # 16 / 2 * (1 / 0.25 - 1)
         "simigrad_batch_target": pytest.approx(48),  # 2 * 0.5 / (1 - 0.5) * 24
         "simigrad_lr_factor": pytest.approx(math.sqrt(2)),

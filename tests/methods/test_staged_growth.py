@@ -1,4 +1,5 @@
-"""The growth operators against the maths they stand on: same function, gradients g/k, the small model's own dynamics."""
+"""The growth operators against the maths they stand on: same function, gradients g/k, the small model's own
+dynamics."""
 
 from __future__ import annotations
 
@@ -156,7 +157,8 @@ def test_grown_names_are_the_large_models_own_in_its_order():
 
 
 def blocks(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The parts of a tensor that the width operator treats alike: q, k and v of the fused projection, else the whole."""
+    """The parts of a tensor that the width operator treats alike: q, k and v of the fused projection, else the
+    whole."""
     return list(tensor.chunk(3)) if ".c_attn." in name else [tensor]
 
 
@@ -218,7 +220,8 @@ def test_inserted_layers_leave_the_old_gradients_alone(mode):
         assert torch.equal(gradients[new], p.grad), name
     # and the new layers are not dead
     assert all(
-        any(gradients[f"h.{j}.{part}"].abs().max() > 0 for part in ("attn.c_proj.bias", "mlp.c_proj.bias")) for j in (1, 3)
+        any(gradients[f"h.{j}.{part}"].abs().max() > 0 for part in ("attn.c_proj.bias", "mlp.c_proj.bias"))
+        for j in (1, 3)
     )
 
 
@@ -260,7 +263,9 @@ def test_weights_grow_without_an_optimizer_state():
 
 def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | None = None) -> AdamW:
     """AdamW over `model`, loaded with the state's moments; with `factor`, every parameter at `small_model_scales`."""
-    scales = {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()} if factor else None
+    scales = (
+        {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()} if factor else None
+    )
     optimizer = AdamW(
         dict(model.named_parameters()),
         model.parameter_kinds(),

@@ -197,7 +197,8 @@ def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Te
 
 
 def test_gradient_and_columns_are_means_over_micro_batches() -> None:
-    """Micro-batches of 2, 2 and 2 sequences: the loss is the mean of their divergences, not the divergence of all six."""
+    """Micro-batches of 2, 2 and 2 sequences: the loss is the mean of their divergences, not the divergence of all
+    six."""
     recipe = with_loss()
     model = build_model(recipe, 64, CPU)
     scalars, gradients = step_of(recipe, model)
@@ -225,7 +226,9 @@ def test_gradient_and_columns_are_means_over_micro_batches() -> None:
     assert abs(float(step_of(whole, model)[0]["standardization_loss"]) - float(scalars["standardization_loss"])) > 1e-3
 
 
-@pytest.mark.parametrize("settings", [{}, {"sites": "ln_input", "affine": True}, {"sites": "all_linear", "moments": "token"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"sites": "ln_input", "affine": True}, {"sites": "all_linear", "moments": "token"}], ids=str
+)
 def test_under_activation_checkpointing_it_counts_once(settings: dict[str, object]) -> None:
     recipe = with_loss(**settings)
     stored = step_of(recipe, build_model(recipe, 64, CPU))
@@ -275,7 +278,11 @@ def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_
 METHODS = {
     "alone": {},
     "affine": {"standardization_loss": StandardizationLoss(weight=0.3, affine=True)},
-    "token": {"standardization_loss": StandardizationLoss(weight=0.3, moments="token", sites="ln_input", affine=True, skip_first_position=True)},
+    "token": {
+        "standardization_loss": StandardizationLoss(
+            weight=0.3, moments="token", sites="ln_input", affine=True, skip_first_position=True
+        )
+    },
     "length warmup": {"seq_len_warmup": SeqLenWarmup(start=8, steps=4)},
     "batch warmup": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=14)},
     "layer dropping": {"progressive_layer_drop": ProgressiveLayerDrop(theta=0.5, steps=4)},
@@ -283,7 +290,9 @@ METHODS = {
     "late gradients": {"ouroboros": Ouroboros(modules=3)},
     "muon": {"optim": Optim(name="muon", lr=3e-3, muon_lr=0.02)},
     "lanes": {"parallel": Parallel(lanes=4)},
-    "narrow sums": {"chunked_accumulation": ChunkedAccumulation(rounding="stochastic", forward=Accumulator(bits=9, chunk=8))},
+    "narrow sums": {
+        "chunked_accumulation": ChunkedAccumulation(rounding="stochastic", forward=Accumulator(bits=9, chunk=8))
+    },
 }
 
 
@@ -314,7 +323,9 @@ def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran() -> No
         names = [name for name in scalars if name.startswith("std_kl_")]
         assert names == [f"std_kl_h.{block}.attn.c_attn", f"std_kl_h.{block}.mlp.c_fc"]
         sites = [float(scalars[name]) for name in names]
-        assert float(scalars["standardization_loss"]) == pytest.approx(2 / 3 * (48 * sites[0] + 64 * sites[1]) / 224, rel=1e-5)
+        assert float(scalars["standardization_loss"]) == pytest.approx(
+            2 / 3 * (48 * sites[0] + 64 * sites[1]) / 224, rel=1e-5
+        )
         return
     pytest.fail("no seed drops one block always and the other once")
 
@@ -325,7 +336,10 @@ def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran() -> No
 def test_bad_input_is_named_with_its_rule() -> None:
     for override, words in (
         ("standardization_loss.weight=-0.1", r"weight = -0.1.*must be at least 0"),
-        ("standardization_loss.sites=preactivation", r"must be one of 'preact', 'ln_input' or 'all_linear'; did you mean preact"),
+        (
+            "standardization_loss.sites=preactivation",
+            r"must be one of 'preact', 'ln_input' or 'all_linear'; did you mean preact",
+        ),
         ("standardization_loss.moments=layer", "must be one of 'channel' or 'token'"),
         ("standardization_loss.eps=0", "must be greater than 0"),
         ("standardization_loss.lambda=1", "did you mean standardization_loss.weight"),
@@ -337,16 +351,21 @@ def test_bad_input_is_named_with_its_rule() -> None:
     layernorm = ["model.norm=layernorm", "standardization_loss.sites=ln_input"]
     with pytest.raises(RecipeError, match="layer norms have a scale and shift of their own"):
         load_recipe("small-standardization", [*layernorm, "standardization_loss.affine=true"])
-    assert any("ignores the scale" in warning for warning in warnings_of(load_recipe("small-standardization", layernorm)))
+    assert any(
+        "ignores the scale" in warning for warning in warnings_of(load_recipe("small-standardization", layernorm))
+    )
     with pytest.raises(ValueError, match='must be "stash" with standardization_loss'):
         with_loss(replace(BARE, ouroboros=Ouroboros(modules=3, variant="replay")))
     with pytest.raises(ValueError, match="leaves nothing of sequences of 1 token"):
-        with_loss(replace(BARE, seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(1, LENGTH), until=(2,))), skip_first_position=True)
+        with_loss(
+            replace(BARE, seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(1, LENGTH), until=(2,))),
+            skip_first_position=True,
+        )
 
 
 def test_the_recipe_is_written_and_read_back_and_says_the_papers_factor() -> None:
     recipe = load_recipe("small-standardization")
-    assert recipe.standardization_loss is not None and '[standardization_loss]' in dump_recipe(recipe)
+    assert recipe.standardization_loss is not None and "[standardization_loss]" in dump_recipe(recipe)
     (line,) = recipe.standardization_loss.assumptions(recipe)
     assert f"{recipe.standardization_loss.weight / (4 * 7 * 128):.3g}" in line and "micro_batch_tokens" in line
     assert replace(recipe, standardization_loss=None) == load_recipe("small-no-norm")
@@ -384,7 +403,9 @@ def learned(sites: str, norm: str = "none") -> GPT:
     return model
 
 
-@pytest.mark.parametrize(("sites", "norm"), [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")])
+@pytest.mark.parametrize(
+    ("sites", "norm"), [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")]
+)
 def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm: str) -> None:
     model, (tokens, targets) = learned(sites, norm), batch(2)
     plain = folded(model)
@@ -417,7 +438,10 @@ def test_a_run_is_read_with_its_scales_folded(tmp_path: Path, monkeypatch: pytes
 
 
 def test_growth_in_depth_keeps_the_loss_and_training_goes_on() -> None:
-    stages = (Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=3)), Stage(operators=("depth",), rewarmup_steps=1))
+    stages = (
+        Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=3)),
+        Stage(operators=("depth",), rewarmup_steps=1),
+    )
     recipe = replace(with_loss(affine=True, sites="all_linear"), stages=stages)
     state, data = fresh(recipe), RandomTokens(LENGTH)
     set_stage(state, recipe, 0)
@@ -467,7 +491,9 @@ def same(have: dict[str, Tensor], model: GPT, want: dict[str, Tensor], other: GP
     ("settings", "recompute"),
     [
         pytest.param({}, False, id="preact"),
-        pytest.param({"sites": "ln_input", "affine": True, "moments": "token"}, False, id="ln_input", marks=pytest.mark.slow),
+        pytest.param(
+            {"sites": "ln_input", "affine": True, "moments": "token"}, False, id="ln_input", marks=pytest.mark.slow
+        ),
         pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
     ],
 )
@@ -480,7 +506,12 @@ def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings: dict[str, 
     eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
     compiled = compile_whole(recipe, build_objective(recipe, model, CPU), backend="aot_eager")
     for _ in range(2):
-        same(compiled(tokens, targets, None, None), model, build_objective(recipe, eager, CPU)(tokens, targets, None, None), eager)
+        same(
+            compiled(tokens, targets, None, None),
+            model,
+            build_objective(recipe, eager, CPU)(tokens, targets, None, None),
+            eager,
+        )
     assert compiled_graphs() == 1
     assert not torch._dynamo.utils.counters["graph_break"]
 

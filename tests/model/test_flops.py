@@ -43,7 +43,11 @@ def test_hidden_and_head_are_the_model_with_and_without_caches() -> None:
         assert whole.shape == (2, 9, 16)
         assert torch.equal(model.head(whole), model(tokens))
         caches = model.new_caches()
-        parts = [model.hidden(tokens[:, :4], caches), model.hidden(tokens[:, 4:5], caches), model.hidden(tokens[:, 5:], caches)]
+        parts = [
+            model.hidden(tokens[:, :4], caches),
+            model.hidden(tokens[:, 4:5], caches),
+            model.hidden(tokens[:, 5:], caches),
+        ]
         assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-6)
         assert [cache.length for cache in caches] == [9, 9, 9]
         with pytest.raises(ValueError, match="33 positions asked of a model that has 32"):

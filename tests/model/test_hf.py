@@ -12,15 +12,7 @@ import torch
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.model.hf import (
-    CONV1D_WEIGHTS,
-    from_hf,
-    from_hf_config,
-    read_hf,
-    to_hf,
-    to_hf_config,
-    write_hf,
-)
+from efftrain_cli.model.hf import CONV1D_WEIGHTS, from_hf, from_hf_config, read_hf, to_hf, to_hf_config, write_hf
 from tests.trained_run import random_gpt
 
 CONFIG = GPTConfig(n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101, padded_vocab_size=128)
@@ -43,9 +35,7 @@ def pair():
 
 def test_logits_loss_and_gradients_agree(pair) -> None:
     ours, theirs = pair
-    tokens = torch.randint(
-        CONFIG.vocab_size, (2, CONFIG.seq_len + 1), generator=torch.Generator().manual_seed(5)
-    )
+    tokens = torch.randint(CONFIG.vocab_size, (2, CONFIG.seq_len + 1), generator=torch.Generator().manual_seed(5))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     logits = ours(inputs)
@@ -58,10 +48,7 @@ def test_logits_loss_and_gradients_agree(pair) -> None:
     assert abs(loss.item() - reference_loss.item()) < 1e-4
     # transformers shifts labels itself: its loss over all the tokens leaves out the one target it has no input for.
     own_shift = theirs(inputs, labels=inputs).loss
-    assert (
-        abs(own_shift.item() - (ours.loss_sum(inputs[:, :-1], inputs[:, 1:]) / inputs[:, 1:].numel()).item())
-        < 1e-4
-    )
+    assert abs(own_shift.item() - (ours.loss_sum(inputs[:, :-1], inputs[:, 1:]) / inputs[:, 1:].numel()).item()) < 1e-4
 
     ours.zero_grad()
     theirs.zero_grad()
@@ -95,11 +82,7 @@ def test_the_released_format_is_read(tmp_path: Path) -> None:
     tensors["h.0.attn.bias"] = torch.ones(1, 1, CONFIG.seq_len, CONFIG.seq_len).tril()
     save_file(tensors, tmp_path / "model.safetensors")
     config = to_hf_config(CONFIG, eot_id=100)
-    for key in (
-        "tie_word_embeddings",
-        "scale_attn_weights",
-        "n_inner",
-    ):  # absent from the released config.json
+    for key in ("tie_word_embeddings", "scale_attn_weights", "n_inner"):  # absent from the released config.json
         del config[key]
     (tmp_path / "config.json").write_text(json.dumps(config))
     model, _ = read_hf(tmp_path)
@@ -231,7 +214,9 @@ def exported(tmp_path: Path) -> Path:
     ],
     ids=str,
 )
-def test_a_hostile_config_is_refused_before_anything_of_its_size_is_made(exported: Path, changed: dict[str, object]) -> None:
+def test_a_hostile_config_is_refused_before_anything_of_its_size_is_made(
+    exported: Path, changed: dict[str, object]
+) -> None:
     """F74: exit 3."""
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps(config | changed))

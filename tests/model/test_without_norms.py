@@ -1,4 +1,5 @@
-"""GPTs without layer norms, and the initialization that goes with them: sizes, scales, growth, export, and that nothing moved."""
+"""GPTs without layer norms, and the initialization that goes with them: sizes, scales, growth, export, and that nothing
+moved."""
 
 from __future__ import annotations
 
@@ -48,10 +49,17 @@ def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> Non
     model = made(BARE)
     assert not [name for name, _ in model.named_parameters() if ".ln_" in name or name.startswith("ln_")]
     assert set(model.parameter_kinds().values()) == {
-        "token_embedding", "position_embedding", "matrix", "fused_matrix", "vector", "fused_vector"
+        "token_embedding",
+        "position_embedding",
+        "matrix",
+        "fused_matrix",
+        "vector",
+        "fused_vector",
     }
     assert made(GPT2).parameter_count - model.parameter_count == 3 * 4 * 16 + 2 * 16
-    assert model.parameter_count == parameter_count(3, 16, 32, 64, "none") == 64 * 16 + 32 * 16 + 3 * (12 * 256 + 9 * 16)
+    assert (
+        model.parameter_count == parameter_count(3, 16, 32, 64, "none") == 64 * 16 + 32 * 16 + 3 * (12 * 256 + 9 * 16)
+    )
     assert block_parameters(16) - block_parameters(16, "none") == 4 * 16
     expected = 6 * (model.parameter_count - 32 * 16) + 12 * 3 * 16 * 8
     assert model.flops_per_token(8).with_logits == expected == flops_per_token(16, 8, 64, 3, "none").with_logits
@@ -158,4 +166,3 @@ def test_growth_in_depth_keeps_the_loss_and_the_identity_variant_is_refused() ->
         assert torch.equal(state.model(ids), before)
     with pytest.raises(ValueError, match='must not be "identity"'):
         replace(recipe, staged_growth=StagedGrowth(depth="identity"))
-

@@ -56,7 +56,10 @@ def test_steps_are_those_of_pytorch() -> None:
 def test_found_inf_leaves_everything_as_it_is() -> None:
     model, gradients = model_and_gradients()
     optimizer = AdamW(dict(model.named_parameters()), KINDS, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    for gradient, found_inf in ((gradients[0], torch.zeros(())), ([g * float("nan") for g in gradients[1]], torch.ones(()))):
+    for gradient, found_inf in (
+        (gradients[0], torch.zeros(())),
+        ([g * float("nan") for g in gradients[1]], torch.ones(())),
+    ):
         before = [tensor.clone() for tensor in (*model.parameters(), *optimizer.tensors().values())]
         for p, value in zip(model.parameters(), gradient, strict=True):
             p.grad = value

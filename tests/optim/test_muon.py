@@ -54,7 +54,9 @@ def test_steps_are_those_of_torch_muon_and_adamw() -> None:
     hidden = [name for name in theirs if name.endswith((*MATRICES, "c_attn.weight"))]
     assert len(hidden) == 8
     others = [name for name in theirs if name not in (*hidden, "wte.weight")]
-    muon = torch.optim.Muon([p for name in hidden for p in theirs[name]], lr=0.5 * 0.02, weight_decay=0.1, momentum=0.95)
+    muon = torch.optim.Muon(
+        [p for name in hidden for p in theirs[name]], lr=0.5 * 0.02, weight_decay=0.1, momentum=0.95
+    )
     adamw = torch.optim.AdamW(
         [
             {"params": [p for name in others for p in theirs[name]], "weight_decay": 0.0},
@@ -83,7 +85,9 @@ def test_every_parameter_has_one_kind_of_state() -> None:
     expected = set()
     for name, p in state.model.named_parameters():
         in_block = name.startswith("h.") and p.dim() == 2
-        expected |= {f"{key}.{name}" for key in (("momentum_buffer",) if in_block else ("exp_avg", "exp_avg_sq", "step"))}
+        expected |= {
+            f"{key}.{name}" for key in (("momentum_buffer",) if in_block else ("exp_avg", "exp_avg_sq", "step"))
+        }
     assert names == expected
     assert state.optimizer.measures() == {}
 
@@ -115,7 +119,11 @@ def test_resumes_exactly_at_every_step() -> None:
 
 def test_learns() -> None:
     """200 steps of a tiny model on text in which three of four tokens follow from the one before."""
-    recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, tokens=8 * 16 * 200, micro_batch_tokens=128), eval=Eval(every=1000))
+    recipe = dataclasses.replace(
+        RECIPE,
+        train=dataclasses.replace(RECIPE.train, tokens=8 * 16 * 200, micro_batch_tokens=128),
+        eval=Eval(every=1000),
+    )
     data, state = RandomTokens(16), fresh(recipe)
     val = torch.stack([data.window(10**6 + i) for i in range(16)])
     rows = [row for record in train(state, recipe, data, val) for row in read_records(state, recipe, [record])]  # type: ignore[arg-type]

@@ -50,7 +50,9 @@ def test_a_hybrid_adds_up_its_shares_between_nodes() -> None:
 def test_a_ring_is_as_fast_as_its_slowest_link_and_has_latency() -> None:
     assert replace(EIGHT, between=1e10).ring(4e9) == pytest.approx(0.7)
     assert replace(EIGHT, devices=4, latency=1e-5).ring(0) == pytest.approx(6e-5)
-    assert replace(EIGHT, nodes=1, between=1e9).ring(4e9) == replace(EIGHT, nodes=1).ring(4e9), "one node sends nothing out"
+    assert replace(EIGHT, nodes=1, between=1e9).ring(4e9) == replace(EIGHT, nodes=1).ring(4e9), (
+        "one node sends nothing out"
+    )
     assert replace(EIGHT, devices=1).ring(4e9) == 0
 
 
@@ -76,8 +78,11 @@ def test_short_steps_of_a_warmup_are_bound_by_the_network_first() -> None:
 
 
 def test_shards_divide_the_state_and_not_the_activations() -> None:
-    """A billion parameters at 16 bytes on 8 devices: 14 GB less on each, but for gathered blocks of 4 x 2 x 50 MB and the embedding."""
-    large = replace(RECIPE, model=Model(n_layer=20, n_head=16, n_embd=2048, seq_len=32), train=replace(RECIPE.train, batch_size=8))
+    """A billion parameters at 16 bytes on 8 devices: 14 GB less on each, but for gathered blocks of 4 x 2 x 50 MB and
+    the embedding."""
+    large = replace(
+        RECIPE, model=Model(n_layer=20, n_head=16, n_embd=2048, seq_len=32), train=replace(RECIPE.train, batch_size=8)
+    )
     (replicas, shards) = plan_cluster(large, replace(EIGHT, nodes=1), "fp32")
     saved = replicas.memory_bytes - shards.memory_bytes
     assert saved == pytest.approx(14e9 - 0.4e9, rel=0.03)
@@ -91,10 +96,14 @@ def test_methods_that_need_whole_gradients_are_replicated() -> None:
     )
     (plan,) = plan_cluster(measuring, replace(EIGHT, nodes=1), "fp32")
     usual = step_time("replicate", replace(EIGHT, nodes=1), flops=0, parameters=35_936).communication
-    assert plan.strategy == "replicate" and plan.full.communication == pytest.approx(usual, rel=0.05)  # 18 of 21 steps add up once
+    assert plan.strategy == "replicate" and plan.full.communication == pytest.approx(
+        usual, rel=0.05
+    )  # 18 of 21 steps add up once
 
 
-@pytest.mark.parametrize(("devices", "nodes", "message"), [(8, 1, "a step of 6 sequences"), (6, 4, "not a multiple of --nodes 4")])
+@pytest.mark.parametrize(
+    ("devices", "nodes", "message"), [(8, 1, "a step of 6 sequences"), (6, 4, "not a multiple of --nodes 4")]
+)
 def test_what_cannot_be_dealt_is_refused(devices: int, nodes: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan_cluster(RECIPE, replace(EIGHT, devices=devices, nodes=nodes), "fp32")

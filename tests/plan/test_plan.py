@@ -61,7 +61,9 @@ def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:
     wsd = replace(RECIPE.optim, schedule="wsd", decay_share=0.5, warmup_steps=0)
     by_steps = replace(wsd, decay_steps=40)
     assert [by_steps.lr_at(step, 0, 0, 1) for step in (20, 30, 40, 41)] == pytest.approx([1e-3, 5.5e-4, 1e-4, 1e-4])
-    assert [wsd.lr_at(1, tokens, 0, 1000) for tokens in (500, 750, 1000, 1001)] == pytest.approx([1e-3, 5.5e-4, 1e-4, 1e-4])
+    assert [wsd.lr_at(1, tokens, 0, 1000) for tokens in (500, 750, 1000, 1001)] == pytest.approx(
+        [1e-3, 5.5e-4, 1e-4, 1e-4]
+    )
     # A share that would begin in the warmup begins after it: the linear schedule.
     whole = replace(RECIPE.optim, schedule="wsd", decay_share=1.0)
     linear = replace(RECIPE.optim, schedule="linear")
@@ -153,7 +155,15 @@ def test_plan_step_is_pure() -> None:
 
 @pytest.mark.parametrize(
     ("batch_size", "seq_len", "micro_batch_tokens", "expected"),
-    [(16, 64, 512, 2), (5, 100, 250, 3), (3, 100, 199, 3), (7, 100, 350, 3), (4, 100, 50, 4), (1, 8, 8, 1), (9, 24, 100, 3)],
+    [
+        (16, 64, 512, 2),
+        (5, 100, 250, 3),
+        (3, 100, 199, 3),
+        (7, 100, 350, 3),
+        (4, 100, 50, 4),
+        (1, 8, 8, 1),
+        (9, 24, 100, 3),
+    ],
 )
 def test_no_micro_batch_exceeds_its_tokens_while_one_sequence_fits(
     batch_size: int, seq_len: int, micro_batch_tokens: int, expected: int

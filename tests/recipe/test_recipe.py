@@ -33,7 +33,9 @@ batch_size = 4
 """
 
 
-STAGED = TINY + """
+STAGED = (
+    TINY
+    + """
 [[stages]]
 model = { n_layer = 1 }
 switch = { rule = "steps", value = 10 }
@@ -41,6 +43,7 @@ switch = { rule = "steps", value = 10 }
 [[stages]]
 operators = ["depth"]
 """
+)
 
 
 @pytest.fixture
@@ -332,7 +335,9 @@ def test_lines_that_are_not_toml_are_pointed_at(folder: Path, text: str, line: i
 def test_a_text_is_not_taken_for_a_recipe(folder: Path) -> None:
     """A novel as --recipe: ten lines that are not TOML are enough, however many there are."""
     (folder / "novel.toml").write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 15_000)
-    with pytest.raises(RecipeError, match=r"novel\.toml is not a recipe: 10 of its first 10 lines are not TOML") as caught:
+    with pytest.raises(
+        RecipeError, match=r"novel\.toml is not a recipe: 10 of its first 10 lines are not TOML"
+    ) as caught:
         load_recipe("novel.toml")
     assert "--set data.train=novel.toml" in str(caught.value)
     (folder / "large.toml").write_bytes(b"# " + b"x" * (1 << 20))
@@ -387,7 +392,8 @@ def test_places_are_right_in_unusual_files(folder: Path) -> None:
 
 
 def typos(word: str) -> list[str]:
-    """Every word that is one deletion, insertion, replacement or swap away, and none that is itself a letter short of."""
+    """Every word that is one deletion, insertion, replacement or swap away, and none that is itself a letter short
+    of."""
     letters = string.ascii_lowercase + "_"
     splits = [(word[:i], word[i:]) for i in range(len(word) + 1)]
     return sorted(
@@ -456,13 +462,45 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
     """Random values at random keys, in files and by --set: a recipe or a RecipeError, nothing else."""
     write(folder, "staged", STAGED)
     known = sorted(known_keys(Recipe))
-    values = ["0", "-1", "1", "2.5", "1e400", "nan", "true", "false", '""', '"x"', "[]", "[1]", '["a", 2]', "[[1]]", "{}", "[{}]"]
-    values += ["{ x = 1 }", "[{ lr = 1 }]", "1979-05-27", "07:32:00", "'300M'", "9" * 400, "x", "", "=", "[", '"\\ud800"']
+    values = [
+        "0",
+        "-1",
+        "1",
+        "2.5",
+        "1e400",
+        "nan",
+        "true",
+        "false",
+        '""',
+        '"x"',
+        "[]",
+        "[1]",
+        '["a", 2]',
+        "[[1]]",
+        "{}",
+        "[{}]",
+    ]
+    values += [
+        "{ x = 1 }",
+        "[{ lr = 1 }]",
+        "1979-05-27",
+        "07:32:00",
+        "'300M'",
+        "9" * 400,
+        "x",
+        "",
+        "=",
+        "[",
+        '"\\ud800"',
+    ]
     draw = random.Random(2)
     loaded = 0
     for _ in range(200):
         keys = [draw.choice(known) for _ in range(draw.choice((1, 1, 1, 3)))]
-        keys = [key.replace("stages.", f"stages.{draw.randrange(3)}.") if draw.random() < 0.9 else f"{key}.x" for key in keys]
+        keys = [
+            key.replace("stages.", f"stages.{draw.randrange(3)}.") if draw.random() < 0.9 else f"{key}.x"
+            for key in keys
+        ]
         written = [f"{key}={draw.choice(values)}" for key in keys]
         if draw.random() < 0.5:
             write(folder, "odd", 'base = "staged"\n' + "\n".join(written))
@@ -487,7 +525,15 @@ def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
 
 def test_every_required_key_that_is_missing_is_named(folder: Path) -> None:
     write(folder, "empty", "")
-    needed = {"model.n_layer", "model.n_head", "model.n_embd", "model.seq_len", "optim.lr", "train.tokens", "train.batch_size"}
+    needed = {
+        "model.n_layer",
+        "model.n_head",
+        "model.n_embd",
+        "model.seq_len",
+        "optim.lr",
+        "train.tokens",
+        "train.batch_size",
+    }
     assert set(problems("empty")) == needed
 
 
@@ -584,7 +630,9 @@ def test_every_shipped_recipe_survives_being_written(folder: Path) -> None:
         assert load_recipe("copy.toml") == recipe, name
 
 
-@pytest.mark.parametrize("value", [True, 0, -7, 10**12, 0.1, 1e-5, 1e22, 1.0, -0.0, "", "a\x00b\x7f\\\"'\n", [1, [2.5, "x"]]])
+@pytest.mark.parametrize(
+    "value", [True, 0, -7, 10**12, 0.1, 1e-5, 1e22, 1.0, -0.0, "", "a\x00b\x7f\\\"'\n", [1, [2.5, "x"]]]
+)
 def test_toml_values_are_exact(value: object) -> None:
     import tomllib
 
@@ -611,7 +659,9 @@ def test_no_two_aliases_mean_a_key_that_does_not_exist() -> None:
     known = known_keys(Recipe)
     assert [target for target in ALIASES.values() if target not in known] == []
     # a valid key is never an alias of another one in its own section
-    assert not [a for a, target in itertools.product(ALIASES, known) if target == f"{ALIASES[a].rpartition('.')[0]}.{a}"]
+    assert not [
+        a for a, target in itertools.product(ALIASES, known) if target == f"{ALIASES[a].rpartition('.')[0]}.{a}"
+    ]
 
 
 def test_a_warmup_of_most_of_the_run_is_warned_of(folder: Path) -> None:

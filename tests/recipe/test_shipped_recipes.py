@@ -26,7 +26,16 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_promised_recipes_are_there() -> None:
-    promised = {"quickstart", "small", "small-muon", "small-wsd", "gpt2-117m", "gpt2-117m-large-batch", "gpt2-1.5b", "gpt3-125m"}
+    promised = {
+        "quickstart",
+        "small",
+        "small-muon",
+        "small-wsd",
+        "gpt2-117m",
+        "gpt2-117m-large-batch",
+        "gpt2-1.5b",
+        "gpt3-125m",
+    }
     assert promised <= {path.stem for path in FILES}
 
 
@@ -44,7 +53,8 @@ def test_every_recipe_loads_and_says_what_it_is(path: Path) -> None:
 
 
 def parameters(recipe: Recipe, vocab_size: int) -> int:
-    """Parameters of a GPT-2: embeddings, 12 d^2 + 13 d per block (two layer norms, four matrices, biases), final norm."""
+    """Parameters of a GPT-2: embeddings, 12 d^2 + 13 d per block (two layer norms, four matrices, biases), final
+    norm."""
     d, model = recipe.model.n_embd, recipe.model
     return (vocab_size + model.seq_len) * d + model.n_layer * (12 * d * d + 13 * d) + 2 * d
 
@@ -74,7 +84,8 @@ def test_gpt2_recipes_are_the_published_baselines(name: str, steps: int, batch_s
 
 
 def test_gpt3_warms_up_over_its_published_tokens() -> None:
-    """375 million tokens of learning-rate warmup and 4 billion of batch size warmup, in the units that the recipe uses."""
+    """375 million tokens of learning-rate warmup and 4 billion of batch size warmup, in the units that the recipe
+    uses."""
     recipe = load_recipe("gpt3-125m")
     ramp = recipe.batch_size_warmup
     assert ramp is not None
@@ -97,7 +108,17 @@ def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+    ]
     built = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300, check=False)
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")

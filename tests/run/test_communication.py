@@ -13,7 +13,12 @@ def test_short_steps_that_the_network_has_bound_are_named(tmp_path: Path) -> Non
     rows = rows_of(10, 0)
     for row in rows[1:]:
         short = row["step"] <= 3
-        row |= {"seconds": 1.0, "comm_seconds": 0.8 if short else 0.1, "wait_seconds": float(row["step"] == 10), "seq_len": 8 if short else 64}
+        row |= {
+            "seconds": 1.0,
+            "comm_seconds": 0.8 if short else 0.1,
+            "wait_seconds": float(row["step"] == 10),
+            "seq_len": 8 if short else 64,
+        }
     found = communication(write_run(tmp_path, "small", 0, rows=rows))
     assert found is not None
     assert found.startswith("31% of the time went into adding up gradients, 10% into waiting for each other; ")

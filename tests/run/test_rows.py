@@ -190,9 +190,16 @@ def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path: Path) -> Non
 
 
 def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path) -> None:
-    """A stop during the evaluation of step 40: the resumed run writes its loss first, in a row without a training step."""
+    """A stop during the evaluation of step 40: the resumed run writes its loss first, in a row without a training
+    step."""
     first = rows_of(40, 0)
-    late = {key: first[0][key] for key in first[0]} | {"step": 40, "segment": 1, "tokens": 40960, "val_loss": 4.5, "grad_norm": None}
+    late = {key: first[0][key] for key in first[0]} | {
+        "step": 40,
+        "segment": 1,
+        "tokens": 40960,
+        "val_loss": 4.5,
+        "grad_norm": None,
+    }
     first[40]["val_loss"] = None
     path = write_run(tmp_path, "r", 0, rows=[*first, late, *rows_of(60, 0, segment=1, first=41)])
     columns = read_rows(path, ["step", "val_loss", "loss", "segment", "grad_norm"]).columns
@@ -202,7 +209,8 @@ def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path)
 
 
 def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
-    """F58: events.jsonl was lost and an older version counted its segments from it; runs grown by it began at 0 again."""
+    """F58: events.jsonl was lost and an older version counted its segments from it; runs grown by it began at 0
+    again."""
     path = write_run(tmp_path, "r", 0, rows=[*rows_of(60, 0, segment=2), *rows_of(100, 0, segment=0, first=61)])
     assert [row["step"] for row in read_counting(path)] == list(range(101))
     rows = read_rows(path, ["step"])
@@ -257,7 +265,9 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
         read_rows(path, ["loss"])
 
 
-@pytest.mark.parametrize(("version", "word"), [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")])
+@pytest.mark.parametrize(
+    ("version", "word"), [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")]
+)
 def test_other_formats_are_refused_clearly(tmp_path: Path, version: object, word: str) -> None:
     """F52."""
     path = write_run(tmp_path, "r", 0, origin={"schema_version": version})
@@ -293,11 +303,4 @@ def test_damaged_small_files_are_named(tmp_path: Path) -> None:
 
 def test_flatten() -> None:
     recipe = {"seed": 1, "optim": {"lr": 1.0}, "stages": [{"n": 1}, {"n": 2}], "on": {}, "list": [1, 2]}
-    assert flatten(recipe) == {
-        "seed": 1,
-        "optim.lr": 1.0,
-        "stages.0.n": 1,
-        "stages.1.n": 2,
-        "on": {},
-        "list": [1, 2],
-    }
+    assert flatten(recipe) == {"seed": 1, "optim.lr": 1.0, "stages.0.n": 1, "stages.1.n": 2, "on": {}, "list": [1, 2]}

@@ -70,7 +70,8 @@ def test_a_run_without_losses() -> None:
 
 
 def test_correlations_are_pearson_s() -> None:
-    # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with one degree of freedom).
+    # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with one degree of
+    # freedom).
     found = measure(rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2]))
     norm, largest = found.correlations["adam_sqrt_v_l1"], found.correlations["adam_sqrt_v_max"]
     assert norm is not None and largest is not None

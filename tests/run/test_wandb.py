@@ -64,7 +64,9 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path: Pat
     assert [row["train/loss"] for row in history[1:]] == [9.0] * 40 + [2.0] * 60
     for row, expected in zip(history, counting, strict=True):
         values = [value for value in expected.values() if value is not None]
-        assert sorted(map(float, values)) == sorted(float(value) for key, value in row.items() if not key.startswith("_"))
+        assert sorted(map(float, values)) == sorted(
+            float(value) for key, value in row.items() if not key.startswith("_")
+        )
 
 
 def test_columns_stand_in_groups() -> None:
@@ -88,7 +90,8 @@ def test_every_column_of_a_row_has_a_group() -> None:
 
 
 def test_axes_summaries_scores_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curves over tokens, the lowest loss in the summary, zero-shot scores and memory beside it; wandb's variables win."""
+    """Curves over tokens, the lowest loss in the summary, zero-shot scores and memory beside it; wandb's variables
+    win."""
     path = write_run(tmp_path, "small", 0)
     entry = {"task": "piqa", "metric": "acc_norm", "value": 0.53, "limit": None}
     (path / "zeroshot.json").write_text(json.dumps([entry, {**entry, "task": "rte", "limit": 10}]))
@@ -102,7 +105,11 @@ def test_axes_summaries_scores_and_names(tmp_path: Path, monkeypatch: pytest.Mon
     assert (run.project, run.display_name, run.run_group, run.entity) == ("p1", "n1", "g1", "e1")
     metrics = {m.metric.name or m.metric.glob_name: m.metric for m in records if m.HasField("metric")}
     assert metrics["*"].step_metric == "axis/tokens" and set(metrics) >= set(AXES.values())
-    assert metrics["val/loss"].summary.min and metrics["train/loss"].summary.min and metrics["stability/loss_ratio"].summary.max
+    assert (
+        metrics["val/loss"].summary.min
+        and metrics["train/loss"].summary.min
+        and metrics["stability/loss_ratio"].summary.max
+    )
     summary = {
         (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
         for record in records
@@ -138,7 +145,9 @@ def test_tensorboard_has_the_same_curves(tmp_path: Path) -> None:
 
     def read() -> tuple[list[int], list[float]]:
         events = accumulator.EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-        assert {"val/loss", "optim/lr", "throughput/tokens_per_second", "stability/loss_ratio"} <= set(events.Tags()["scalars"])
+        assert {"val/loss", "optim/lr", "throughput/tokens_per_second", "stability/loss_ratio"} <= set(
+            events.Tags()["scalars"]
+        )
         loss = events.Scalars("train/loss")
         return [event.step for event in loss], [event.value for event in loss]
 
@@ -276,4 +285,7 @@ def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
     assert [row["_step"] for row in history] == list(range(51))
     assert [row["train/loss"] for row in history[1:]] == [row["loss"] for row in second[1:]]
     (folder,) = (tmp_path / "runs" / "on" / "wandb").glob("offline-run-*")
-    assert f"send it with: wandb sync {Path('runs') / 'on' / 'wandb' / folder.name}" in on.stdout or f"wandb sync {folder}" in on.stdout
+    assert (
+        f"send it with: wandb sync {Path('runs') / 'on' / 'wandb' / folder.name}" in on.stdout
+        or f"wandb sync {folder}" in on.stdout
+    )

@@ -1,4 +1,5 @@
-"""A study from its first run to its verdict, with stubs that train: phases, looks, stops, changes, receipts, rehearsal."""
+"""A study from its first run to its verdict, with stubs that train: phases, looks, stops, changes, receipts,
+rehearsal."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def test_tuning_then_looks_until_all_is_decided(file: StudyFile) -> None:
     told = []
     found = conduct(file, crew(file, launch), tell=lambda judgement: told.append(judgement.look))
     # the stubs' losses do not depend on the learning rate: the first of equals is taken
-    assert {tuned.arm: tuned.settings for tuned in choices(file)} == {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
+    assert {tuned.arm: tuned.settings for tuned in choices(file)} == {
+        "plain": ("optim.lr=0.001",),
+        "warm": ("optim.lr=0.001",),
+    }
     assert launch.calls[:2] == ["study-plain-lr0.001-tune-seed0", "study-plain-lr0.002-tune-seed0"]
     assert launch.calls[12:] == [f"study-{arm}-seed{seed}" for seed in (10, 11, 12) for arm in ("plain", "warm")]
     assert (found.look, found.decided, told) == (1, True, [1])  # warm is much better here, so three seeds do
@@ -134,13 +138,21 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
     (folder / "study.toml").write_text(STUDY.replace('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}'))
     file = read_study(folder / "study.toml")
     register(file, allow=False)
-    conduct(file, Crew(study_folder(file.name), say=quiet, launch=Pretrain([t for _, (_, t) in all_trials(file, {"warm": ("optim.lr=0.001",)})])))
+    conduct(
+        file,
+        Crew(
+            study_folder(file.name),
+            say=quiet,
+            launch=Pretrain([t for _, (_, t) in all_trials(file, {"warm": ("optim.lr=0.001",)})]),
+        ),
+    )
     plain, warm = choices(file)
     assert "not tuned while others are" in plain.warnings[0] and plain.settings == ()
     assert "0.001, is the lowest tried; a lower one" in warm.warnings[0]
 
 
-# --- what was fixed beforehand -----------------------------------------------------------------------------------------
+# --- what was fixed beforehand
+# -----------------------------------------------------------------------------------------
 
 
 def test_a_changed_study_is_refused_with_what_changed(folder: Path, file: StudyFile) -> None:
@@ -204,7 +216,8 @@ def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
     assert judgement.look == 0 and len(judgement.pending) == 6 and not registration.exploratory
 
 
-# --- what it costs, and the rehearsal ------------------------------------------------------------------------------------
+# --- what it costs, and the rehearsal
+# ------------------------------------------------------------------------------------
 
 
 def test_the_plan_counts_what_is_left(file: StudyFile) -> None:
@@ -238,8 +251,15 @@ def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name: str,
     """Eight of them, or eight lanes: each has a sequence of the smallest step."""
     recipe = load_recipe(name)
     in_lanes = replace(recipe, parallel=Parallel(lanes=8))
-    for short in (toy_recipe(recipe, tmp_path, 8), toy_recipe(in_lanes, tmp_path), cut_recipe(recipe, 4, 8), cut_recipe(in_lanes, 4)):
-        smallest = min((m.batch_bounds(short.train.batch_size)[0] for m in short.methods.values()), default=short.train.batch_size)
+    for short in (
+        toy_recipe(recipe, tmp_path, 8),
+        toy_recipe(in_lanes, tmp_path),
+        cut_recipe(recipe, 4, 8),
+        cut_recipe(in_lanes, 4),
+    ):
+        smallest = min(
+            (m.batch_bounds(short.train.batch_size)[0] for m in short.methods.values()), default=short.train.batch_size
+        )
         assert smallest >= 8
 
 
@@ -253,7 +273,9 @@ def test_an_arm_may_have_the_name_of_its_study(folder: Path) -> None:
 def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder: Path, file: StudyFile) -> None:
     with rehearsal(file, study_folder(file.name) / "rehearsal") as small:
         register(small, allow=False)
-        trials = [trial for _, (_, trial) in all_trials(small, {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)})]
+        trials = [
+            trial for _, (_, trial) in all_trials(small, {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)})
+        ]
         launch = Pretrain(trials)
         found = conduct(small, crew(small, launch))
     assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
@@ -281,7 +303,11 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Pat
         assert done.exit_code == 0, (done.output, done.exception)
         found = json.loads((folder / "out.json").read_text() if words else done.stdout)
         assert [verdict["outcome"] for verdict in found["study"]["verdicts"]] == ["better"]
-        assert found["exploratory"].startswith("Exploratory") and found["differences"] and found["study"]["exploratory"] == []
+        assert (
+            found["exploratory"].startswith("Exploratory")
+            and found["differences"]
+            and found["study"]["exploratory"] == []
+        )
         assert "study study: warm better in final_loss" in found["labels"][0]["text"]
     for words, message in (
         (["compare", "--study", "study.toml", "small"], "leave out RUN"),
@@ -300,7 +326,10 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -
     register(file, allow=False)
     launch = launcher(file)
     found = conduct(file, crew(file, launch))
-    assert len(launch.calls) == 2 * 2 * 3 and launch.calls[:2] == ["study-plain-lr0.001-seed10", "study-plain-lr0.004-seed10"]
+    assert len(launch.calls) == 2 * 2 * 3 and launch.calls[:2] == [
+        "study-plain-lr0.001-seed10",
+        "study-plain-lr0.004-seed10",
+    ]
     assert found.look == 1 and len(found.verdicts[0].seeds) == 3
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
     assert {row["phase"] for row in rows} == {"learning rates"}

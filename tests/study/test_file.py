@@ -70,7 +70,12 @@ def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
         ('direction = "different"', 'direction = "diferent"', "primary.0.direction", "must be one of"),
         ('direction = "different"', 'direction = "different"\ntarget = 3.0', "primary.0.target", "is for a cost"),
         ('measure = "final_loss"', 'measure = "lr_sensitivity"', "primary.0.rates", "two or more learning rates"),
-        ('measure = "final_loss"', 'measure = "final_loss"\nrates = [1e-3, 2e-3]', "primary.0.rates", "is for lr_sensitivity"),
+        (
+            'measure = "final_loss"',
+            'measure = "final_loss"\nrates = [1e-3, 2e-3]',
+            "primary.0.rates",
+            "is for lr_sensitivity",
+        ),
         ('measure = "final_loss"', 'measure = "best_loss"', "primary.0.measure", "must be one of"),
         ('name = "warm"', 'name = "plain"', "arms.1.name", "another arm"),
         ('name = "warm"', 'name = "../x"', "arms.1.name", "letters, digits"),
@@ -100,9 +105,13 @@ def test_no_file_and_no_toml(folder: Path) -> None:
 
 def test_comments_order_and_words_are_free(folder: Path) -> None:
     sha256 = read_study(folder / "study.toml").sha256
-    same = changed(folder, ("looks = 2\n", "# more\n"), ('seeds = "10..14"', 'looks = 2\nseeds = "10..14"'), ("Is warm", "Is it"))
+    same = changed(
+        folder, ("looks = 2\n", "# more\n"), ('seeds = "10..14"', 'looks = 2\nseeds = "10..14"'), ("Is warm", "Is it")
+    )
     assert read_study(same).sha256 == sha256
-    (folder / "plain.toml").write_text((folder / "plain.toml").read_text().replace("every = 5\n", "every = 5 # steps\n"))
+    (folder / "plain.toml").write_text(
+        (folder / "plain.toml").read_text().replace("every = 5\n", "every = 5 # steps\n")
+    )
     assert read_study(same).sha256 == sha256
 
 
@@ -135,5 +144,7 @@ def test_the_recipes_are_part_of_the_hash_and_checkpoints_are_not(folder: Path) 
 def test_an_arm_may_have_a_grid_of_its_own_or_none(folder: Path) -> None:
     file = read_study(changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}')))
     assert {arm for arm, _ in tuning(file)} == {"warm"}
-    file = read_study(changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = { "optim.lr" = [3e-3] }')))
+    file = read_study(
+        changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = { "optim.lr" = [3e-3] }'))
+    )
     assert [trial.settings[-1] for arm, trial in tuning(file) if arm == "plain"] == ["optim.lr=0.003"] * 2

@@ -1,4 +1,5 @@
-"""Verdicts from made runs: directions, looks, Holm, failed and pending runs; and that studies without a difference err rarely."""
+"""Verdicts from made runs: directions, looks, Holm, failed and pending runs; and that studies without a difference err
+rarely."""
 
 from __future__ import annotations
 
@@ -98,7 +99,11 @@ def test_holm_over_primaries_and_arms() -> None:
     p = [verdict.p for verdict in found.verdicts]
     assert p[1] < 0.05
     assert [verdict.p_holm for verdict in found.verdicts] == pytest.approx([3 * p[0], 2 * p[1], p[2]])
-    assert [verdict.outcome for verdict in found.verdicts] == ["better", "worse" if 2 * p[1] <= 0.05 else "undecided", "undecided"]
+    assert [verdict.outcome for verdict in found.verdicts] == [
+        "better",
+        "worse" if 2 * p[1] <= 0.05 else "undecided",
+        "undecided",
+    ]
 
 
 def test_a_pending_run_lets_the_look_wait() -> None:
@@ -185,7 +190,8 @@ SPEEDS = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
 def test_cost_to_a_fixed_target_is_a_ratio() -> None:
     there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
     (verdict,) = judge(cost_study(target=4.0), there).verdicts
-    # 3 = 0.8 log(1 + x) needs x = 41.5; 3 = 0.88 log(1 + x) needs 29.2; the straight lines between evaluations bend that a little
+    # 3 = 0.8 log(1 + x) needs x = 41.5; 3 = 0.88 log(1 + x) needs 29.2; the straight lines between evaluations bend
+    # that a little
     assert verdict.outcome == "better" and verdict.estimate.log
     assert verdict.estimate.mean == pytest.approx(41.5 / 29.2, rel=0.05)
 
@@ -210,7 +216,9 @@ def test_cost_without_a_target_is_judged_at_one_budget_and_ranked_at_one_cost_on
     assert judge(cost_study(), there).verdicts[0].outcome == "better"
     there["method"][4].evaluated["tokens"] = 2 * there["method"][4].evaluated["tokens"]
     (verdict,) = judge(cost_study(), there).verdicts
-    assert verdict.outcome == "undecided" and verdict.note.endswith("cannot be ranked where a run failed and costs differ")
+    assert verdict.outcome == "undecided" and verdict.note.endswith(
+        "cannot be ranked where a run failed and costs differ"
+    )
 
 
 def test_a_target_that_is_not_reached_is_a_rank() -> None:
@@ -235,7 +243,9 @@ def test_seconds_of_different_machines_are_not_judged() -> None:
 def test_looks_that_contradict_each_other_decide_nothing() -> None:
     planned = study(looks=2, arms=("base", "a", "b"))
     early = [-0.1, -0.1001, -0.0999]  # a is clearly better at the first look; b lets the study go on
-    a, turned = ([loss + by for loss, by in zip(BASE, [*early, *later], strict=True)] for later in ((-0.1, -0.3), (0.5, 0.5)))
+    a, turned = (
+        [loss + by for loss, by in zip(BASE, [*early, *later], strict=True)] for later in ((-0.1, -0.3), (0.5, 0.5))
+    )
     verdict = judge(planned, runs(base=BASE, a=a, b=shifted(0.0002))).verdicts[0]
     assert (verdict.outcome, len(verdict.seeds)) == ("better", 5)
     verdict = judge(planned, runs(base=BASE, a=turned, b=shifted(0.0002))).verdicts[0]
@@ -323,7 +333,10 @@ def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction: str, margi
     claims = 0
     for _ in range(1500):
         shared = random.normal(3.5, 0.05, 9)
-        losses = {arm: list(shared + random.normal(0, 0.01, 9) + (shift if arm != "base" else 0)) for arm in ("base", "a", "b")}
+        losses = {
+            arm: list(shared + random.normal(0, 0.01, 9) + (shift if arm != "base" else 0))
+            for arm in ("base", "a", "b")
+        }
         found = judge(planned, runs(**losses))
         claims += any(verdict.outcome != "undecided" for verdict in found.verdicts)
     assert claims / 1500 <= 0.065  # 2.7 standard errors above 5 %
@@ -346,7 +359,9 @@ def sensitivity_study(direction: str = "better", margin: float | None = None) ->
 
 def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> None:
     base = [[loss + rise for loss in BASE] for rise in (0.3, 0.0, 0.9)]
-    method = [[loss + 0.1 + rise for loss in shifted(0.0, noise)] for rise, noise in ((0.0, 0.0), (0.0, 0.0), (0.3, 0.006))]
+    method = [
+        [loss + 0.1 + rise for loss in shifted(0.0, noise)] for rise, noise in ((0.0, 0.0), (0.0, 0.0), (0.3, 0.006))
+    ]
     (verdict,) = judge(sensitivity_study(), {}, rated=over_rates(base=base, method=method)).verdicts
     # (0.3 + 0.0 + 0.9) / 3 = 0.4 against 0.3 / 3 = 0.1
     assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.3, abs=1e-9)
@@ -358,7 +373,9 @@ def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
     base = [list(BASE), list(BASE), [loss + 0.01 for loss in shifted(0.0)]]
     method = [list(BASE), list(BASE), [None] * 5]  # loss before training: 7.0
     (verdict,) = judge(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)).verdicts
-    expected = np.mean([(7.0 - loss) / 3 for loss in BASE]) - np.mean([(new - old) / 3 for old, new in zip(BASE, base[2], strict=True)])
+    expected = np.mean([(7.0 - loss) / 3 for loss in BASE]) - np.mean(
+        [(new - old) / 3 for old, new in zip(BASE, base[2], strict=True)]
+    )
     assert verdict.outcome == "worse" and verdict.estimate.mean == pytest.approx(expected, abs=5e-3)
 
 

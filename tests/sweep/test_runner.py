@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.errors import (
-    EfftrainError,
-    OutOfMemoryError,
-    RunLockedError,
-    StoppedError,
-    UsageError,
-)
+from efftrain_cli.foundation.errors import EfftrainError, OutOfMemoryError, RunLockedError, StoppedError, UsageError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.sweep import needs, runner
 from efftrain_cli.sweep.claims import Claims
@@ -35,7 +29,19 @@ def statuses(crew: Crew, trials: list[Trial]) -> list[str]:
 def test_arguments(folder: Path) -> None:
     (trial,) = grid(["plain.toml"], (3,), [("optim.lr", ["1e-3"])])
     words = pretrain_arguments(trial, "new", "cpu")
-    assert words[3:] == ["pretrain", "--device", "cpu", "--recipe", "plain.toml", "--seed", "3", "--name", "plain-lr1e-3-seed3", "--set", "optim.lr=1e-3"]
+    assert words[3:] == [
+        "pretrain",
+        "--device",
+        "cpu",
+        "--recipe",
+        "plain.toml",
+        "--seed",
+        "3",
+        "--name",
+        "plain-lr1e-3-seed3",
+        "--set",
+        "optim.lr=1e-3",
+    ]
     assert pretrain_arguments(trial, "unfinished", "cpu")[-2:] == ["--resume", "plain-lr1e-3-seed3"]
     assert pretrain_arguments(trial, "new", "cpu", 2)[3:8] == ["pretrain", "--device", "cpu", "--devices", "2"]
     with pytest.raises(UsageError, match="give one of the two"):
@@ -121,7 +127,9 @@ def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
     assert again.calls == []
 
 
-def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(2)), raising=False)
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
     launch = Pretrain(trials, {"plain-seed0": 6})
@@ -148,7 +156,7 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: 
     crew(folder, Pretrain(trials)).train(trials)
     path = folder / "runs" / "plain-seed0" / "recipe.toml"
     lines = path.read_text().splitlines()
-    assert "repeat = true" in lines and "text_field = \"text\"" in lines
+    assert "repeat = true" in lines and 'text_field = "text"' in lines
     path.write_text("\n".join(line for line in lines if not line.startswith("text_field")))
     launch = Pretrain(trials)
     assert statuses(crew(folder, launch), trials) == ["finished"] and launch.calls == []

@@ -56,7 +56,9 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
         write_trial(trial)
     text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
     assert "every point a finished run of its own budget" in text
-    (folder / "plain.toml").write_text((folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 1e-3\ndecay_tokens = 2560"))
+    (folder / "plain.toml").write_text(
+        (folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 1e-3\ndecay_tokens = 2560")
+    )
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("train.tokens", ["1280", "2560"])], "fixed")
     for trial in trials:
         write_trial(trial)

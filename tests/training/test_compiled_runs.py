@@ -1,5 +1,5 @@
-"""Whole runs through the real compiler, on a CPU: every method's losses are eager code's, in as few graphs as its shapes need, and
-no second of compilation counts as training."""
+"""Whole runs through the real compiler, on a CPU: every method's losses are eager code's, in as few graphs as its
+shapes need, and no second of compilation counts as training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,24 @@ from efftrain_cli.training.stages import GrowthRecord, train_stages
 from efftrain_cli.training.trainer import Stopwatch, read_records
 from tests.tiny import fresh
 
-TINY = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "data.tokenizer=bpe:300", "train.dtype=fp32"]
+TINY = [
+    "model.n_layer=2",
+    "model.n_head=2",
+    "model.n_embd=32",
+    "model.seq_len=32",
+    "data.tokenizer=bpe:300",
+    "train.dtype=fp32",
+]
 BASELINE = load_recipe(
     "small",
-    [*TINY, "train.batch_size=4", "train.micro_batch_tokens=64", "train.tokens=1024", "eval.every=1000", "optim.warmup_steps=2"],
+    [
+        *TINY,
+        "train.batch_size=4",
+        "train.micro_batch_tokens=64",
+        "train.tokens=1024",
+        "eval.every=1000",
+        "optim.warmup_steps=2",
+    ],
 )
 GROWING = load_recipe(
     "small-staged-depth",
@@ -42,10 +56,7 @@ RUNS: dict[str, tuple[Recipe, int]] = {
     "length warmup": (replace(BASELINE, seq_len_warmup=SeqLenWarmup(start=8, steps=6)), 2),
     # A block and the head.
     "layer drop": (replace(BASELINE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=4)), 2),
-    "SimiGrad": (
-        replace(BASELINE, simigrad=SimiGrad(target=0.9, min_batch_size=4, max_batch_size=8, quantum=4)),
-        1,
-    ),
+    "SimiGrad": (replace(BASELINE, simigrad=SimiGrad(target=0.9, min_batch_size=4, max_batch_size=8, quantum=4)), 1),
     "growth": (GROWING, 2),
 }
 """Recipe, and the graphs that it needs."""
@@ -68,7 +79,9 @@ def rows_of(recipe: Recipe, folder: Path, compiled: bool) -> list[dict[str, obje
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_compiled_run_is_an_eager_one_in_few_graphs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_run_is_an_eager_one_in_few_graphs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited: list[bool] = []
 
     class Watched(Stopwatch):

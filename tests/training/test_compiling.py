@@ -50,7 +50,8 @@ def whole_of(recipe: Recipe) -> tuple[Objective, Objective]:
 
 
 def graphs_of(recipe: Recipe, shapes: list[tuple[int, int]]) -> int:
-    """Graphs that training on micro-batches of these (sequences, seq_len) compiles; losses are checked against eager."""
+    """Graphs that training on micro-batches of these (sequences, seq_len) compiles; losses are checked against
+    eager."""
     torch._dynamo.reset()
     eager, compiled = whole_of(recipe)
     before = compiled_graphs()
@@ -112,9 +113,7 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
     assert middle_micro_batch(RECIPE) is None, "lengths stay"
     warming = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130))
     assert middle_micro_batch(warming) == (2, FULL // 2)
-    larger = replace(
-        warming, train=replace(RECIPE.train, tokens=10**9, batch_size=64, micro_batch_tokens=8 * FULL)
-    )
+    larger = replace(warming, train=replace(RECIPE.train, tokens=10**9, batch_size=64, micro_batch_tokens=8 * FULL))
     assert middle_micro_batch(larger) == (16, FULL // 2), "as many tokens as a full micro-batch"
     filled = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130, batch="tokens"))
     filled = replace(filled, train=replace(RECIPE.train, tokens=10**9, batch_size=2, micro_batch_tokens=8 * FULL))
@@ -145,8 +144,8 @@ def test_warmup_over_128_lengths_needs_two_graphs_at_most() -> None:
 
 
 def parts_match_eager(recipe: Recipe, shapes: list[tuple[int, int]], patterns: list[list[bool]], backend: str) -> int:
-    """Graphs that blocks and head compile for these shapes, each with every pattern of blocks; losses and gradients are checked
-    against eager code."""
+    """Graphs that blocks and head compile for these shapes, each with every pattern of blocks; losses and gradients are
+    checked against eager code."""
     torch._dynamo.reset()
     model = build_model(recipe, 60, CPU)
     scales = torch.linspace(1, 2, recipe.model.n_layer)

@@ -1,4 +1,5 @@
-"""Memory: the estimate against what autograd really keeps, the choice it leads to, and the errors that mean "out of memory"."""
+"""Memory: the estimate against what autograd really keeps, the choice it leads to, and the errors that mean "out of
+memory"."""
 
 from __future__ import annotations
 
@@ -21,10 +22,13 @@ CUDA = torch.device("cuda")
 
 
 def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
-    """Bytes that autograd keeps for the backward pass of a micro-batch, parameters and their bf16 copies not counted."""
+    """Bytes that autograd keeps for the backward pass of a micro-batch, parameters and their bf16 copies not
+    counted."""
     model = GPT(config)
     model.residual_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
-    weights = {parameter.shape for parameter in model.parameters()} | {p.t().shape for p in model.parameters() if p.dim() == 2}
+    weights = {parameter.shape for parameter in model.parameters()} | {
+        p.t().shape for p in model.parameters() if p.dim() == 2
+    }
     kept: dict[int, torch.Tensor] = {}
 
     def keep(x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +63,12 @@ def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
 
 def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> None:
     def gigabytes(sequences: int, recompute: bool) -> float:
-        return training_bytes(GPT_2, GPT_2.padded_vocab_size, sequences, 1024, dtype="bf16", compiled=True, recompute=recompute) / 1e9
+        return (
+            training_bytes(
+                GPT_2, GPT_2.padded_vocab_size, sequences, 1024, dtype="bf16", compiled=True, recompute=recompute
+            )
+            / 1e9
+        )
 
     # 1.558e9 parameters at 18 bytes, 48 blocks x 1600 x 32 bytes x 16,384 tokens, 2 x 2 bytes x 50,304 x 16,384 tokens
     assert gigabytes(16, False) == pytest.approx(28.0 + 40.3 + 3.3, rel=0.01)

@@ -30,7 +30,14 @@ RECIPE = Recipe(
     optim=Optim(lr=1e-3),
     train=Train(tokens=10_000, batch_size=8, micro_batch_tokens=64, dtype="fp32"),
 )
-SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_ID")
+SLURM = (
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_ID",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +85,14 @@ def test_a_step_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
-    [("gpu[03-05,9],login", "gpu03"), ("login", "login"), ("a,b", "a"), ("a,gpu[1-2]", "a"), ("n[7]", "n7"), ("n[1,3]", "n1")],
+    [
+        ("gpu[03-05,9],login", "gpu03"),
+        ("login", "login"),
+        ("a,b", "a"),
+        ("a,gpu[1-2]", "a"),
+        ("n[7]", "n7"),
+        ("n[1,3]", "n1"),
+    ],
 )
 def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
     assert _first_host(nodes) == first
@@ -125,7 +139,15 @@ def test_lanes_are_added_in_a_balanced_tree() -> None:
         return {"ce": torch.tensor(float(number))}
 
     token = torch.zeros(1, 1, dtype=torch.int64)
-    losses = add_lanes(accumulate, [MicroBatch(i, token, token) for i in range(4)], [parameter], plan, range(4), lanes=4, nothing=NOTHING)
+    losses = add_lanes(
+        accumulate,
+        [MicroBatch(i, token, token) for i in range(4)],
+        [parameter],
+        plan,
+        range(4),
+        lanes=4,
+        nothing=NOTHING,
+    )
     one_by_one = torch.tensor(0.0)
     for value in values:
         one_by_one += torch.tensor(value)
@@ -221,7 +243,8 @@ def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(monkeypatch: p
 
 
 def test_copies_of_the_gradient_are_counted() -> None:
-    """Leaf 4 of a tree of 4 comes while a sum of two leaves and a leaf wait: three; SimiGrad keeps a half beside them."""
+    """Leaf 4 of a tree of 4 comes while a sum of two leaves and a leaf wait: three; SimiGrad keeps a half beside
+    them."""
 
     def copies(lanes: int | None, ranks: int, simigrad: bool = False) -> int:
         section = SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64) if simigrad else None
@@ -231,7 +254,9 @@ def test_copies_of_the_gradient_are_counted() -> None:
     assert [copies(None, 1, simigrad=True), copies(4, 1, simigrad=True)] == [2, 4]
 
 
-@pytest.mark.parametrize(("ranks", "lanes", "want"), [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))])
+@pytest.mark.parametrize(
+    ("ranks", "lanes", "want"), [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))]
+)
 def test_the_full_shape_is_that_of_the_ranks_cut(ranks: int, lanes: int | None, want: tuple[int, int]) -> None:
     recipe = replace(RECIPE, parallel=Parallel(lanes=lanes))
     assert full_micro_batch(recipe, ranks) == want

@@ -151,7 +151,9 @@ def test_counts_may_be_written_short(tmp_path):
 def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
     """L = t^-0.06 up to t = 40, then t^-0.03: the slope of 5 evaluations passes -0.05 only once enough lie beyond."""
     recipe = staged(
-        tmp_path, 'stages.0.switch={rule="slope", value=-0.05, window=5, times=3}', 'stages.1.switch={rule="steps", value=90}'
+        tmp_path,
+        'stages.0.switch={rule="slope", value=-0.05, window=5, times=3}',
+        'stages.1.switch={rule="steps", value=90}',
     )
     progress = Progress()
     ends = None
@@ -162,8 +164,8 @@ def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
         if stage_ended(recipe, progress):
             ends = step
             break
-    # A regression over 5 points weighs its 4 segments 4:6:6:4. The window ending at 41 has slope -(16 * 0.06 + 4 * 0.03) / 20
-    # = -0.054, that at 42 -0.045: the first of three.
+    # A regression over 5 points weighs its 4 segments 4:6:6:4. The window ending at 41 has slope -(16 * 0.06 + 4 *
+    # 0.03) / 20 = -0.054, that at 42 -0.045: the first of three.
     assert ends == 44
     assert len(progress.stage_curve) == 7  # window + times - 1: no more is kept
 
@@ -191,7 +193,9 @@ def test_the_last_stage_never_ends(tmp_path):
 
 def test_growth_leaves_what_was_spent_alone(tmp_path):
     recipe = staged(tmp_path)
-    before = Progress(step=20, tokens=1280, flops=5.0, windows=80, schedule_step=20, schedule_tokens=1280, best_loss=2.0)
+    before = Progress(
+        step=20, tokens=1280, flops=5.0, windows=80, schedule_step=20, schedule_tokens=1280, best_loss=2.0
+    )
     after = after_growth(recipe, before)
     assert (after.stage, after.stage_step, after.schedule_step) == (1, 20, 14)
     assert after._replace(stage=0, stage_step=0, schedule_step=20, schedule_tokens=1280) == before

@@ -1,4 +1,5 @@
-"""Training through the stages of a recipe: what growth keeps, and that a run can be stopped and resumed anywhere in it."""
+"""Training through the stages of a recipe: what growth keeps, and that a run can be stopped and resumed anywhere in
+it."""
 
 from __future__ import annotations
 
@@ -102,7 +103,9 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None
 
 
 def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> None:
-    section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(bits=4, exponent_bits=6), grad_weight=Accumulator(bits=4))
+    section = ChunkedAccumulation(
+        operands="fp8_e5m2", forward=Accumulator(bits=4, exponent_bits=6), grad_weight=Accumulator(bits=4)
+    )
     recipe = replace(RECIPE, chunked_accumulation=section)
     state = fresh(recipe, VOCAB)
     rows, growths, _ = run(state, windows, recipe)
@@ -146,7 +149,10 @@ def test_resuming_at_every_step_moves_no_bit(windows: Windows, tmp_path: Path, m
 def test_a_slope_switch_resumes_with_its_curve(windows: Windows) -> None:
     """The switch decides from evaluations: those before a stop must count after it."""
     stages = (
-        Stage(model=RECIPE.stages[0].model, switch=Switch(rule="slope", value=-1e-9, window=5, times=2, latest=16 * 4 * 20)),
+        Stage(
+            model=RECIPE.stages[0].model,
+            switch=Switch(rule="slope", value=-1e-9, window=5, times=2, latest=16 * 4 * 20),
+        ),
         Stage(operators=("depth", "width"), rewarmup_steps=2),
     )
     recipe = replace(RECIPE, stages=stages, eval=Eval(every=1, windows=2))
@@ -163,7 +169,8 @@ def test_a_slope_switch_resumes_with_its_curve(windows: Windows) -> None:
 
 
 def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) -> None:
-    """dynamics = "small", no symmetry breaking, no schedule jump: the staged run repeats the losses of the ungrown one."""
+    """dynamics = "small", no symmetry breaking, no schedule jump: the staged run repeats the losses of the ungrown
+    one."""
     optim = Optim(lr=3e-3, warmup_steps=3, grad_clip=0.0)
     narrow = Model(n_layer=1, n_head=1, n_embd=16, seq_len=16)
     ungrown = Recipe(model=narrow, optim=optim, train=RECIPE.train, eval=RECIPE.eval)

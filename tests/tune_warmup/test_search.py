@@ -42,7 +42,14 @@ TWO = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(pacing="discrete", length
 LR = Search(recipe=recipe(), tune="lr")
 FILLED = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80, batch="tokens")))
 LAST = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=350)))
-KINDS = {"length": SLW, "length, the recipe's own the longest": LAST, "length at constant tokens": FILLED, "batch": RAMP, "two-stage": TWO, "lr": LR}
+KINDS = {
+    "length": SLW,
+    "length, the recipe's own the longest": LAST,
+    "length at constant tokens": FILLED,
+    "batch": RAMP,
+    "two-stage": TWO,
+    "lr": LR,
+}
 Fails = Callable[[int, int], "float | None"]
 
 
@@ -52,8 +59,11 @@ def options(search: Search, **changed: object) -> Search:
     return replace(search, **changed)  # type: ignore[arg-type]
 
 
-def answered(search: Search, fails: Callable[[Probe], float | None], limit: int = 60) -> tuple[Outcome, dict[str, Receipt]]:
-    """The search where a probe is unstable at step fails(probe), or never; receipts by name, in the order of the first question."""
+def answered(
+    search: Search, fails: Callable[[Probe], float | None], limit: int = 60
+) -> tuple[Outcome, dict[str, Receipt]]:
+    """The search where a probe is unstable at step fails(probe), or never; receipts by name, in the order of the first
+    question."""
     receipts: dict[str, Receipt] = {}
     for _ in range(limit):
         probe = search.next(list(receipts.values()))
@@ -137,7 +147,11 @@ def test_what_the_plan_says_at_most_is_reached_and_never_exceeded(kind: str, see
     spent = []
     for start in (*grid.starts, math.inf):
         nothing = math.inf if kind == "lr" else 0
-        for steps in (*grid.durations(grid.starts[0]), *(grid.durations(int(start)) if start < math.inf else ()), nothing):
+        for steps in (
+            *grid.durations(grid.starts[0]),
+            *(grid.durations(int(start)) if start < math.inf else ()),
+            nothing,
+        ):
             _, receipts = answered(search, ordered(search, start, steps))
             spent.append(sum(receipt.tokens for receipt in receipts.values()))
     assert max(spent) == search.worst_case().tokens
@@ -185,21 +199,26 @@ def test_whatever_the_answers_the_search_ends_within_its_budget_and_claims_what_
         votes = [
             receipt.stable or receipt.fluctuation_step > horizon
             for receipt in receipts.values()
-            if (receipt.probe.start, receipt.probe.steps) == (outcome.start, outcome.steps) and receipt.stopped_at_step >= min(
-                horizon, receipt.fluctuation_step
-            )
+            if (receipt.probe.start, receipt.probe.steps) == (outcome.start, outcome.steps)
+            and receipt.stopped_at_step >= min(horizon, receipt.fluctuation_step)
         ]
         assert 2 * sum(votes) > len(search.all_seeds)
         assert "NOT VERIFIED" not in outcome.statement
     elif outcome.start is not None:
         assert not outcome.complete and budget is not None
         own = (outcome.start, outcome.steps) == search.grid.own
-        assert outcome.statement.startswith(f"NOT VERIFIED, {'a rule of thumb' if own else 'only the next to be probed'}")
+        assert outcome.statement.startswith(
+            f"NOT VERIFIED, {'a rule of thumb' if own else 'only the next to be probed'}"
+        )
         assert ("own setting" in outcome.statement) == own
     else:
         assert any(not receipt.stable for receipt in receipts.values())
     # Every number of steps that the statement calls stable or unstable belongs to a probe.
-    probed = {f"{receipt.probe.steps:,} steps: {verdict}" for receipt in receipts.values() for verdict in ("stable", "unstable")}
+    probed = {
+        f"{receipt.probe.steps:,} steps: {verdict}"
+        for receipt in receipts.values()
+        for verdict in ("stable", "unstable")
+    }
     for steps in {steps for _, steps in search.grid.settings()}:
         for verdict in ("stable", "unstable"):
             claim = f" {steps:,} steps: {verdict}"
@@ -231,7 +250,9 @@ def test_a_survivor_goes_on_from_where_it_stands() -> None:
     assert isinstance(first, Probe) and first.horizon == WINDOW
     _, receipts = answered(SLW, lambda probe: None)
     assert receipts[first.name].probe.horizon == 3 * WINDOW
-    assert sum(receipt.probe.steps == 80 for receipt in receipts.values()) == 1, "the start's probe and the duration's are one"
+    assert sum(receipt.probe.steps == 80 for receipt in receipts.values()) == 1, (
+        "the start's probe and the duration's are one"
+    )
 
 
 def test_verdicts_out_of_order_are_found_and_said() -> None:
@@ -246,13 +267,16 @@ def test_verdicts_out_of_order_are_found_and_said() -> None:
 
 
 def curved(search: Search, losses: Callable[[Probe, int], float]) -> tuple[Outcome, dict[str, Receipt]]:
-    """The search where a probe's validation loss at a step, every two steps, is `losses(probe, step)`: judged as the command does."""
+    """The search where a probe's validation loss at a step, every two steps, is `losses(probe, step)`: judged as the
+    command does."""
     jumps: dict[tuple[int, int, int], float | None] = {}
 
     def fails(probe: Probe) -> float | None:
         key = (probe.start, probe.steps, probe.seed)
         if key not in jumps:
-            curve = [(step, losses(probe, step)) for step in range(0, search.grid.horizon(probe.start, probe.steps) + 1, 2)]
+            curve = [
+                (step, losses(probe, step)) for step in range(0, search.grid.horizon(probe.start, probe.steps) + 1, 2)
+            ]
             ends = (end for end in range(1, len(curve) + 1) if fluctuation(curve[:end])[0] > search.threshold)
             jumps[key] = next((curve[end - 1][0] for end in ends), None)
         return jumps[key]
@@ -324,7 +348,9 @@ def test_starts_are_named_with_what_is_known_of_them() -> None:
     assert [receipt.probe.start for receipt in receipts.values()] == [8, 16, 32]
     assert (outcome.start, outcome.verified, outcome.complete) == (32, False, False)
     assert "24 not judged for want of budget" in outcome.statement
-    assert "only the next to be probed" in outcome.statement and "recipe's own" not in outcome.statement, "its start is 8"
+    assert "only the next to be probed" in outcome.statement and "recipe's own" not in outcome.statement, (
+        "its start is 8"
+    )
     outcome, _ = answered(options(SLW, budget=enough - 1), ordered(SLW, 24, 57))
     assert (outcome.start, outcome.verified) == (32, False)
     assert "Starts below it: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
@@ -346,11 +372,17 @@ def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
     search = options(SLW, seeds=(0, 1, 2))
     outcome, receipts = answered(search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None)
     assert (outcome.start, outcome.steps) == (8, 80)
-    assert "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40" in outcome.statement
+    assert (
+        "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40"
+        in outcome.statement
+    )
     # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of 3.
     further = [receipt for receipt in receipts.values() if receipt.probe.steps == 110]
     assert [receipt.probe.seed for receipt in further] == [0, 1]
-    assert "unstable by majority, stable on 0 of 2 seeds probed, 3 given (95 % interval of the share 0% to 79%)" in outcome.statement
+    assert (
+        "unstable by majority, stable on 0 of 2 seeds probed, 3 given (95 % interval of the share 0% to 79%)"
+        in outcome.statement
+    )
     # A tie is not stability.
     tied, _ = answered(options(SLW, seeds=(0, 1)), lambda probe: 2 * WINDOW if probe.seed == 0 else None)
     assert tied.start is None
@@ -361,7 +393,8 @@ def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
 
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds: int) -> None:
-    """Over every order of verdicts, weighed by its chance: as often as Wilson's interval of all seeds covers, or more."""
+    """Over every order of verdicts, weighed by its chance: as often as Wilson's interval of all seeds covers, or
+    more."""
     search = options(SLW, seeds=tuple(range(seeds)))
     question = Question(8, 80, WINDOW)
     for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9):
@@ -492,7 +525,10 @@ def test_that_all_are_stable_is_said() -> None:
     assert "do not tell" not in answered(SLW, ordered(SLW, 16, 80))[0].statement
     # A minority of the seeds was unstable: that no probe was would be untrue.
     outcome, _ = answered(options(SLW, seeds=(0, 1, 2)), lambda probe: 2 * WINDOW if probe.seed == 1 else None)
-    assert "No duration that was probed is unstable by majority, so the probes do not tell durations apart" in outcome.statement
+    assert (
+        "No duration that was probed is unstable by majority, so the probes do not tell durations apart"
+        in outcome.statement
+    )
     assert "No probe" not in outcome.statement and "no warmup is needed" not in outcome.statement
 
 
@@ -503,7 +539,9 @@ def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb() -> None:
     assert search.grid.recipe_with(outcome.start, outcome.steps).seq_len_warmup == SeqLenWarmup(start=8, steps=104)  # type: ignore
     assert Search(recipe=load_recipe("gpt2-1.5b")).grid.own[0] == 64
     two = Search(recipe=recipe(), tune="two-stage")
-    assert two.grid.recipe_with(*two.grid.own).seq_len_warmup == SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(104,))
+    assert two.grid.recipe_with(*two.grid.own).seq_len_warmup == SeqLenWarmup(
+        pacing="discrete", lengths=(8, FULL), until=(104,)
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"])
@@ -524,11 +562,19 @@ def test_where_the_recipe_is_right_its_search_costs_at_most_a_tenth(name: str) -
         ({"optim": {"warmup_steps": 0}}, {}, "optim.warmup_steps is 0"),
         ({"optim": {"warmup_steps": 5000}}, {}, "too small to search"),
         ({"simigrad": SimiGrad(target=0.5, min_batch_size=2, max_batch_size=20)}, {}, "simigrad=false"),
-        ({"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,))}, {"tune": "length"}, "discrete"),
+        (
+            {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,))},
+            {"tune": "length"},
+            "discrete",
+        ),
         ({"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 16, 64), until=(5, 9))}, {}, "3 lengths"),
         ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "two-stage"}, "no lengths"),
         ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "batch"}, r"needs a \[batch_size_warmup\]"),
-        ({"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=9)}, {"tune": "length"}, "cannot be combined"),
+        (
+            {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=9)},
+            {"tune": "length"},
+            "cannot be combined",
+        ),
         ({"seq_len_warmup": SeqLenWarmup(start=64, steps=5)}, {}, "no seq_len_warmup.start to search"),
         ({}, {"threshold": 1.0}, "--threshold 1"),
         ({}, {"multiples": 0}, "--multiples 0"),

@@ -1,4 +1,5 @@
-"""Searches on simulated probes, small: benchmarks/simulate_tuning.py has them in full, docs/methods/sequence-length-warmup.md its tables."""
+"""Searches on simulated probes, small: benchmarks/simulate_tuning.py has them in full,
+docs/methods/sequence-length-warmup.md its tables."""
 
 from __future__ import annotations
 
@@ -51,10 +52,14 @@ def test_calm_ends_cannot_see_what_is_yet_to_come(simulate: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mean", "most"), [("gpt2-117m-slw", 0.32, 0.70), ("gpt2-1.5b-slw", 0.36, 0.70), ("gpt3-125m-slw", 0.07, 0.20)]
+    ("name", "mean", "most"),
+    [("gpt2-117m-slw", 0.32, 0.70), ("gpt2-1.5b-slw", 0.36, 0.70), ("gpt3-125m-slw", 0.07, 0.20)],
 )
-def test_searches_return_the_boundary_to_within_two_neighbours(simulate: ModuleType, name: str, mean: float, most: float) -> None:
-    """Where longer warmups are unstable on more seeds, with one seed to a setting. The plan's worst case bounds the cost."""
+def test_searches_return_the_boundary_to_within_two_neighbours(
+    simulate: ModuleType, name: str, mean: float, most: float
+) -> None:
+    """Where longer warmups are unstable on more seeds, with one seed to a setting. The plan's worst case bounds the
+    cost."""
     search = Search(recipe=load_recipe(name))
     found = simulate.search_rates(search, 8.0, False, 150, np.random.default_rng(5))
     assert found["verified"] > 0.9 and found["within two"] > 0.93 and found["within one"] > 0.7

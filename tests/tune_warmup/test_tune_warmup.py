@@ -66,7 +66,9 @@ def lines(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
+def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(
+    recipe: Recipe, capsys: pytest.CaptureFixture
+) -> None:
     from efftrain_cli.pretrain import start
 
     folder = tune_warmup.tune(Search(recipe=recipe), recipe_name="tiny")
@@ -226,7 +228,9 @@ def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeyp
     assert sum(int(receipt["tokens"]) for receipt in receipts) == trained[0]
     again = next(receipt for receipt in receipts if receipt["probe"] == first["probe"])
     assert again["lost_tokens"] == first["tokens"] and int(again["stopped_at_step"]) > 4
-    assert again["perplexity_by_step"].count("0:") == 1 + sum(f"{n}0:" in again["perplexity_by_step"] for n in range(1, 9))
+    assert again["perplexity_by_step"].count("0:") == 1 + sum(
+        f"{n}0:" in again["perplexity_by_step"] for n in range(1, 9)
+    )
     # Otherwise it found what a search in one go finds.
     whole = lines(tune_warmup.tune(search, recipe_name="whole"))
     for receipt in (*receipts, *whole):
@@ -238,7 +242,14 @@ def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeyp
 def receipt_of(probe: Probe, **changed: object) -> Receipt:
     """A receipt of a probe that was stable for its horizon, a validation every step."""
     values: dict = {
-        **{"stable": True, "max_fluctuation": 1.0, "fluctuation_step": 1, "stopped_at_step": probe.horizon, "tokens": 500, "seconds": 1.0},
+        **{
+            "stable": True,
+            "max_fluctuation": 1.0,
+            "fluctuation_step": 1,
+            "stopped_at_step": probe.horizon,
+            "tokens": 500,
+            "seconds": 1.0,
+        },
         **{"curve": tuple((step, 5.0 - 0.01 * step) for step in range(probe.horizon + 1)), **changed},
     }
     return Receipt(probe=probe, **values)
@@ -274,7 +285,9 @@ def test_calm_ends_by_an_older_bound_are_judged_again(recipe: Recipe, capsys: py
     assert "1 probe ended early by an older, weaker bound" in capsys.readouterr().out
 
 
-def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stopped(*_: object) -> None:
         raise Stop("a signal to another process")
 
@@ -288,7 +301,9 @@ def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(recipe: 
 
 def test_advice_repeats_the_options_of_the_search(recipe: Recipe) -> None:
     assert tune_warmup._options_of(Search(recipe=recipe, tune="lr")) == ""
-    search = Search(recipe=recipe, seeds=(0, 3), budget=4000, multiples=2, threshold=1.2, max_share=0.5, eval_every=2, calm=0.0)
+    search = Search(
+        recipe=recipe, seeds=(0, 3), budget=4000, multiples=2, threshold=1.2, max_share=0.5, eval_every=2, calm=0.0
+    )
     expected = " --seeds 0,3 --budget 4000 --multiples 2 --threshold 1.2 --max-share 0.5 --eval-every 2 --calm 0.0"
     assert tune_warmup._options_of(search) == expected
 
@@ -384,7 +399,9 @@ def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
     # The directory of such a search is one of this search.
     tune_warmup._claim(named := Path(os.environ["EFFTRAIN_RUNS"]) / "older", Search(recipe=recipe))
     options = json.loads((named / "search.json").read_text())
-    (named / "search.json").write_text(json.dumps({key: options[key] for key in options if key not in ("tune", "calm")}))
+    (named / "search.json").write_text(
+        json.dumps({key: options[key] for key in options if key not in ("tune", "calm")})
+    )
     text = (named / "search.toml").read_text()
     (named / "search.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith("fp8")))
     tune_warmup._claim(named, Search(recipe=recipe))

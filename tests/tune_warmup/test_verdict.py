@@ -14,7 +14,10 @@ from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation, fluctuation,
 
 def test_fluctuation_is_perplexity_over_the_best_before() -> None:
     log = math.log
-    assert fluctuation([(0, log(100)), (5, log(50)), (10, log(60)), (15, log(40)), (20, log(60))]) == (pytest.approx(1.5), 20)
+    assert fluctuation([(0, log(100)), (5, log(50)), (10, log(60)), (15, log(40)), (20, log(60))]) == (
+        pytest.approx(1.5),
+        20,
+    )
     assert fluctuation([(0, log(100)), (5, log(90))]) == (pytest.approx(0.9), 5)
     assert fluctuation([(0, 5.0)]) == (0.0, 0)
     assert fluctuation([(0, 5.0), (5, math.inf), (10, 1.0)]) == (math.inf, 5)
@@ -34,7 +37,10 @@ def curve_of(excess: list[float], best: float = 5.0) -> list[tuple[int, float]]:
 def test_the_chance_is_student_s_prediction_for_what_is_left_at_every_look() -> None:
     excess = [0.04, 0.01, 0.05, -0.01, 0.03, 0.02, 0.04, -0.03, 0.01, 0.0]  # falls: the mean
     n, mean = len(excess), sum(excess) / len(excess)
-    assert stats.linregress(range(n), excess).slope < 0 and stats.linregress(range(8), np.clip(excess[-8:], 0, None)).slope < 0
+    assert (
+        stats.linregress(range(n), excess).slope < 0
+        and stats.linregress(range(8), np.clip(excess[-8:], 0, None)).slope < 0
+    )
     sd = (sum((x - mean) ** 2 for x in excess) / (n - 1)) ** 0.5
     room = (math.log(1.1) - mean) / (sd * (1 + 1 / n) ** 0.5)
     one = stats.t.sf(room, n - 1)
@@ -50,7 +56,18 @@ def test_the_chance_is_student_s_prediction_for_what_is_left_at_every_look() -> 
 
 
 def test_a_rise_is_drawn_on_by_its_line() -> None:
-    excess = [-0.05, -0.04, 0.05, 0.05, 0.04, 0.05, 0.05, 0.04, 0.05, 0.04]  # the last eight do not rise, the line through all does
+    excess = [
+        -0.05,
+        -0.04,
+        0.05,
+        0.05,
+        0.04,
+        0.05,
+        0.05,
+        0.04,
+        0.05,
+        0.04,
+    ]  # the last eight do not rise, the line through all does
     n = len(excess)
     line = stats.linregress(range(n), excess)
     assert line.slope > 0
@@ -58,7 +75,10 @@ def test_a_rise_is_drawn_on_by_its_line() -> None:
     sd = (sum(value**2 for value in residuals) / (n - 2)) ** 0.5
     middle, spread = (n - 1) / 2, sum((i - (n - 1) / 2) ** 2 for i in range(n))
     expected = sum(
-        stats.t.sf((math.log(1.3) - line.intercept - line.slope * i) / (sd * (1 + 1 / n + (i - middle) ** 2 / spread) ** 0.5), n - 2)
+        stats.t.sf(
+            (math.log(1.3) - line.intercept - line.slope * i) / (sd * (1 + 1 / n + (i - middle) ** 2 / spread) ** 0.5),
+            n - 2,
+        )
         for i in (10, 11, 12, 13)
     )
     flat = 4 * stats.t.sf((math.log(1.3) - np.mean(excess)) / (stats.tstd(excess) * (1 + 1 / n) ** 0.5), n - 1)
@@ -67,8 +87,9 @@ def test_a_rise_is_drawn_on_by_its_line() -> None:
 
 
 def test_no_probe_is_calm_while_its_loss_ratio_rises() -> None:
-    """A loss that falls until the peak of the learning rate and then climbs ever faster, by 0.06 nats until two learning-rate warmups
-    have passed and by 0.7 until the third has. A bound from the scatter alone took it for calm."""
+    """A loss that falls until the peak of the learning rate and then climbs ever faster, by 0.06 nats until two
+    learning-rate warmups have passed and by 0.7 until the third has. A bound from the scatter alone took it for
+    calm."""
     losses = [9 - 0.4 * i for i in range(11)] + [5 + 0.7 * 2 ** (-(20 - i) / 2.8) for i in range(1, 21)]
     curve = [(10 * i, loss) for i, loss in enumerate(losses)]
     assert fluctuation(curve)[0] > 1.9

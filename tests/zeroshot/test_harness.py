@@ -28,10 +28,16 @@ from efftrain_cli.zeroshot.suites import TASKS  # noqa: E402
 
 SENTENCE = "Anna found the lantern near the harbour and then walked home again, because it was cold."
 MADE: dict[str, list[dict[str, Any]]] = {
-    "lambada_openai.jsonl": [{"text": f"{SENTENCE} Then came {name}"} for name in ("Anna", "nobody", "the captain", "it")],
+    "lambada_openai.jsonl": [
+        {"text": f"{SENTENCE} Then came {name}"} for name in ("Anna", "nobody", "the captain", "it")
+    ],
     "wikitext2_test_pages.jsonl": [{"page": f" = Title {n} = \n \n {SENTENCE * n} \n \n"} for n in (1, 3, 9)],
     "hellaswag.jsonl": [
-        {"query": f"Evening: {who} walks home. {who}", "choices": ["is cold.", "paints a ship.", "lost", "found a letter again."], "gold": n}
+        {
+            "query": f"Evening: {who} walks home. {who}",
+            "choices": ["is cold.", "paints a ship.", "lost", "found a letter again."],
+            "gold": n,
+        }
         for n, who in enumerate(("Anna", "He", "My brother"))
     ],
     "arc_easy.jsonl": [{"query": "Question: What is cold?", "choices": ["evening", "ship", "a"], "gold": 0}],
@@ -47,9 +53,7 @@ MADE: dict[str, list[dict[str, Any]]] = {
         {"question": "Where?", "aliases": ["near the harbour"]},
     ],
     "webqs.jsonl": [{"question": "who was cold?", "answers": ["Nobody", "Anna", "Anna K."]}],
-    "anli_r1.jsonl": [
-        {"premise": SENTENCE, "hypothesis": "Anna was cold.", "label": n} for n in (0, 1, 2)
-    ],
+    "anli_r1.jsonl": [{"premise": SENTENCE, "hypothesis": "Anna was cold.", "label": n} for n in (0, 1, 2)],
     "rte.jsonl": [{"sentence1": SENTENCE, "sentence2": "Anna walked.", "label": 0}],
     "multirc.jsonl": [{"paragraph": SENTENCE, "question": "Who?", "answer": "Anna", "label": 1}],
     "race.jsonl": [
@@ -66,7 +70,9 @@ MADE: dict[str, list[dict[str, Any]]] = {
             "answers": ["Anna"],
         }
     ],
-    "wsc.jsonl": [{"text": "Anna was cold so she left .", "span1_text": "Anna", "span2_text": "she", "span2_index": 4, "label": 1}],
+    "wsc.jsonl": [
+        {"text": "Anna was cold so she left .", "span1_text": "Anna", "span2_text": "she", "span2_index": 4, "label": 1}
+    ],
 }
 
 
@@ -195,9 +201,7 @@ def test_cut_contexts_are_counted(trained: TrainedModel, made: Path, tmp_path: P
 def test_anli_is_the_harness_s_definition(made: Path, tmp_path: Path) -> None:
     task = load_task(TASKS["anli_r1"], made, tmp_path)
     documents = list(task.eval_docs)
-    assert task.doc_to_text(documents[0]) == (
-        f"{SENTENCE}\nQuestion: Anna was cold. True, False, or Neither?\nAnswer:"
-    )
+    assert task.doc_to_text(documents[0]) == (f"{SENTENCE}\nQuestion: Anna was cold. True, False, or Neither?\nAnswer:")
     assert task.doc_to_choice(documents[0]) == ["True", "Neither", "False"]
     assert [task.doc_to_target(document) for document in documents] == ["True", "Neither", "False"]
     assert task.config.num_fewshot == 0

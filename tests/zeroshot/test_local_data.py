@@ -65,7 +65,13 @@ def test_all_missing_sets_are_said_at_once(tmp_path: Path, monkeypatch: pytest.M
         require_data(["piqa", "hellaswag", "anli_r1", "lambada_last_token", "lambada_openai"], tmp_path)
     message = str(error.value)
     assert "3 evaluation sets are missing" in message and error.value.exit_code == 3
-    for word in ("Rowan/hellaswag", "anli_r1.jsonl", "EleutherAI/lambada_openai", "HF_HUB_OFFLINE is set", "--tasks offline"):
+    for word in (
+        "Rowan/hellaswag",
+        "anli_r1.jsonl",
+        "EleutherAI/lambada_openai",
+        "HF_HUB_OFFLINE is set",
+        "--tasks offline",
+    ):
         assert word in message
     assert "baber/piqa" not in message
     # What the library has in its own cache is there.

@@ -33,7 +33,9 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def evaluator(tokenizer: Tokenizer) -> Evaluator:
-    config = GPTConfig(n_layer=1, n_head=2, n_embd=16, seq_len=32, vocab_size=tokenizer.vocab_size, padded_vocab_size=320)
+    config = GPTConfig(
+        n_layer=1, n_head=2, n_embd=16, seq_len=32, vocab_size=tokenizer.vocab_size, padded_vocab_size=320
+    )
     return Evaluator(model=random_gpt(config, spread=0.3, seed=2), context_length=32)
 
 
@@ -64,7 +66,8 @@ def test_strided_counts_each_token_once(evaluator: Evaluator, tokenizer: Tokeniz
     nll = -logprobs(evaluator, tokens).sum().item()
     assert score.values["token_perplexity"] == pytest.approx(math.exp(nll / (len(tokens) - 1)), rel=1e-4)
     original = " = Anna = \n walked , home . \n cold \n"
-    # Split at single spaces: "", "=", "Anna", "=", "\n", "walked", ",", "home", ".", "\n", "cold", "\n" are twelve words.
+    # Split at single spaces: "", "=", "Anna", "=", "\n", "walked", ",", "home", ".", "\n", "cold", "\n" are twelve
+    # words.
     assert score.values["word_perplexity"] == pytest.approx(math.exp(nll / 11), rel=1e-4)
     assert score.values["bits_per_byte"] == pytest.approx(nll / math.log(2) / len(original.encode()), rel=1e-4)
 

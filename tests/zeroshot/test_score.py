@@ -28,7 +28,8 @@ def plain_score(model: GPT, request: Request, length: int) -> Score:
 
 
 def some_requests(model: GPT) -> list[Request]:
-    """Shared contexts with continuations of 1 to 5 tokens, lone ones, one too long, and ones that greedy decoding writes."""
+    """Shared contexts with continuations of 1 to 5 tokens, lone ones, one too long, and ones that greedy decoding
+    writes."""
     generator = torch.Generator().manual_seed(11)
 
     def draw(n: int) -> tuple[int, ...]:

@@ -61,13 +61,19 @@ def test_all_get_the_scores_of_one_process_bit_for_bit() -> None:
 
     def score(sharing: Sharing) -> Any:
         with sharing.task("t"):
-            scores = Evaluator(model=model, context_length=CONFIG.seq_len, batch_tokens=40, sharing=sharing).score(requests)
+            scores = Evaluator(model=model, context_length=CONFIG.seq_len, batch_tokens=40, sharing=sharing).score(
+                requests
+            )
         seen.append(sharing.ranks.phases)
         return scores
 
     assert on_three(score) == [alone] * 3
-    assert all(phases.count("scoring") >= 2 and phases[-1] == "first" for phases in seen), "each computes its share and no more"
-    assert sum(phases.count("scoring") + 1 for phases in seen) == len(Evaluator(model=model, context_length=24, batch_tokens=40)._batches(requests))
+    assert all(phases.count("scoring") >= 2 and phases[-1] == "first" for phases in seen), (
+        "each computes its share and no more"
+    )
+    assert sum(phases.count("scoring") + 1 for phases in seen) == len(
+        Evaluator(model=model, context_length=24, batch_tokens=40)._batches(requests)
+    )
 
 
 def test_fewer_batches_than_processes() -> None:
@@ -99,7 +105,10 @@ def test_a_task_fails_on_all_where_it_fails_on_one(when: str) -> None:
     assert [second for _, second in found] == [[0, 1, 2]] * 3
     assert isinstance(found[1][0], ValueError)
     for rank in (0, 2):
-        assert isinstance(found[rank][0], FailedElsewhereError) and str(found[rank][0]) == "rank 1: ValueError: no such file"
+        assert (
+            isinstance(found[rank][0], FailedElsewhereError)
+            and str(found[rank][0]) == "rank 1: ValueError: no such file"
+        )
 
 
 def test_other_items_on_one_process_are_refused_by_all() -> None:
