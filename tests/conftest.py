@@ -23,6 +23,8 @@ register()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
+Efftrain = Callable[..., "subprocess.CompletedProcess[str]"]
+"""`efftrain(*args, timeout=seconds, **environment)`."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,20 +34,28 @@ def _cache_root(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def efftrain(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Efftrain:
     """Runs `efftrain ARGS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there; never raises on its exit
-    code."""
+    code. The process is forked from one that has PyTorch, so what PyTorch reads at its import is the test session's."""
+
+    def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        output = tmp_path_factory.mktemp("output")
+        process = zygote.start(*args, cwd=tmp_path, out=output / "out", err=output / "err", **env)
+        code = process.wait(timeout)
+        return subprocess.CompletedProcess(args, code, process.out.read_text(), process.err.read_text())
+
+    return run
+
+
+@pytest.fixture
+def fresh_efftrain(tmp_path: Path) -> Efftrain:
+    """As `efftrain`, in a new interpreter: for what Python, PyTorch or CUDA reads when it starts."""
 
     def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs"), **env}
+        command = [sys.executable, "-m", "efftrain_cli", *args]
         return subprocess.run(
-            [sys.executable, "-m", "efftrain_cli", *args],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
 
     return run

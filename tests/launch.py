@@ -113,8 +113,12 @@ class Process:
             self.code = self.zygote.ask(do="wait", pid=self.pid, timeout=timeout)["code"]
         if self.code is None:
             self.kill(signal.SIGKILL)
-            raise AssertionError(f"still running after {timeout} s:\n{self.out.read_text()}\n{self.err.read_text()}")
+            raise AssertionError(f"still running after {timeout} s:\n{self.said()}")
         return self.code
+
+    def said(self) -> str:
+        """Both outputs, where they are files: a pipe or a device cannot be read back."""
+        return "\n".join(path.read_text() for path in (self.out, self.err) if path.is_file())
 
     def ended(self) -> bool:
         if self.code is None:
@@ -129,7 +133,7 @@ class Process:
         end = time.monotonic() + timeout
         while not condition():
             if self.ended() or time.monotonic() > end:
-                raise AssertionError(f"ended too early ({self.code}):\n{self.out.read_text()}\n{self.err.read_text()}")
+                raise AssertionError(f"ended too early ({self.code}):\n{self.said()}")
             time.sleep(0.005)
 
 
@@ -150,6 +154,15 @@ class Zygote:
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
+
+    def start(self, *args: str, cwd: Path, out: Path, err: Path, inject: str = "", **env: str) -> Process:
+        """`efftrain ARGS` in `cwd`, with runs in its folder `runs`, the test's environment changed by `env`, and output
+        in files; `inject` is run in it first."""
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(cwd / "runs"), **env}
+        answer = self.ask(
+            do="start", args=args, out=str(out), err=str(err), cwd=str(cwd), env=environment, inject=inject
+        )
+        return Process(self, answer["pid"], out, err)
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -178,11 +191,7 @@ class Laboratory:
         """`efftrain ARGS` in a process of its own; `inject` is run in it first."""
         self.started += 1
         out, err = (self.folder / f"{self.started}.{kind}" for kind in ("out", "err"))
-        environment = {"EFFTRAIN_RUNS": str(self.folder / "runs"), **env}
-        answer = self.zygote.ask(
-            do="start", args=args, out=str(out), err=str(err), cwd=str(self.folder), env=environment, inject=inject
-        )
-        return Process(self.zygote, answer["pid"], out, err)
+        return self.zygote.start(*args, cwd=self.folder, out=out, err=err, inject=inject, **env)
 
     def call(self, *args: str, inject: str = "", timeout: float = 60, **env: str) -> Process:
         """`start` and wait for the end."""

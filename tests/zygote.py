@@ -18,15 +18,16 @@ def child(request: dict) -> None:
     for source, target in ((null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
     os.chdir(request["cwd"])
+    os.environ.clear()
     os.environ.update(request["env"])
     os.setsid()
     sys.argv = ["efftrain", *request["args"]]
     code = 0
     try:
         exec(compile(request["inject"], "inject", "exec"), {})
-        from efftrain_cli.cli.app import run_app
+        from efftrain_cli.__main__ import main as efftrain
 
-        run_app()
+        efftrain()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:

@@ -13,15 +13,12 @@ import subprocess
 import sys
 import termios
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY
-
-Efftrain = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import REPOSITORY, Efftrain
 
 
 @pytest.fixture

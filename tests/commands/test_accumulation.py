@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
 from efftrain_cli.model.accumulation import sum_in_order, sums_in_order
 from efftrain_cli.model.gpt import GPTConfig
+from tests.conftest import Efftrain
 from tests.trained_run import make_run, random_gpt
 
 
@@ -121,9 +120,7 @@ def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_pa
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_measures_a_run(
-    efftrain: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_measures_a_run(efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
     done = efftrain("accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01")
@@ -135,7 +132,7 @@ def test_the_command_measures_a_run(
     ]
 
 
-def test_a_shape_that_was_not_run_is_predicted(efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_shape_that_was_not_run_is_predicted(efftrain: Efftrain) -> None:
     done = efftrain("accumulation", "--shape", "48x1600", "--tokens", "524288")
     assert done.returncode == 0, done.stderr
     (row,) = [
@@ -154,9 +151,7 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain: Callable[..., subproces
         (["no-such-run"], "no-such-run"),
     ],
 )
-def test_a_users_mistake_is_one_message(
-    efftrain: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str], words: str
-) -> None:
+def test_a_users_mistake_is_one_message(efftrain: Efftrain, arguments: list[str], words: str) -> None:
     done = efftrain("accumulation", *arguments)
     assert done.returncode == UsageError.exit_code
     assert words in done.stderr

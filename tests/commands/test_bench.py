@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from efftrain_cli.bench import PHASES, bench, peak_resident_bytes
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Data, Model, Optim, Train
 from efftrain_cli.training.trainer import finite_or_none
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 
 RECIPE = Recipe(
     model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=64),
@@ -48,7 +47,7 @@ def test_the_profiler_sees_the_same_two_steps(tmp_path: Path) -> None:
     assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
 
 
-def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain: Callable, tmp_path: Path) -> None:
+def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain: Efftrain, tmp_path: Path) -> None:
     shrunk = ["--set", "train.batch_size=2", "--set", "model.n_layer=1"]
     cache = str(tmp_path / "cache")
     done = efftrain(

@@ -9,17 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 from tests.launch import BASELINE, made_text
 from tests.trained_run import TEXT, make_run
 
 pytestmark = pytest.mark.slow
-Efftrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.commands import register
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.training.session import project_commit
+from tests.conftest import Efftrain
 from tests.trained_run import make_run
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +86,7 @@ windows = 8
 """
 
 
-def test_quiet_prints_nothing(efftrain: Command, tmp_path: Path) -> None:
+def test_quiet_prints_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "book.txt").write_text(
         "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500))

@@ -8,7 +8,6 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import DiskError, UsageError
+from tests.conftest import Efftrain
 from tests.fake_runs import write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
@@ -162,9 +162,7 @@ def test_price_and_power(two: Path) -> None:
     assert "price at 3 per hour" in out and "energy at 300 W, kWh" in out
 
 
-def test_refusals_exit_with_2_and_one_message(
-    efftrain: Callable[..., subprocess.CompletedProcess[str]], two: Path
-) -> None:
+def test_refusals_exit_with_2_and_one_message(efftrain: Efftrain, two: Path) -> None:
     """F49. The fixture's own folder of runs is the same one."""
     write_run(two, "odd", 0, data={"valid_hash": "e" * 64}, lr=5e-3)
     refused = efftrain("compare", "small", "odd")
@@ -202,9 +200,7 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two: Path, tmp_p
     assert len((tmp_path / "earlier").read_text()) > 1000 and (tmp_path / "link").is_symlink()
 
 
-def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(
-    efftrain: Callable[..., subprocess.CompletedProcess[str]], two: Path
-) -> None:
+def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(efftrain: Efftrain, two: Path) -> None:
     full = efftrain("compare", "small", "small-slw", "--format", "csv", "-o", "/dev/full")
     assert full.returncode == 6 and "/dev/full: the disk is full" in full.stderr and "Traceback" not in full.stderr
     run("small", "small-slw", "--format", "csv", "-o", "/dev/null")

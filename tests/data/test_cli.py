@@ -7,14 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.data.progress import PreparationScreen
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Efftrain
 
 RECIPE = """
 [model]
@@ -44,7 +42,7 @@ def recipe(tmp_path: Path) -> str:
     return "tiny.toml"
 
 
-def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Command, recipe: str, tmp_path: Path) -> None:
+def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
     cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
     first = efftrain("prepare", "--recipe", recipe, **cache)
     assert first.returncode == 0, first.stderr
@@ -70,7 +68,7 @@ def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Command, recipe: 
     assert (about["vocab_size"], about["eot_id"], about["validation_windows"], about["problems"]) == (300, 0, 4, [])
 
 
-def test_mistakes_in_the_data_exit_with_3_and_no_traceback(efftrain: Command, recipe: str, tmp_path: Path) -> None:
+def test_mistakes_in_the_data_exit_with_3_and_no_traceback(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
     missing = efftrain("prepare", "--recipe", recipe, "--set", "data.train=books/")
     assert missing.returncode == 3 and missing.stdout == ""
     assert missing.stderr.startswith("error: data.train = 'books/': no such file or folder")
@@ -82,7 +80,7 @@ def test_mistakes_in_the_data_exit_with_3_and_no_traceback(efftrain: Command, re
 
 
 def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(
-    efftrain: Command, recipe: str, tmp_path: Path
+    efftrain: Efftrain, recipe: str, tmp_path: Path
 ) -> None:
     """F37: prepare says it, pretrain refuses it, data.repeat allows it."""
     budget = ("--recipe", recipe, "--set", "train.tokens=100_000")
@@ -95,7 +93,7 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(
 
 
 @pytest.mark.slow
-def test_repeating_is_allowed_by_the_key(efftrain: Command, recipe: str) -> None:
+def test_repeating_is_allowed_by_the_key(efftrain: Efftrain, recipe: str) -> None:
     done = efftrain(
         "pretrain", "--recipe", recipe, "--set", "train.tokens=20_480", "--set", "data.repeat=true", "--no-probe"
     )
@@ -103,7 +101,7 @@ def test_repeating_is_allowed_by_the_key(efftrain: Command, recipe: str) -> None
 
 
 @pytest.mark.slow
-def test_training_on_ready_shards_imports_little(efftrain: Command, recipe: str, tmp_path: Path) -> None:
+def test_training_on_ready_shards_imports_little(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
     """Neither wandb nor datasets nor pandas, from the first import to the summary."""
     assert efftrain("prepare", "--recipe", recipe).returncode == 0
     script = """
@@ -151,7 +149,7 @@ def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_documentation_run(efftrain: Command, tmp_path: Path) -> None:
+def test_the_commands_of_the_documentation_run(efftrain: Efftrain, tmp_path: Path) -> None:
     (tmp_path / "books").mkdir()
     text = "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(3000))
     (tmp_path / "books" / "one.txt").write_text(text)

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.recipe.file import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 
 PAGES = [
     REPOSITORY / "docs" / "methods" / f"{name}.md"
@@ -36,9 +34,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_that_train_nothing_run(
-    efftrain: Callable[..., subprocess.CompletedProcess[str]], command: str
-) -> None:
+def test_commands_that_train_nothing_run(efftrain: Efftrain, command: str) -> None:
     done = efftrain(*shlex.split(command)[1:])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
 
 from efftrain_cli.cli.app import app
+from tests.conftest import Efftrain
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
@@ -62,7 +62,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tour_works_as_printed(efftrain: Callable) -> None:
+def test_the_tour_works_as_printed(efftrain: Efftrain) -> None:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     tour = text.split("## A run, from beginning to end")[1].split("```sh\n")[1].split("```")[0]
     ran = 0

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 
 PAGE = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -23,7 +21,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(efftrain: Callable[..., subprocess.CompletedProcess[str]], command: str) -> None:
+def test_commands_run(efftrain: Efftrain, command: str) -> None:
     program, *arguments = shlex.split(command)
     assert program == "efftrain"
     done = efftrain(*arguments)

@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.study.file import Primary, Study, read_study
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 
 TEXT = (REPOSITORY / "docs" / "studies.md").read_text()
 COMMANDS = [
@@ -78,16 +76,14 @@ def test_the_page_names_every_key() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
-def test_every_study_of_the_evidence_rehearses(
-    path: Path, folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_every_study_of_the_evidence_rehearses(path: Path, folder: Path, efftrain: Efftrain) -> None:
     done = efftrain("study", str(path), "--rehearse", timeout=600)
     assert done.returncode == 0, done.stderr
     assert f"rehearsal: every phase of {path.stem} works" in done.stderr
 
 
 @pytest.mark.slow
-def test_the_example_rehearses(folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_the_example_rehearses(folder: Path, efftrain: Efftrain) -> None:
     done = efftrain("study", EXAMPLE, "--rehearse", "--jobs", "2", timeout=600)
     assert done.returncode == 0, done.stderr
     assert "rehearsal: every phase of length-warmup works" in done.stderr

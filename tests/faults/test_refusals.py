@@ -67,20 +67,8 @@ def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
 
 
 def started(lab: Laboratory, out: str, err: str, inject: str = "") -> Process:
-    args = ["pretrain", "--recipe", lab.recipe(), "--name", "r"]
-    answer = lab.zygote.ask(
-        do="start",
-        args=args,
-        out=out,
-        err=err,
-        cwd=str(lab.folder),
-        env={"EFFTRAIN_RUNS": str(lab.folder / "runs")},
-        inject=inject,
-    )
-    null = Path(os.devnull)
-    return Process(
-        lab.zygote, answer["pid"], null if out == "/dev/full" else Path(out), null if err == "/dev/full" else Path(err)
-    )
+    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r")
+    return lab.zygote.start(*args, cwd=lab.folder, out=Path(out), err=Path(err), inject=inject)
 
 
 @pytest.mark.parametrize("stream", ["out", "err", "both"])

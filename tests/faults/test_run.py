@@ -318,18 +318,17 @@ def terminal() -> Iterator[tuple[int, str]]:
     os.close(theirs)
 
 
+def start_into(lab: Laboratory, out: str | Path, *more: str, inject: str, **env: str) -> Process:
+    """A run that prints into `out`."""
+    args, err = ("pretrain", "--recipe", lab.recipe(), "--name", "r", *more), lab.folder / "err"
+    return lab.zygote.start(*args, cwd=lab.folder, out=Path(out), err=err, inject=inject, **env)
+
+
 def on_terminal(lab: Laboratory, terminal: tuple[int, str], kind: str) -> str:
     ours, path = terminal
-    answer = lab.zygote.ask(
-        do="start",
-        args=["pretrain", "--recipe", lab.recipe(), "--name", "r"],
-        out=path,
-        err=str(lab.folder / "err"),
-        cwd=str(lab.folder),
-        env={"EFFTRAIN_RUNS": str(lab.folder / "runs"), "TERM": kind},
-        inject="import os\nos.environ.pop('COLUMNS', None)\n" + SLOW_STEPS.replace("SECONDS", "0.05"),
-    )
-    process, content = Process(lab.zygote, answer["pid"], Path(os.devnull), lab.folder / "err"), b""
+    inject = "import os\nos.environ.pop('COLUMNS', None)\n" + SLOW_STEPS.replace("SECONDS", "0.05")
+    process = start_into(lab, path, inject=inject, TERM=kind)
+    content = b""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         if select.select([ours], [], [], 0.05)[0]:
@@ -361,17 +360,8 @@ def test_a_reader_that_goes_away(lab: Laboratory) -> None:
     """F42: `efftrain pretrain ... | head -1` ends without a word about pipes, and what was trained is saved."""
     pipe = lab.folder / "pipe"
     os.mkfifo(pipe)
-    answer = lab.zygote.ask(
-        do="start",
-        args=["pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe"],
-        out=str(pipe),
-        err=str(lab.folder / "err"),
-        cwd=str(lab.folder),
-        env={"EFFTRAIN_RUNS": str(lab.folder / "runs")},
-        inject=SLOW_STEPS.replace("SECONDS", "0.1")
-        + "from efftrain_cli.training.screen import TrainingScreen\nTrainingScreen.FIRST_INTERVAL = 0.2\n",
-    )
-    process = Process(lab.zygote, answer["pid"], Path(os.devnull), lab.folder / "err")
+    often = "from efftrain_cli.training.screen import TrainingScreen\nTrainingScreen.FIRST_INTERVAL = 0.2\n"
+    process = start_into(lab, pipe, "--no-probe", inject=SLOW_STEPS.replace("SECONDS", "0.1") + often)
     with open(pipe) as reader:
         assert reader.readline().startswith("run ")
         process.wait_for(lambda: lab.last_step("r") >= 2)

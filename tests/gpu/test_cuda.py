@@ -31,6 +31,7 @@ from efftrain_cli.training.gradient import build_forward_backward, build_model, 
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import read_records, train, update
+from tests.conftest import Efftrain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -262,8 +263,8 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "recipe", ["small", "small-slw", "small-batch-warmup", "small-pld", "small-simigrad", "small-staged-both"]
 )
-def test_every_method_resumes_exactly(recipe: str, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = efftrain("verify-resume", "--recipe", recipe, "--device", "cuda", timeout=900)
+def test_every_method_resumes_exactly(recipe: str, fresh_efftrain: Efftrain) -> None:
+    done = fresh_efftrain("verify-resume", "--recipe", recipe, "--device", "cuda", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

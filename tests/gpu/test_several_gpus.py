@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices; this PyTorch sees fewer"),
 ]
-Efftrain = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = (
     *("--set", "train.tokens=40_000", "--set", "train.batch_size=16", "--set", "train.micro_batch_tokens=1024"),
     *(
@@ -38,25 +35,27 @@ def losses(folder: Path, run: str) -> list[float]:
     return [row["loss"] for row in map(json.loads, lines) if row.get("loss") is not None]
 
 
-def train(efftrain: Efftrain, name: str, *args: str, **env: str) -> None:
-    done = efftrain("pretrain", "--recipe", "small", "--name", name, "--no-probe", *SHORT, *args, timeout=600, **env)
+def train(fresh_efftrain: Efftrain, name: str, *args: str, **env: str) -> None:
+    done = fresh_efftrain(
+        "pretrain", "--recipe", "small", "--name", name, "--no-probe", *SHORT, *args, timeout=600, **env
+    )
     assert done.returncode == 0, done.stderr
 
 
-def test_two_gpus_give_the_losses_of_one(tmp_path: Path, efftrain: Efftrain) -> None:
-    train(efftrain, "one")
-    train(efftrain, "two", "--devices", "2")
+def test_two_gpus_give_the_losses_of_one(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
+    train(fresh_efftrain, "one")
+    train(fresh_efftrain, "two", "--devices", "2")
     one = losses(tmp_path, "one")
     assert len(one) == 40 and losses(tmp_path, "two") == pytest.approx(one, rel=1e-4)
 
 
-def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path: Path, efftrain: Efftrain) -> None:
+def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
     for name, devices in (("one", "1"), ("two", "2")):
-        train(efftrain, name, "--devices", devices, "--set", "parallel.lanes=2")
+        train(fresh_efftrain, name, "--devices", devices, "--set", "parallel.lanes=2")
     assert losses(tmp_path, "two") == losses(tmp_path, "one")
 
 
-def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path: Path, efftrain: Efftrain) -> None:
+def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
     """In small buckets, of which some are sent early."""
     patch = "import efftrain_cli.training.buckets as buckets\nbuckets.BUCKET = 1 << 16\n"
     after = "import efftrain_cli.training.gradient as gradient\ngradient.OVERLAPPING = frozenset()\n"
@@ -64,13 +63,13 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path: Path, efftrain: E
         (tmp_path / name).mkdir()
         indented = "".join(f"    {line}\n" for line in code.splitlines())
         (tmp_path / name / "sitecustomize.py").write_text(f"import os\nif 'RANK' in os.environ:\n{indented}")
-        train(efftrain, name, "--devices", "2", PYTHONPATH=f"{tmp_path / name}{os.pathsep}{REPOSITORY}")
+        train(fresh_efftrain, name, "--devices", "2", PYTHONPATH=f"{tmp_path / name}{os.pathsep}{REPOSITORY}")
     assert losses(tmp_path, "beside") == losses(tmp_path, "after")
 
 
-def test_two_gpus_resume_exactly(tmp_path: Path, efftrain: Efftrain) -> None:
-    train(efftrain, "whole", "--devices", "2")
-    train(efftrain, "cut", "--devices", "2", "--steps", "17")
-    done = efftrain("pretrain", "--resume", "cut", "--no-probe", "--devices", "2", timeout=600)
+def test_two_gpus_resume_exactly(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
+    train(fresh_efftrain, "whole", "--devices", "2")
+    train(fresh_efftrain, "cut", "--devices", "2", "--steps", "17")
+    done = fresh_efftrain("pretrain", "--resume", "cut", "--no-probe", "--devices", "2", timeout=600)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path, "cut") == losses(tmp_path, "whole")

@@ -19,6 +19,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.gradient import build_forward_backward, build_model
 from efftrain_cli.training.trainer import read_records, train
+from tests.conftest import Efftrain
 from tests.resume_law import RandomTokens
 from tests.tiny import VOCAB_SIZE, fresh, tensors_of, windows_of
 
@@ -173,7 +174,7 @@ def test_positions_that_no_sequence_has_reached_do_not_move() -> None:
     assert torch.equal(before[8:], after[8:])
 
 
-def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(efftrain) -> None:
+def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(efftrain: Efftrain) -> None:
     result = efftrain("pretrain", "--recipe", "gpt2-117m-slw", "--plan", "--format", "csv")
     assert result.returncode == 0, result.stderr
     header, *_, final = result.stdout.splitlines()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from efftrain_cli.run import tensorboard
 from efftrain_cli.run import wandb as wandb_sync
 from efftrain_cli.run.rows import read_counting
 from efftrain_cli.run.series import AXES, grouped, series_of
+from tests.conftest import Efftrain
 from tests.fake_runs import rows_of, write_rows, write_run
 from tests.wandb_files import read_history, read_records
 
@@ -264,7 +264,7 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["offline", "online"])
 def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
-    efftrain: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, mode: str
+    efftrain: Efftrain, tmp_path: Path, mode: str
 ) -> None:
     """F28: losses equal those without wandb; without a key, "online" becomes offline with one warning."""
     (tmp_path / "tiny.toml").write_text(TINY)

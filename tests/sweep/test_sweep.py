@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.run.rows import read_run
 from efftrain_cli.sweep.main import grid_lines
 from efftrain_cli.sweep.trials import grid
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 from tests.sweep.crew import write_trial
 
 WORDS = ["sweep", "--recipe", "plain.toml", "--recipe", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
@@ -67,7 +66,7 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sweep_end_to_end(folder: Path, efftrain: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_sweep_end_to_end(folder: Path, efftrain: Efftrain) -> None:
     """Real training: two recipes, two seeds, ended by SIGTERM on the way, continued two at once, compared."""
     budget = ["--set", "train.tokens=25600"]
     child = subprocess.Popen(

@@ -28,7 +28,7 @@ from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.grid import Kind
 from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Efftrain
 from tests.trained_run import TEXT
 
 SETTINGS = {
@@ -407,7 +407,7 @@ def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
     tune_warmup._claim(named, Search(recipe=recipe))
 
 
-def test_the_plan_is_printed_and_nothing_trained(efftrain, tmp_path: Path) -> None:
+def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: Path) -> None:
     result = efftrain("tune-warmup", "--recipe", "gpt2-117m-slw", "--plan", "--budget", "10%")
     assert result.returncode == 0, result.stderr
     assert "2 probes, 11.4B tokens (7.2% of a full run) if start 8, 20,000 steps is the answer" in result.stdout
@@ -418,7 +418,7 @@ def test_the_plan_is_printed_and_nothing_trained(efftrain, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("budget", ["0%", "ten", "-5%", "", "0", "1e400%"])
-def test_a_budget_that_is_none_is_refused(efftrain, budget: str) -> None:
+def test_a_budget_that_is_none_is_refused(efftrain: Efftrain, budget: str) -> None:
     result = efftrain("tune-warmup", "--recipe", "small-slw", "--plan", "--budget", budget)
     assert result.returncode == 2
     assert "write a share of a full run, such as 10%" in result.stderr
