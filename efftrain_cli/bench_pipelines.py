@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.methods.ouroboros import Shape, head_in_blocks
+from efftrain_cli.methods.ouroboros import head_in_blocks
+from efftrain_cli.model.flops import Shape
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.step import Progress

@@ -227,7 +227,7 @@ def trained_length(trained: TrainedModel) -> int:
     """The longest sequence that the model has been trained on, in tokens: under a warmup that had not ended, less than
     its positions, whose later embeddings are then untrained."""
     positions = trained.model.config.seq_len
-    if trained.recipe.seq_len_warmup is None or not (trained.run / "metrics.jsonl").exists():
+    if "length" not in trained.recipe.varies or not (trained.run / "metrics.jsonl").exists():
         return positions
     import numpy as np
 

@@ -14,7 +14,7 @@ from efftrain_cli.training.launch import check_devices
 
 @app.command(
     rich_help_panel="This machine",
-    examples=("efftrain verify-resume --recipe small", "efftrain verify-resume --recipe small-simigrad --steps 8"),
+    examples=("efftrain verify-resume --recipe small", "efftrain verify-resume --recipe small-slw --steps 8"),
 )
 def verify_resume(
     recipe: Annotated[

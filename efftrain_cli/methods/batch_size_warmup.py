@@ -16,7 +16,7 @@ consumed_t counts the sequences trained before the step. It attaches to `plan_st
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +24,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION, Count
-from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.method import Method, varying
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.recipe import Recipe
@@ -35,6 +35,7 @@ class BatchSizeWarmup(Method):
     """Batch size warmup: begin with few sequences per step and add `increment` at a time over `sequences` sequences."""
 
     varies: ClassVar[frozenset[str]] = frozenset({"batch"})
+    also_called: ClassVar[Mapping[str, str]] = {"": "rampup_batch_size batch_warmup batch_size_rampup"}
 
     start: int = Field(ge=1)
     """Sequences per step at the beginning."""
@@ -82,11 +83,16 @@ class BatchSizeWarmup(Method):
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         for key, rule in self.misfits(recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens):
             yield f"batch_size_warmup.{key}", rule
-        if recipe.seq_len_warmup is not None:
+        for name in varying(recipe.methods, "length"):
             yield (
                 "batch_size_warmup",
-                "cannot be combined with seq_len_warmup: both take tokens from the early steps, which would shrink them twice; "
+                f"cannot be combined with {name}: both take tokens from the early steps, which would shrink them twice; "
                 "set one of the two to false",
+            )
+        for name in varying(recipe.methods, "steps"):
+            yield (
+                "batch_size_warmup",
+                f"cannot be combined with {name}: both decide the batch size; set one of the two to false",
             )
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:

@@ -24,8 +24,8 @@ moments stay fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -65,6 +65,10 @@ class Accumulator:
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ChunkedAccumulation(Method):
     """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators, in chunks."""
+
+    shards: ClassVar[bool] = False
+    prefix: ClassVar[str] = "chunked"
+    also_called: ClassVar[Mapping[str, str]] = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
     operands: Operands = "fp32"
     """Format of activations and weights; 8-bit ones have one scale per tensor, a power of two, taken from its largest

@@ -8,10 +8,11 @@ A method's section, its list of hyperparameters and the object with the paper's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from efftrain_cli.model.flops import Shape
     from efftrain_cli.plan.step import StepPlan, StepResult
     from efftrain_cli.recipe.recipe import Recipe
 
@@ -22,6 +23,14 @@ class Method:
     varies: ClassVar[frozenset[str]] = frozenset()
     """What differs from step to step: "length", "batch", "blocks" (which of them run); "steps" where only training
     shows how many steps the budget gives."""
+    shards: ClassVar[bool] = True
+    """Whether it works where each device holds a share of the model."""
+    gradients_held: ClassVar[int] = 0
+    """Gradients of the whole model that it holds beside the one that accumulates."""
+    prefix: ClassVar[str] = ""
+    """What its columns of metrics.jsonl begin with, where that is not the section's name."""
+    also_called: ClassVar[Mapping[str, str]] = {}
+    """What other programs and papers call its keys, in lower case and with _ for -; "" is the section itself."""
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         """(dotted key, rule) of everything in `recipe` that this method cannot work with."""
@@ -44,6 +53,10 @@ class Method:
         """What the sequences of every step are a multiple of, where their number is not planned; else 0."""
         return 0
 
+    def in_flight_bytes(self, shape: Shape, batch_size: int) -> int:
+        """Bytes of its own tensors between two full steps, which each checkpoint holds too."""
+        return 0
+
     def assumptions(self, recipe: Recipe) -> list[str]:
         """What a plan cannot know in advance, and what it assumes instead, one sentence each."""
         return []
@@ -60,3 +73,8 @@ class Method:
     def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
         """This method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
         return {}
+
+
+def varying(methods: Mapping[str, Method], *what: str) -> list[str]:
+    """The sections among `methods` that vary any of `what`."""
+    return [name for name, method in methods.items() if not method.varies.isdisjoint(what)]

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method
-from efftrain_cli.model.flops import block_parameters, flops_per_token
+from efftrain_cli.methods.method import Method, varying
+from efftrain_cli.model.flops import Shape, block_parameters, flops_per_token
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.recipe import Recipe
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Ouroboros(Method):
     """Ouroboros: train the model's modules on gradients that are up to K - 1 steps old, as a ring of devices would."""
+
+    shards: ClassVar[bool] = False
 
     modules: int = Field(ge=1)
     """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""
@@ -94,14 +96,14 @@ class Ouroboros(Method):
             yield "ouroboros.split", f"must add up to model.n_layer = {n_layer} blocks, not {sum(self.split)}"
         if self.modules == 1:
             return
-        if recipe.simigrad is not None:
+        for name in varying(recipe.methods, "steps"):
             yield (
-                "simigrad",
+                name,
                 "cannot be combined with ouroboros: the update mixes gradients of several steps, so no batch's two halves tell its noise",
             )
-        if recipe.progressive_layer_drop is not None:
+        for name in varying(recipe.methods, "blocks"):
             yield (
-                "progressive_layer_drop",
+                name,
                 "cannot be combined with ouroboros: which blocks a batch skipped is not kept until its gradient",
             )
         if recipe.stages:
@@ -189,19 +191,6 @@ class Ouroboros(Method):
     def measures_cosine_at(self, step: int) -> bool:
         """Whether 1-based `step` compares its late gradients with today's."""
         return self.cosine_every > 0 and step % self.cosine_every == 0
-
-
-class Shape(Protocol):
-    """What a split goes by: a `GPTConfig`."""
-
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def n_embd(self) -> int: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def padded_vocab_size(self) -> int: ...
 
 
 def head_in_blocks(shape: Shape) -> float:

@@ -27,8 +27,9 @@ weights and follows its momentum, and every parameter's Adam step count stays th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -50,6 +51,11 @@ class ProgressiveLayerDrop(Method):
     model."""
 
     varies: ClassVar[frozenset[str]] = frozenset({"blocks"})
+    shards: ClassVar[bool] = False
+    prefix: ClassVar[str] = "pld"
+    also_called: ClassVar[Mapping[str, str]] = {
+        "": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"
+    }
 
     theta: float = Field(default=0.5, gt=0, le=1)
     """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops
@@ -80,6 +86,9 @@ class ProgressiveLayerDrop(Method):
     def assumptions(self, recipe: Recipe) -> list[str]:
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
 
+    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+        return {"progressive_layer_drop": replace(self, steps=min(self.steps, 2 * half))}
+
     def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
@@ -108,9 +117,9 @@ class ProgressiveLayerDrop(Method):
         """Which blocks run in micro-batch `micro_step` (from 0, in the whole step) of 1-based `step`; `keep` is the
         plan's.
 
-        `paired`: micro-batches 2j and 2j + 1 share their gates. SimiGrad compares the gradients of two halves of a
-        batch; with gates of their own the halves would differ by which blocks ran, and it would enlarge the batch to
-        average that away.
+        `paired`: micro-batches 2j and 2j + 1 share their gates, for a method that compares the gradients of a batch's
+        two halves: with gates of their own the halves would differ by which blocks ran, and it would enlarge the batch
+        to average that away.
         """
         sharing = 2 if paired else 1
         draw = 0 if self.granularity == "step" else micro_step // sharing

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -36,7 +36,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.method import Method, varying
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.recipe import Recipe
@@ -47,6 +47,12 @@ class SeqLenWarmup(Method):
     """Sequence length warmup: train on short sequences first and lengthen them over `steps` optimizer steps."""
 
     varies: ClassVar[frozenset[str]] = frozenset({"length"})
+    also_called: ClassVar[Mapping[str, str]] = {
+        "": "slw curriculum curriculum_learning seqlen_warmup sequence_length_warmup",
+        "start": "start_seq_len min_difficulty",
+        "steps": "total_curriculum_step",
+        "multiple": "difficulty_step",
+    }
 
     start: int = Field(default=8, ge=1)
     """seqlen_s, the length of the first sequences, in tokens."""
@@ -189,11 +195,11 @@ class SeqLenWarmup(Method):
         smallest = min(method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values())
         for key, rule in self.misfits(recipe.model.seq_len, smallest, recipe.train.tokens):
             yield f"seq_len_warmup.{key}", rule
-        if self.batch == "tokens" and recipe.simigrad is not None:
+        for name in varying(recipe.methods, "steps") if self.batch == "tokens" else ():
             yield (
                 "seq_len_warmup.batch",
-                '"tokens" cannot be combined with simigrad: both decide the sequences of a step; set it to "sequences", or '
-                "simigrad to false",
+                f'"tokens" cannot be combined with {name}: both decide the sequences of a step; set it to "sequences", or '
+                f"{name} to false",
             )
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:

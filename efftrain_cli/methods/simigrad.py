@@ -26,7 +26,7 @@ step uses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -34,7 +34,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.method import Method, varying
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +51,9 @@ class SimiGrad(Method):
     """SimiGrad: adapt the batch size so that the gradients of the batch's two halves keep a given cosine similarity."""
 
     varies: ClassVar[frozenset[str]] = frozenset({"batch", "steps"})
+    shards: ClassVar[bool] = False
+    gradients_held: ClassVar[int] = 1  # that of the other half
+    also_called: ClassVar[Mapping[str, str]] = {"": "adaptive_batch"}
 
     target: float = Field(gt=-1, lt=1)
     """gamma, the cosine similarity to hold, in (-1, 1)."""
@@ -108,11 +111,6 @@ class SimiGrad(Method):
                 "train.batch_size",
                 f"must lie within SimiGrad's bounds, {self.lowest} to {self.highest} sequences: SimiGrad starts from it",
             )
-        if recipe.batch_size_warmup is not None:
-            yield (
-                "batch_size_warmup",
-                "cannot be combined with simigrad: both decide the batch size; set one of the two to false",
-            )
 
     def warnings(self, recipe: Recipe) -> list[str]:
         found = []
@@ -132,11 +130,11 @@ class SimiGrad(Method):
                 "simigrad.window in reference mode averages over batch sizes that have passed, as the released code does, and "
                 "makes the batch swing; the default mode averages at one batch size"
             )
-        if "length" in recipe.varies:
-            found.append(
-                "simigrad with seq_len_warmup: the similarity rises with the tokens in a sequence, so the batch will first grow "
-                "and then shrink as sequences lengthen; run each alone before combining them"
-            )
+        found += [
+            f"simigrad with {name}: the similarity rises with the tokens in a sequence, so the batch will first grow and then "
+            "shrink as sequences lengthen; run each alone before combining them"
+            for name in varying(recipe.methods, "length")
+        ]
         return found
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:

@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -179,6 +179,8 @@ class Stage:
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
+
+    also_called: ClassVar[Mapping[str, str]] = {"": "growth"}
 
     moments: Literal["paper", "ema", "reset"] = "ema"
     """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the

@@ -20,8 +20,8 @@ output.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -49,6 +49,13 @@ SITES: dict[str, tuple[str, ...]] = {
 class StandardizationLoss(Method):
     """Standardization loss: activations are drawn towards mean 0 and variance 1 by a term of the loss, not by
     layers."""
+
+    shards: ClassVar[bool] = False
+    prefix: ClassVar[str] = "std"
+    also_called: ClassVar[Mapping[str, str]] = {
+        "": "standardisation_loss std_loss sloss",
+        "weight": "lambda coefficient",
+    }
 
     weight: float = Field(ge=0)
     """Factor of the divergence, a mean over sites and channels in nats; 0 measures it and changes nothing."""

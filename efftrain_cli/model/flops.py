@@ -9,11 +9,24 @@ is 6 * vocabulary rows * n_embd of it; figures exist with and without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 CHANNELS = {"ln_1": 1, "attn.c_attn": 3, "attn.c_proj": 1, "ln_2": 1, "mlp.c_fc": 4, "mlp.c_proj": 1, "ln_f": 1}
 """Channels of the activations that have a name, in n_embd, in the order in which a model computes them: what a layer
 norm takes in, what a linear layer puts out. All but "ln_f" are in every block."""
+
+
+class Shape(Protocol):
+    """What costs and sizes go by: a `GPTConfig`."""
+
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def padded_vocab_size(self) -> int: ...
 
 
 class FlopsPerToken(NamedTuple):

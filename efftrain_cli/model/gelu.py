@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 _SCALE = 2 * math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
-_PIECE = 1 << 19
+_CHUNK = 1 << 19
 """Elements worked on at once: their five arrays stay in the cache."""
 
 
@@ -52,9 +52,9 @@ class _Gelu(Function):
 def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
     """The function's value at `x`, contiguous; its derivative is written to `slope` unless that is None."""
     y = torch.empty_like(x)
-    z, s = x.new_empty(2, min(_PIECE, x.numel()))
-    slopes = repeat(None) if slope is None else slope.view(-1).split(_PIECE)
-    for x_, y_, slope_ in zip(x.view(-1).split(_PIECE), y.view(-1).split(_PIECE), slopes, strict=False):
+    z, s = x.new_empty(2, min(_CHUNK, x.numel()))
+    slopes = repeat(None) if slope is None else slope.view(-1).split(_CHUNK)
+    for x_, y_, slope_ in zip(x.view(-1).split(_CHUNK), y.view(-1).split(_CHUNK), slopes, strict=False):
         z, s = z[: x_.numel()], s[: x_.numel()]
         torch.mul(x_, x_, out=z)
         torch.addcmul(x_, x_, z, value=_CUBIC, out=z).mul_(_SCALE)  # 2u

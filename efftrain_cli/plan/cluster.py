@@ -114,7 +114,7 @@ def step_time(
         flops: of the device that computes most.
         parameters: of the model.
         micro_batches: of one device.
-        sums: gradients that are added up, 2 where SimiGrad measures.
+        sums: gradients that are added up, 2 where those of a batch's halves are compared.
         lanes: whether whole gradients are exchanged in pairs.
     """
     compute = flops / cluster.flops_per_second
@@ -181,7 +181,7 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
         raise UsageError(
             f"--devices {cluster.devices} is not a multiple of --nodes {cluster.nodes}\ngive the devices of all nodes together"
         )
-    if recipe.ouroboros is not None and recipe.ouroboros.modules > 1:
+    if recipe.ring is not None:
         raise UsageError(
             "a ring of Ouroboros's modules passes activations, for which this model has no term\nset ouroboros = false to plan the rest"
         )

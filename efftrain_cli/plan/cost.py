@@ -95,19 +95,17 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
 
 def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
     """Bytes of late gradients between two full steps, which each checkpoint holds too."""
-    if recipe.ouroboros is None:
-        return 0
     model = recipe.model
     shape = InFlightShape(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size)
-    return recipe.ouroboros.in_flight_bytes(shape, recipe.train.batch_size)
+    return sum(method.in_flight_bytes(shape, recipe.train.batch_size) for method in recipe.methods.values())
 
 
 def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
-    """Gradients of the whole model that one of so many ranks holds at once: that of the other half where SimiGrad
-    measures, and those of lanes that wait for their neighbours in the tree."""
+    """Gradients of the whole model that one of so many ranks holds at once: the methods' too, and those of lanes that
+    wait for their neighbours in the tree."""
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
     waiting = 0 if lanes is None else max(0, (lanes // ranks).bit_length() - 1)
-    return 1 + waiting + (recipe.simigrad is not None)
+    return 1 + waiting + sum(method.gradients_held for method in recipe.methods.values())
 
 
 def training_bytes(

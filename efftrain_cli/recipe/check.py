@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from efftrain_cli.foundation.errors import Problem
+from efftrain_cli.methods.method import Method
 from efftrain_cli.recipe.file import Draft
 from efftrain_cli.recipe.toml import toml_value
 
-# What other programs and papers call our keys, in lower case and with _ for -.
+# What other programs and papers call our keys, in lower case and with _ for -; the methods know theirs.
 _ALSO_CALLED = {
     "optim.lr": "learning_rate max_lr peak_lr",
     "optim.min_lr": "minimum_lr lr_min min_learning_rate",
@@ -64,19 +66,7 @@ _ALSO_CALLED = {
     "checkpoint": "checkpoints checkpointing",
     "data": "datasets",
     "model": "gpt",
-    "seq_len_warmup": "slw curriculum curriculum_learning seqlen_warmup sequence_length_warmup",
-    "progressive_layer_drop": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping",
-    "batch_size_warmup": "rampup_batch_size batch_warmup batch_size_rampup",
-    "simigrad": "adaptive_batch",
-    "staged_growth": "growth",
-    "chunked_accumulation": "accumulation chunk_accumulation fp8 low_precision",
-    "standardization_loss": "standardisation_loss std_loss sloss",
-    "standardization_loss.weight": "lambda coefficient",
-    "seq_len_warmup.start": "start_seq_len min_difficulty",
-    "seq_len_warmup.steps": "total_curriculum_step",
-    "seq_len_warmup.multiple": "difficulty_step",
 }
-ALIASES = {alias: key for key, aliases in _ALSO_CALLED.items() for alias in aliases.split()}
 
 
 def inner_class(annotation: Any) -> Any:
@@ -94,6 +84,21 @@ def is_many(annotation: Any) -> bool:
 def may_be_absent(annotation: Any) -> bool:
     """Whether a recipe can do without: None is among the annotation's alternatives, or it is a list of sections."""
     return type(None) in get_args(annotation) or (is_many(annotation) and inner_class(annotation) is not None)
+
+
+@cache
+def methods_in(cls: Any) -> dict[str, type[Method]]:
+    """The sections of a recipe class that are methods, by name."""
+    inner = {name: inner_class(info.annotation) for name, info in cls.__pydantic_fields__.items()}
+    return {name: section for name, section in inner.items() if section is not None and issubclass(section, Method)}
+
+
+def aliases_of(cls: Any) -> dict[str, str]:
+    """What other programs and papers call the keys and sections of a recipe class -> our key."""
+    called = dict(_ALSO_CALLED)
+    for name, method in methods_in(cls).items():
+        called |= {f"{name}.{key}".rstrip("."): names for key, names in method.also_called.items()}
+    return {alias: key for key, names in called.items() for alias in names.split()}
 
 
 def summary(cls: Any) -> str:
@@ -117,27 +122,6 @@ def unnumbered(key: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", "", key)
 
 
-def nearest_key(key: str, known: Mapping[str, str], sections: frozenset[str], is_table: bool) -> str | None:
-    """The valid dotted key that an unknown one most likely means: by alias, then by spelling, in its own section
-    first."""
-    key = unnumbered(key).lower().replace("-", "_")
-    section, _, name = key.rpartition(".")
-    same_kind = [k for k in known if (k in sections) == is_table] or list(known)
-
-    def likeness(candidate: str) -> float:
-        home, _, leaf = candidate.rpartition(".")
-        same = _likeness(name, leaf)
-        return same if home == section else same - (0.1 if same == 1 else 0.3) + 0.1 * _likeness(section, home)
-
-    best = max(same_kind, key=likeness)
-    if likeness(best) >= 0.85:
-        return best
-    for spelling in (key, name):
-        if ALIASES.get(spelling) in known:
-            return ALIASES[spelling]
-    return best if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8 else None
-
-
 def _likeness(a: str, b: str) -> float:
     from difflib import SequenceMatcher
 
@@ -151,11 +135,14 @@ class UnknownValue(Exception):
 class Partial:
     """What is known of a section that has mistakes, so that the rules between sections are checked at the same time."""
 
-    def __init__(self, **known: Any) -> None:
-        self.__dict__.update(known)
+    def __init__(self, cls: Any = object, **known: Any) -> None:
+        self.__dict__.update(known, cls=cls)
 
     def __getattr__(self, name: str) -> Any:
-        raise UnknownValue(name)
+        value = getattr(self.cls, name, None)  # of a method what is true of all its sections, as what it varies
+        if not isinstance(value, bool | frozenset) or name in self.cls.__pydantic_fields__:
+            raise UnknownValue(name)
+        return value
 
 
 class Check:
@@ -241,7 +228,7 @@ class Check:
         if len(self.problems) + len(self._missing) == count:
             return cls(**arguments)
         defaults = {n: i.default for n, i in cls.__pydantic_fields__.items() if n not in value and not i.is_required()}
-        self.partial[key] = Partial(**defaults, **arguments)
+        self.partial[key] = Partial(cls, **defaults, **arguments)
         return None
 
     def _many(self, cls: Any, value: Any, key: str) -> tuple[Any, ...] | None:
@@ -255,7 +242,7 @@ class Check:
         is_table = isinstance(value, Mapping) or (
             isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
         )
-        suggestion = nearest_key(key, self.known, self.sections, is_table)
+        suggestion = self._nearest_key(key, is_table)
         rule = "unknown section" if is_table else "unknown key"
         if suggestion is None:
             section = key.rpartition(".")[0]
@@ -264,6 +251,27 @@ class Check:
         else:
             self._meant.add(suggestion)
         self.add(key, rule, None if is_table else value, suggestion)
+
+    def _nearest_key(self, key: str, is_table: bool) -> str | None:
+        """The valid dotted key that an unknown one most likely means: by alias, then by spelling, in its own section
+        first."""
+        key = unnumbered(key).lower().replace("-", "_")
+        section, _, name = key.rpartition(".")
+        same_kind = [k for k in self.known if (k in self.sections) == is_table] or list(self.known)
+
+        def likeness(candidate: str) -> float:
+            home, _, leaf = candidate.rpartition(".")
+            same = _likeness(name, leaf)
+            return same if home == section else same - (0.1 if same == 1 else 0.3) + 0.1 * _likeness(section, home)
+
+        best = max(same_kind, key=likeness)
+        if likeness(best) >= 0.85:
+            return best
+        aliases = aliases_of(self.cls)
+        for spelling in (key, name):
+            if aliases.get(spelling) in self.known:
+                return aliases[spelling]
+        return best if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8 else None
 
     def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         """(field, rule) of everything that pydantic finds wrong; rule None: missing; field "": the section as a

@@ -4,7 +4,7 @@ Knows nothing of what a recipe means (`recipe.py` does); it keeps for every key 
 a message can point there.
 
 A file may name another with `base = "name"`; its own keys win. `key = false` takes an inherited optional key or
-section away, in a file (`seq_len_warmup = false`) and on the command line (`--set seq_len_warmup=false`).
+section away, in a file (`parallel = false`) and on the command line (`--set parallel=false`).
 """
 
 from __future__ import annotations

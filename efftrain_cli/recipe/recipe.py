@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -27,7 +27,7 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, report
+from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, methods_in, report
 from efftrain_cli.recipe.file import Draft, read_recipe_file
 from efftrain_cli.recipe.rules import breaches_between
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Parallel, Train, Wandb
@@ -80,6 +80,11 @@ class Recipe:
         """The model's activations that a learned scale and shift follow, by name."""
         return () if self.standardization_loss is None else self.standardization_loss.affine_names()
 
+    @property
+    def ring(self) -> Ouroboros | None:
+        """The method whose gradients are late, where any is."""
+        return self.ouroboros if self.ouroboros is not None and self.ouroboros.modules > 1 else None
+
     @cached_property
     def methods(self) -> dict[str, Method]:
         """The methods that are on, by the name of their section. A recipe without any is a baseline."""
@@ -105,16 +110,10 @@ class Recipe:
         return self
 
 
-@cache
-def _method_sections() -> tuple[str, ...]:
-    inner = {name: inner_class(info.annotation) for name, info in Recipe.__pydantic_fields__.items()}  # type: ignore[attr-defined]
-    return tuple(name for name, section in inner.items() if section is not None and issubclass(section, Method))
-
-
 def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
     """The sections that are methods and present, by name; [[stages]] alone are staged training too, with its
     defaults."""
-    found = {name: sections[name] for name in _method_sections() if sections.get(name) is not None}
+    found = {name: sections[name] for name in methods_in(Recipe) if sections.get(name) is not None}
     if sections.get("stages"):
         found.setdefault("staged_growth", StagedGrowth())
     return found

@@ -88,12 +88,8 @@ def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         unable = {
             "parallel.lanes": lanes is not None,
             'optim.name = "muon"': recipe.optim.name == "muon",
-            "progressive_layer_drop": recipe.progressive_layer_drop is not None,
-            "simigrad": recipe.simigrad is not None,
-            "chunked_accumulation": recipe.chunked_accumulation is not None,
+            **{name: not method.shards for name, method in recipe.methods.items()},
             "stages": bool(recipe.stages),
-            "ouroboros": recipe.ouroboros is not None,
-            "standardization_loss": recipe.standardization_loss is not None,
             'train.compile = "on"': recipe.train.compile == "on",
             "eval.sample": recipe.eval.sample is not None,
             "eval.positions": recipe.eval.positions,

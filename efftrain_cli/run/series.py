@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from efftrain_cli.recipe.check import methods_in
+from efftrain_cli.recipe.recipe import Recipe
+
 AXES = {
     "step": "axis/step",
     "tokens": "axis/tokens",
@@ -43,22 +46,14 @@ GROUPS = {
     ),
     "stability": ("loss_ratio", "adam_sqrt_v_l1", "adam_sqrt_v_max", "nonfinite"),
 }
+METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).items()}
+"""Prefix of a method's columns -> its section."""
 NAMES = {
-    "standardization_loss": "standardization_loss/loss",
+    **{name: f"{name}/loss" for name in METHODS.values()},  # a method's own term of what is minimized
     "val_loss": "val/loss",
     "seconds": "throughput/step_seconds",
     "flops": "throughput/step_flops",
 }
-METHODS = {
-    "pld": "progressive_layer_drop",
-    "simigrad": "simigrad",
-    "slw": "seq_len_warmup",
-    "growth": "staged_growth",
-    "ouroboros": "ouroboros",
-    "chunked": "chunked_accumulation",
-    "std": "standardization_loss",
-}
-"""Prefix of a method's columns -> its section."""
 LOWEST = ("train/loss", "val/loss")
 """Series whose best value is the least one."""
 HIGHEST = ("stability/loss_ratio", "stability/adam_sqrt_v_max")
@@ -70,7 +65,7 @@ _SERIES = {
 
 
 def series_of(column: str) -> str:
-    """The grouped name of a column: "loss" is "train/loss", "pld_theta" is "progressive_layer_drop/theta"."""
+    """The grouped name of a column: "loss" is "train/loss", "pld_theta" is "theta" of the method with this prefix."""
     if column in NAMES:
         return NAMES[column]
     if column in _SERIES:

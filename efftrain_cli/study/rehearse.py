@@ -108,8 +108,6 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
         moved["seq_len_warmup"] = replace(
             slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1))
         )
-    if recipe.progressive_layer_drop is not None:
-        moved["progressive_layer_drop"] = replace(recipe.progressive_layer_drop, steps=STEPS)
     if recipe.ouroboros is not None:
         moved["ouroboros"] = replace(moved["ouroboros"], split=None)
     optim = replace(recipe.optim, warmup_steps=min(recipe.optim.warmup_steps, 3), decay_tokens=None, decay_steps=None)

@@ -307,8 +307,9 @@ def accept_differences(run: Run, differences: list[list[Any]], override: bool, w
 def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     """Bytes that a checkpoint of `state` takes on disk, within 2 %."""
     total = 0
-    if recipe.ouroboros is not None and not state.method_tensors:
-        total += recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size)
+    if not state.method_tensors:
+        batch_size, methods = recipe.train.batch_size, recipe.methods.values()
+        total = sum(method.in_flight_bytes(state.model.config, batch_size) for method in methods)
     for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
         data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # safetensors' header: {"NAME":{"dtype":"F32","shape":[..],"data_offsets":[..,..]},...}

@@ -35,7 +35,7 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     """
     if ranks.alone:
         return
-    ring = recipe.ouroboros if recipe.ouroboros is not None and recipe.ouroboros.modules > 1 else None
+    ring = recipe.ring
     if ring is not None:
         _check_ring(ring, recipe, ranks)
     sharing = ranks.world_size // (1 if ring is None else ring.devices)

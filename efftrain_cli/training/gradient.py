@@ -317,8 +317,8 @@ def build_forward_backward(
 def late_gradients(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> LateGradients | None:
     """Ouroboros's gradients on one device; None where no module's gradient is late. `ranks` says how many share a
     step."""
-    section = recipe.ouroboros
-    if section is None or section.modules == 1:
+    section = recipe.ring
+    if section is None:
         return None
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
     recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled)
@@ -358,10 +358,10 @@ def build_ring(recipe: Recipe, state: TrainState, ranks: Ranks) -> Ring | None:
     late = late_gradients(recipe, state.model, state.model.device, ranks)
     if late is None or ranks.alone:
         return None
-    assert recipe.ouroboros is not None
+    assert recipe.ring is not None
     mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
     boundary = state.model.residual_dtype if mixed else torch.float32
-    return Ring(recipe.ouroboros, state, late.modules, late.split, ranks, recipe.optim.grad_clip, boundary)
+    return Ring(recipe.ring, state, late.modules, late.split, ranks, recipe.optim.grad_clip, boundary)
 
 
 def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = False) -> list[MicroBatch]:

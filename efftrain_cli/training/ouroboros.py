@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.methods.ouroboros import Ouroboros, Shape
+from efftrain_cli.methods.ouroboros import Ouroboros
+from efftrain_cli.model.flops import Shape
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.linear import unnoticed
 from efftrain_cli.plan.step import MicroBatch, StepPlan

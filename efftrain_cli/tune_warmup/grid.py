@@ -25,6 +25,7 @@ from typing import Literal
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.method import varying
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -59,10 +60,10 @@ class Grid:
             )
         if self.recipe.stages:
             raise UsageError("tune-warmup searches recipes without stages; give it the recipe of one stage")
-        if "steps" in self.recipe.varies:
+        for name in varying(self.recipe.methods, "steps"):
             raise UsageError(
-                "tune-warmup counts a probe's tokens before it runs, and simigrad decides the batch while training; "
-                "tune without it: --set simigrad=false"
+                f"tune-warmup counts a probe's tokens before it runs, and {name} decides the batch while training; "
+                f"tune without it: --set {name}=false"
             )
         if self.kind == "batch" and self.recipe.batch_size_warmup is None:
             raise UsageError(

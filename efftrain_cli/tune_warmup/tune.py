@@ -118,8 +118,7 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
     Raises:
         UsageError: naming what they cannot share.
     """
-    section = search.recipe.ouroboros
-    if not ranks.alone and section is not None and section.modules > 1:
+    if not ranks.alone and search.recipe.ring is not None:
         raise UsageError(
             "tune-warmup trains its probes on copies of the model, and with [ouroboros] devices are a ring of its modules\n"
             "leave --devices out: one device computes the same"

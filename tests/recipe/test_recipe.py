@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
-from efftrain_cli.recipe.check import known_keys
+from efftrain_cli.recipe.check import aliases_of, known_keys
 from efftrain_cli.recipe.file import recipe_name, recipe_names
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.recipe.rules import warnings_of
@@ -654,13 +654,12 @@ def test_differences_are_exactly_the_keys_that_differ(folder: Path) -> None:
 
 
 def test_no_two_aliases_mean_a_key_that_does_not_exist() -> None:
-    from efftrain_cli.recipe.check import ALIASES
-
-    known = known_keys(Recipe)
-    assert [target for target in ALIASES.values() if target not in known] == []
+    known, aliases = known_keys(Recipe), aliases_of(Recipe)
+    assert aliases["slw"] == "seq_len_warmup" and aliases["min_difficulty"] == "seq_len_warmup.start"
+    assert [target for target in aliases.values() if target not in known] == []
     # a valid key is never an alias of another one in its own section
     assert not [
-        a for a, target in itertools.product(ALIASES, known) if target == f"{ALIASES[a].rpartition('.')[0]}.{a}"
+        a for a, target in itertools.product(aliases, known) if target == f"{aliases[a].rpartition('.')[0]}.{a}"
     ]
 
 
