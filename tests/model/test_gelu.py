@@ -15,7 +15,7 @@ from efftrain_cli.model.gelu import gelu
 def test_value_and_slope(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(gelu_module, "_PIECE", 1000)  # several pieces, the last one shorter
+    monkeypatch.setattr(gelu_module, "_CHUNK", 1000)  # several chunks, the last one shorter
     generator = torch.Generator().manual_seed(1)
     x = (4 * torch.randn(shape, generator=generator, dtype=dtype)).requires_grad_()
     upstream = torch.randn(shape, generator=generator, dtype=dtype)
