@@ -58,16 +58,14 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     start = time.monotonic()
     run.find_itself()
     path = checkpoint_path(run.path, state.progress.step)
-    if path in run.verified or (state.parts is not None and not state.parts.whole):
+    if path in run.verified or not state.whole:
         return 0.0
     whole = whole_tensors(state)
     wrong = nonfinite_tensors({**whole[0], **whole[1], **state.method_tensors})
     if wrong:
         raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")
     try:
-        if os.path.lexists(
-            path
-        ):  # damaged, of a past that was left, or nothing of ours: it must not stand for this state
+        if os.path.lexists(path):  # damaged, of a past that was left, or nothing of ours: it is not this state
             run.set_aside(path)
         run.sync()
         write_checkpoint(path, state, dump_recipe(recipe), whole)

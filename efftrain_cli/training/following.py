@@ -20,7 +20,7 @@ from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.memory import memory_errors
-from efftrain_cli.training.ranks import Ranks, Rewinding
+from efftrain_cli.training.ranks import Ranks, Rewinding, as_described, described
 from efftrain_cli.training.session import Session, choose_device, fresh_state, prepare_session
 from efftrain_cli.training.sharding import END, REWIND, shard_state
 from efftrain_cli.training.stages import set_stage, train_stages
@@ -64,11 +64,7 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
 
 
 def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
-    """Refuses what no ring of these ranks can do.
-
-    Raises:
-        UsageError: naming it.
-    """
+    """Refuses what no ring of these ranks can do."""
     if ranks.world_size % section.devices:
         raise UsageError(
             f"ouroboros.modules = {section.modules} makes rings of {section.devices} devices, and {ranks.world_size} were started\n"
@@ -97,7 +93,6 @@ def lead(run: Path, state: TrainState, session: Session, until: int | None, atte
     ranks = session.ranks
     if ranks.alone:
         return
-    tensors = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in state.method_tensors.items()}
     ranks.enter("prepare")
     ranks.announce(
         f"start/{attempt}",
@@ -105,7 +100,7 @@ def lead(run: Path, state: TrainState, session: Session, until: int | None, atte
             "recipe": str((run / "recipe.toml").resolve()),
             "until": until,
             "progress": progress_to_json(state.progress),
-            "method_tensors": tensors,
+            "method_tensors": described(state.method_tensors),
         },
     )
     if not attempt:
@@ -182,8 +177,7 @@ def _train_along(heard: Mapping[str, Any], session: Session) -> None:
     if progress.stage:
         set_stage(state, recipe, progress.stage)
     state.progress = progress
-    for name, (shape, dtype) in heard["method_tensors"].items():
-        state.method_tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=session.device)
+    state.method_tensors = as_described(heard["method_tensors"], session.device)
     _share(ranks, state, recipe)
     shard_state(state, recipe, ranks, session.device)
     with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, until)):

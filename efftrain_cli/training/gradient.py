@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -325,21 +325,14 @@ def late_gradients(recipe: Recipe, model: GPT, device: torch.device, ranks: Rank
     parts = compile_parts(recipe, model) if compiled else CompiledParts(run_eagerly, model.head_loss_sum)
     full_shape = full_micro_batch(recipe, max(1, ranks.world_size // section.devices))
 
-    def passing(x: Tensor) -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(autocast(dtype, device))
-        stack.enter_context(attention_kernels(device, same_shape=x.shape[:2] == full_shape))
-        return stack
+    def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:
+        with autocast(dtype, device), attention_kernels(device, same_shape=x.shape[:2] == full_shape):
+            x = x if x.is_floating_point() else model.embed(x)
+            x = model.run_blocks(x, blocks, None, recompute, parts.block)
+            return x if targets is None else parts.head_loss_sum(x, targets)
 
     split = section.blocks(model.config)
-    modules = cut_gpt(
-        model,
-        split,
-        lambda x, blocks: model.run_blocks(x, blocks, None, recompute, parts.block),
-        parts.head_loss_sum,
-        passing,
-    )
-    return LateGradients(section, model, modules, split, recipe.optim.grad_clip)
+    return LateGradients(section, model, cut_gpt(model, split, run), split, recipe.optim.grad_clip)
 
 
 def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
@@ -358,10 +351,8 @@ def build_ring(recipe: Recipe, state: TrainState, ranks: Ranks) -> Ring | None:
     late = late_gradients(recipe, state.model, state.model.device, ranks)
     if late is None or ranks.alone:
         return None
-    assert recipe.ring is not None
     mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
-    boundary = state.model.residual_dtype if mixed else torch.float32
-    return Ring(recipe.ring, state, late.modules, late.split, ranks, recipe.optim.grad_clip, boundary)
+    return Ring(late, state, ranks, boundary=state.model.residual_dtype if mixed else torch.float32)
 
 
 def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = False) -> list[MicroBatch]:

@@ -61,8 +61,8 @@ class Logbook:
         """
         self._pending.append(record)
         save_due = self._save_due(record.progress.step)
-        if save_due and self._state.parts is not None and not self._state.parts.whole:
-            self._state.parts.wanted, save_due = True, False  # after the next step
+        if save_due and not self._state.whole:
+            self._state.wanted, save_due = True, False  # after the next step
         # Reading waits for the device, so on CUDA records are read about once a second.
         read_due = self._on_cpu or time.monotonic() - self._last_read >= 1.0
         # The last record has a validation loss, so nothing stays unread.
@@ -233,7 +233,7 @@ def train_and_log(
     except LostProcessError:
         if state.shards is None:  # else a part of the state is lost with the process
             stop()
-        if state.parts is not None and not state.parts.whole:
+        if not state.whole:
             screen.say(
                 "the processes held parts of the state between two checkpoints: the newest checkpoint is where to go on"
             )

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -60,6 +62,14 @@ class Modules:
     def count(self) -> int:
         """K."""
         return len(self.leaves)
+
+    def last(self, x: Tensor, targets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """The last module, forward and backward: the loss, its sum over `tokens`, and its gradient by the input `x`."""
+        x = x.detach().requires_grad_()
+        loss = self.run(self.count, x, targets) / tokens
+        loss.backward()
+        assert x.grad is not None
+        return loss.detach(), x.grad
 
     def take(self, module: int) -> dict[str, Tensor]:
         """The gradients of a module's leaves, zeros where there is none; `.grad` is None afterwards."""
@@ -101,19 +111,15 @@ def replay(
             after[f"{PREFIX}input.{step}.{module}.{number}"] = x
             with torch.no_grad():
                 x = modules.run(module, x, None)
-        x = x.detach().requires_grad_()
-        loss = modules.run(count, x, targets) / tokens
-        loss.backward()
-        assert x.grad is not None
-        losses.append(loss.detach())
-        after[f"{PREFIX}delta.{step}.{count - 1}.{number}"] = x.grad
+        loss, after[f"{PREFIX}delta.{step}.{count - 1}.{number}"] = modules.last(x, targets, tokens)
+        losses.append(loss)
     late: list[Mapping[str, Tensor] | None] = [None] * (count - 1) + [modules.take(count)]
     for module in range(count - 1, 0, -1):
         late[module - 1], deltas = replayed(modules, module, step, after)
         after |= {
             f"{PREFIX}delta.{step - count + module}.{module - 1}.{number}": delta for number, delta in deltas.items()
         }
-    return late, after, _sum(losses)
+    return late, after, reduce(add, losses)
 
 
 def replayed(
@@ -137,18 +143,14 @@ def replayed(
 
 
 def joined(modules: Modules, late: Late, names: Sequence[str], mean: bool) -> dict[str, Tensor | None]:
-    """The gradient of each parameter: None where nothing is due. A parameter of two modules gets the sum of what is,
+    """The gradient of each parameter: None where nothing is due. One of two modules gets the sum of what is,
     the last module's first, halved with `mean`."""
     order = [modules.count - 1, *range(modules.count - 1)]
     found: dict[str, Tensor | None] = {}
     for name in names:
         users = [number for number in order if name in modules.leaves[number]]
-        due = [
-            gradients[name]
-            for gradients in (late[number] for number in users)
-            if gradients is not None and name in gradients
-        ]
-        gradient = _sum(due) if due else None
+        due = [gradients[name] for number in users if (gradients := late[number]) is not None and name in gradients]
+        gradient = reduce(add, due) if due else None
         found[name] = gradient * 0.5 if mean and gradient is not None and len(users) > 1 else gradient
     return found
 
@@ -163,11 +165,7 @@ def clipped(
     gradients: Mapping[str, Tensor | None], norms: Tensors, groups: Sequence[Sequence[str]], largest: float
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not
-    at all).
-
-    Args:
-        norms: of each parameter's gradient, also of those that another rank has.
-    """
+    at all). `norms` are of all parameters' gradients, also of those that another rank has."""
     found = dict(gradients)
     for group in groups if largest else ():
         names = [name for name in group if name in norms]
@@ -199,38 +197,20 @@ def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     }
 
 
-def _forget(tensors: dict[str, Tensor], before: int) -> None:
-    """Drops what belongs to steps earlier than `before`: a longer warmup than the run began with leaves some that is
-    never due."""
-    for name in [name for name in tensors if name != f"{PREFIX}layout" and int(name.split(".")[2]) < before]:
-        del tensors[name]
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
+def fault(after: Tensors, before: Tensors) -> Tensor:
+    """0-d: 0 where all that is newly in flight is finite, else not a number, though it is applied only later."""
+    new = [tensor for name, tensor in after.items() if name not in before and tensor.is_floating_point()]
+    return 0.0 * torch.nn.utils.get_total_norm(new)
 
 
 # --- a GPT in modules ------------------------------------------------------------------------------------------------
 
 
 def cut_gpt(
-    model: GPT,
-    split: Sequence[int],
-    run_blocks: Callable[[Tensor, Sequence[bool]], Tensor],
-    head: Callable[[Tensor, Tensor], Tensor],
-    passing: Callable[[Tensor], AbstractContextManager[object]],
+    model: GPT, split: Sequence[int], run: Callable[[Tensor, Sequence[bool], Tensor | None], Tensor]
 ) -> Modules:
     """The model in modules of `split` blocks: the embeddings with the first, the last layer norm and the head with the
-    last.
-
-    Args:
-        run_blocks: (residual stream, which blocks) -> residual stream.
-        head: (residual stream, targets) -> summed loss.
-        passing: (input) -> what a forward pass is done in: precision and kernels.
-    """
+    last. `run`: (tokens or residual stream, which blocks, targets) -> residual stream or, with targets, summed loss."""
     ends = list(accumulate(split))
     lookup = model.wte.weight.detach().requires_grad_()  # the same memory: always today's weights
     leaves: list[dict[str, Tensor]] = [{} for _ in split]
@@ -247,15 +227,11 @@ def cut_gpt(
         [end - blocks <= block < end for block in range(len(model.h))] for blocks, end in zip(split, ends, strict=True)
     ]
 
-    def run(module: int, x: Tensor, targets: Tensor | None) -> Tensor:
-        with passing(x):
-            if module == 1:
-                with lookup_apart(model, lookup):
-                    x = model.embed(x)
-            x = run_blocks(x, masks[module - 1])
-            return x if targets is None else head(x, targets)
+    def run_module(module: int, x: Tensor, targets: Tensor | None) -> Tensor:
+        with lookup_apart(model, lookup) if module == 1 else nullcontext():
+            return run(x, masks[module - 1], targets)
 
-    return Modules(leaves, run)
+    return Modules(leaves, run_module)
 
 
 @contextmanager
@@ -287,16 +263,6 @@ class LateStep(NamedTuple):
     measured."""
 
 
-def groups_of(section: Ouroboros, modules: Modules, names: Sequence[str]) -> list[list[str]]:
-    """What is clipped together: all parameters, or those of each device."""
-    if section.clip == "global":
-        return [list(names)]
-    owners = [set[str]() for _ in range(section.devices)]
-    for module, leaves in enumerate(modules.leaves, 1):
-        owners[section.device_of(module)].update(leaves)
-    return [[name for name in names if name in owned] for owned in owners]
-
-
 class LateGradients:
     """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in
     flight itself."""
@@ -304,25 +270,36 @@ class LateGradients:
     def __init__(
         self, section: Ouroboros, model: GPT, modules: Modules, split: Sequence[int], grad_clip: float
     ) -> None:
-        self.modules, self.split = modules, split
-        self._section, self._model, self._grad_clip = section, model, grad_clip
-        self._parameters = dict(model.named_parameters())
-        self._groups = groups_of(section, modules, list(self._parameters))
-        self._layout = layout_of(section, split)
+        self.section, self.modules = section, modules
+        self.parameters = dict(model.named_parameters())
+        self.of_devices = [set[str]() for _ in range(section.devices)]
+        """Names of the parameters whose gradient gathers on each device of the ring."""
+        for module, leaves in enumerate(modules.leaves, 1):
+            self.of_devices[section.device_of(module)].update(leaves)
+        together = [set(self.parameters)] if section.clip == "global" else self.of_devices
+        self._groups = [[name for name in self.parameters if name in names] for names in together]
+        self.layout = layout_of(section, split)
+        self._model, self._grad_clip = model, grad_clip
         self._stopped = False
 
     def delays_at(self, step: int) -> bool:
         """Whether 1-based `step` uses late gradients."""
-        return self._section.delays_at(step)
+        return self.section.delays_at(step)
 
     def clip(self) -> Tensor:
         """Clips the gradients in `.grad` of a step without delay; returns their norm before."""
-        return self._leave({name: parameter.grad for name, parameter in self._parameters.items()})
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        return self.leave(gradients, norms_of(gradients))
 
-    def _leave(self, gradients: Mapping[str, Tensor | None]) -> Tensor:
-        """Leaves gradients, clipped, in `.grad`; returns their norm before."""
-        grad_norm, gradients = clipped(gradients, norms_of(gradients), self._groups, self._grad_clip)
-        for name, parameter in self._parameters.items():
+    def joined(self, late: Late, delayed: bool) -> dict[str, Tensor | None]:
+        """`joined` gradients of all parameters, of a step with or without delay."""
+        mean = delayed and self.section.embedding_gradient == "mean"
+        return joined(self.modules, late, list(self.parameters), mean)
+
+    def leave(self, gradients: Mapping[str, Tensor | None], norms: Tensors) -> Tensor:
+        """Leaves gradients, clipped, in `.grad`; returns their norm before. `norms` as in `clipped`."""
+        grad_norm, gradients = clipped(gradients, norms, self._groups, self._grad_clip)
+        for name, parameter in self.parameters.items():
             parameter.grad = gradients[name]
         return grad_norm
 
@@ -332,7 +309,7 @@ class LateGradients:
         staleness = [0.0] * self.modules.count if step is None else step.staleness
         values = torch.tensor(staleness, device=self._model.device).unbind()
         found = {f"ouroboros_staleness_{number}": value for number, value in enumerate(values, 1)}
-        if self._section.cosine_every:
+        if self.section.cosine_every:
             none = torch.full((), math.nan, device=self._model.device)
             cosines = {} if step is None else step.cosines
             found |= {f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self.modules.count)}
@@ -345,12 +322,9 @@ class LateGradients:
         in_flight: Tensors,
         backward: Callable[[Sequence[MicroBatch]], dict[str, Tensor]],
     ) -> LateStep:
-        """Leaves the late gradients, clipped, in `.grad`; None where nothing is due.
-
-        Args:
-            backward: adds the gradient of micro-batches at today's weights to `.grad` and returns their losses.
-        """
-        section, modules = self._section, self.modules
+        """Leaves the late gradients, clipped, in `.grad`; None where nothing is due. `backward` adds the gradient of
+        micro-batches at today's weights to `.grad` and returns their losses."""
+        section, modules = self.section, self.modules
         if section.variant == "stash":
             with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
                 losses = backward(micro_batches)
@@ -361,13 +335,13 @@ class LateGradients:
         cosines = {}
         if section.cosine_every:
             cosines = self._cosines(late, after, micro_batches, plan.step, backward)
-        _forget(after, before=plan.step - modules.count + 1)
-        grad_norm = self._leave(joined(modules, late, list(self._parameters), section.embedding_gradient == "mean"))
-        after[f"{PREFIX}layout"] = self._layout
-        fresh = [tensor for name, tensor in after.items() if name not in in_flight and tensor.is_floating_point()]
-        # Times 0: nothing where all is finite, and not a number where a gradient is not that would be applied only
-        # later.
-        grad_norm = grad_norm + 0.0 * torch.nn.utils.get_total_norm(fresh)
+        # A longer warmup than the run began with leaves gradients that are never due.
+        oldest = plan.step - modules.count + 1
+        after = {name: t for name, t in after.items() if name.endswith("layout") or int(name.split(".")[2]) >= oldest}
+        gradients = self.joined(late, delayed=True)
+        grad_norm = self.leave(gradients, norms_of(gradients))
+        after[f"{PREFIX}layout"] = self.layout
+        grad_norm = grad_norm + fault(after, in_flight)
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
         staleness = [math.nan if due is None else float(section.staleness(k)) for k, due in enumerate(late, 1)]
         return LateStep(losses, grad_norm, None if self._stopped else after, staleness, cosines)
@@ -386,16 +360,16 @@ class LateGradients:
             after[f"{PREFIX}tokens.{step}.{number}"], after[f"{PREFIX}targets.{step}.{number}"] = tokens, targets
         cosines = {}
         for module, gradients in enumerate(late[:-1], 1):
-            batch = step - self._section.staleness(module)
+            batch = step - self.section.staleness(module)
             kept = {name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")}
-            if gradients is None or not self._section.measures_cosine_at(step) or not kept:
+            if gradients is None or not self.section.measures_cosine_at(step) or not kept:
                 continue
             with lookup_apart(self._model, self.modules.leaves[0]["wte.weight"]), unnoticed(self._model):
                 # Their number is not that of the step: 0 is as good as any, where nothing is drawn by it.
                 backward([MicroBatch(0, part, after[name.replace("tokens", "targets")]) for name, part in kept.items()])
             fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
             cosines[module] = cosine(gradients, fresh[module - 1])
-        oldest = step - self._section.staleness(1)
+        oldest = step - self.section.staleness(1)
         for kind in ("tokens", "targets"):
             pop(after, f"{PREFIX}{kind}.{oldest}.")
         return cosines

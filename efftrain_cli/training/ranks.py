@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class Ranks:
     """Among those on this machine: the index of its CUDA device."""
     store: Store | None = None
     watch: Watch | None = None
-    _spent: list[Exchanged] = field(default_factory=list)
+    _spent: Exchanged = field(default_factory=Exchanged)
     """Since it was asked for last."""
 
     @property
@@ -71,8 +71,8 @@ class Ranks:
         """What this rank has spent on the others since the last call; None where it is alone."""
         if self.alone:
             return None
-        spent = self._now()
-        self._spent.clear()
+        spent = replace(self._spent)
+        self._spent.sums, self._spent.wait_seconds = [], 0.0
         return spent
 
     def go_on(self, step: int) -> None:
@@ -86,8 +86,7 @@ class Ranks:
         """
         if self.alone:
             return
-        asked = self._agree(step)
-        if asked:
+        if self._agree(step):
             ask_to_stop("a signal to another process")
             raise Stop("a signal to another process")
 
@@ -120,7 +119,7 @@ class Ranks:
         began = time.perf_counter()
         said = torch.tensor([int(stop_asked()), int(rewinding), step, -step])
         self._carry(lambda dist: dist.all_reduce(said, op=dist.ReduceOp.MAX))
-        self._now().wait_seconds += time.perf_counter() - began
+        self._spent.wait_seconds += time.perf_counter() - began
         asked, back, latest, earliest = said.tolist()
         if back and not rewinding and not asked:
             raise Rewinding
@@ -130,20 +129,19 @@ class Ranks:
             )
         return bool(asked)
 
-    def _now(self) -> Exchanged:
-        if not self._spent:
-            self._spent.append(Exchanged())
-        return self._spent[0]
-
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replaces each tensor by its sum over the ranks, in place: flat buckets of the same layout in every step."""
         if self.alone:
             return
         with self.adding(tensors[0]):
-            for bucket in buckets(tensors):
-                flat = flattened(bucket)
-                self._carry(lambda dist, flat=flat: dist.all_reduce(flat))
-                scatter(flat, bucket)
+            self.add_up_in(None, tensors)
+
+    def _by_buckets(self, tensors: Sequence[Tensor], collective: Callable[[Any, Tensor], object]) -> None:
+        """Has `collective(torch.distributed, flat)` change the tensors in place, bucket by bucket."""
+        for bucket in buckets(tensors):
+            flat = flattened(bucket)
+            self._carry(lambda dist, flat=flat: collective(dist, flat))
+            scatter(flat, bucket)
 
     @contextmanager
     def adding(self, tensor: Tensor) -> Iterator[None]:
@@ -151,7 +149,7 @@ class Ranks:
         self.enter("sum")
         watch = Stopwatch(tensor.device)
         yield
-        self._now().sums.append(watch.stop())
+        self._spent.sums.append(watch.stop())
 
     def begin_sum(self, flat: Tensor) -> Callable[[], None]:
         """Begins to replace a tensor by its sum over the ranks, in place; the result waits for it, on CUDA on the
@@ -165,23 +163,16 @@ class Ranks:
         in such a tree too, the result is the same at every world size, bit for bit."""
         distance = 1
         while distance < self.world_size:
+
+            def exchange(dist: Any, flat: Tensor, partner: int = self.rank ^ distance) -> None:
+                theirs = torch.empty_like(flat)
+                sending, receiving = dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, theirs, partner)
+                for work in dist.batch_isend_irecv([sending, receiving]):
+                    work.wait()
+                flat += theirs  # a + b = b + a: only the shape of the tree counts
+
             with self.adding(tensors[0]):
-                for bucket in buckets(tensors):
-                    flat = flattened(bucket)
-                    theirs = torch.empty_like(flat)
-                    partner = self.rank ^ distance
-
-                    def exchange(
-                        dist: Any, flat: Tensor = flat, theirs: Tensor = theirs, partner: int = partner
-                    ) -> None:
-                        works = dist.batch_isend_irecv(
-                            [dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, theirs, partner)]
-                        )
-                        for work in works:
-                            work.wait()
-
-                    self._carry(exchange)
-                    scatter(flat + theirs, bucket)  # a + b = b + a: only the shape of the tree counts
+                self._by_buckets(tensors, exchange)
             distance *= 2
 
     def largest(self, tensor: Tensor) -> None:
@@ -212,10 +203,7 @@ class Ranks:
 
     def share_from(self, source: int, tensors: Sequence[Tensor]) -> None:
         """Gives every rank the values of rank `source`, in place; fp32."""
-        for bucket in buckets(tensors):
-            flat = flattened(bucket)
-            self._carry(lambda dist, flat=flat: dist.broadcast(flat, src=source))
-            scatter(flat, bucket)
+        self._by_buckets(tensors, lambda dist, flat: dist.broadcast(flat, src=source))
 
     def sum_of(self, numbers: Tensor) -> None:
         """Replaces a few numbers on the host by their sums over the ranks, in place."""
@@ -224,36 +212,21 @@ class Ranks:
     def group(self, members: Sequence[Sequence[int]]) -> Any:
         """A group of this rank with the others of its list, of lists that together are all ranks; None where it would
         be alone. All ranks call it with the same lists."""
-        mine: list[Any] = []
-
-        def make(dist: Any) -> None:
-            mine.extend(
-                group
-                for group, ranks in [(dist.new_group(list(r), timeout=FOREVER), r) for r in members]
-                if self.rank in ranks
-            )
-
+        groups: list[Any] = []
         if len(members[0]) > 1:
-            self._carry(make)
-        return mine[0] if mine else None
+            self._carry(lambda dist: groups.extend(dist.new_group(list(ranks), timeout=FOREVER) for ranks in members))
+        return next((group for group, ranks in zip(groups, members, strict=False) if self.rank in ranks), None)
 
     def add_up_in(self, group: Any, tensors: Sequence[Tensor]) -> None:
-        """As `add_up`, over the ranks of a `group`."""
-        for bucket in buckets(tensors):
-            flat = flattened(bucket)
-            self._carry(lambda dist, flat=flat: dist.all_reduce(flat, group=group))
-            scatter(flat, bucket)
+        """As `add_up`, over the ranks of a `group`; None: over all. It is not timed."""
+        self._by_buckets(tensors, lambda dist, flat: dist.all_reduce(flat, group=group))
 
     def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
         """Sends a tensor on the host without waiting; the result waits until it is sent, and until then keeps the
         tensor."""
         works: list[Any] = []
-        self._carry(lambda dist: works.append(dist.isend(tensor, to)))
-
-        def wait(tensor: Tensor = tensor) -> None:
-            self._carry(lambda dist: works[0].wait())
-
-        return wait
+        self._carry(lambda dist: works.append((dist.isend(tensor, to), tensor)))
+        return lambda: self._carry(lambda dist: works[0][0].wait())
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """Fills a tensor on the host with the next one that `source` sends here."""
@@ -346,13 +319,25 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
-                raise
-            if not any(word in str(error) for word in words):
+            out_of_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+            if out_of_memory or not any(word in str(error) for word in words):
                 raise
             if self.watch is not None and self.watch.verdict is not None:
                 raise HungError(self.watch.verdict) from error
             raise _lost(self.rank, f"see its message, or the system's log ({str(error).splitlines()[0]})") from error
+
+
+def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:
+    """Shape and type of each tensor, as JSON."""
+    return {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
+
+
+def as_described(described: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Tensors of these shapes and types, to be filled."""
+    return {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        for name, (shape, dtype) in described.items()
+    }
 
 
 ALONE = Ranks()

@@ -33,22 +33,10 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
-from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.plan.step import MicroBatch, StepPlan
-from efftrain_cli.training.ouroboros import (
-    PREFIX,
-    LateStep,
-    Modules,
-    clipped,
-    groups_of,
-    joined,
-    layout_of,
-    norms_of,
-    pop,
-    replayed,
-)
-from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.state import Parts, TrainState
+from efftrain_cli.training.ouroboros import PREFIX, LateGradients, LateStep, fault, norms_of, pop, replayed
+from efftrain_cli.training.ranks import Ranks, as_described, described
+from efftrain_cli.training.state import TrainState
 
 _GATHERINGS = count()
 """Numbers the gatherings of this process, which are those of every process: what is announced needs a name of its
@@ -59,28 +47,16 @@ class Ring:
     """This rank's share of the rings. One per training; the gradients in flight of its modules are kept here until they
     are gathered."""
 
-    def __init__(
-        self,
-        section: Ouroboros,
-        state: TrainState,
-        modules: Modules,
-        split: Sequence[int],
-        ranks: Ranks,
-        grad_clip: float,
-        boundary: torch.dtype,
-    ) -> None:
-        self._section, self._state, self._modules, self._ranks = section, state, modules, ranks
-        self._grad_clip, self._boundary = grad_clip, boundary
-        self._parameters = dict(state.model.named_parameters())
-        self._groups = groups_of(section, modules, list(self._parameters))
-        self._layout = layout_of(section, split)
-        size = section.devices
+    def __init__(self, late: LateGradients, state: TrainState, ranks: Ranks, boundary: torch.dtype) -> None:
+        self._late, self._state, self._ranks, self._boundary = late, state, ranks, boundary
+        self._section, self._modules, self._parameters = late.section, late.modules, late.parameters
+        size = late.section.devices
         self._position = ranks.rank % size
         self.rings = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
         """Which ring this is, of how many: they share the batch."""
         first = ranks.rank - self._position
         self._next, self._before = first + (self._position + 1) % size, first + (self._position - 1) % size
-        self._mine = [k for k in range(1, section.modules + 1) if section.device_of(k) == self._position]
+        self._mine = [k for k in range(1, late.modules.count + 1) if late.section.device_of(k) == self._position]
         self._peers = ranks.group(
             [[position + size * ring for ring in range(self.rings.world_size)] for position in range(size)]
         )
@@ -88,11 +64,11 @@ class Ring:
         self._mailbox: list[Tensor] = []  # where the ring is one rank
         self._sent: list[Any] = []
         self._in_flight = self._own(state.method_tensors)
-        self._finite = True
-        self._wrong = torch.zeros(())
+        self.stopped = False
+        """Whether a step was not finite: nothing has changed since."""
         self.asked = False
         """Whether rank 0 wants to save after this step."""
-        state.parts = Parts()
+        state.whole, state.wanted = True, False
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of `tensors` that belong to this rank's modules and, of several rings, to this ring's share of their
@@ -124,39 +100,27 @@ class Ring:
         except Stop:
             self.gather(everything=True)
             raise
-        assert self._state.parts is not None
-        self._state.parts.whole = False
+        self._state.whole = False
         self._ranks.enter("forward and backward")
         after = dict(self._in_flight)
         delayed = self._section.delays_at(plan.step)
-        late, losses = self._late(micro_batches, plan, after) if delayed else self._fresh(micro_batches, plan)
-        names, mean = list(self._parameters), delayed and self._section.embedding_gradient == "mean"
-        gradients = joined(self._modules, late, names, mean)
-        norms, due, loss = self._together(
-            gradients, late, losses, [t for name, t in after.items() if name not in self._in_flight]
-        )
+        late, losses = self._delayed(micro_batches, plan, after) if delayed else self._fresh(micro_batches, plan)
+        gradients = self._late.joined(late, delayed)
+        norms, due, loss, wrong = self._together(gradients, late, losses, fault(after, self._in_flight))
         present = {
             name: norm
             for name, norm in norms.items()
             if any(due[k] and name in self._modules.leaves[k] for k in range(len(due)))
         }
-        grad_norm, gradients = clipped(gradients, present, self._groups, self._grad_clip)
-        for name, parameter in self._parameters.items():
-            parameter.grad = gradients[name]
-        grad_norm = grad_norm + self._wrong
-        self._finite = self._finite and bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
-        if self._finite:
+        grad_norm = self._late.leave(gradients, present) + wrong
+        self.stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
+        if not self.stopped:
             self._in_flight = after
         ages = [float(self._section.staleness(k)) if delayed else 0.0 for k in range(1, len(due) + 1)]
         staleness = [age if here else float("nan") for age, here in zip(ages, due, strict=True)]
         return LateStep({"ce": loss}, grad_norm, None, staleness, {})
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a step was not finite: nothing has changed since."""
-        return not self._finite
-
-    def _late(
+    def _delayed(
         self, micro_batches: Sequence[MicroBatch], plan: StepPlan, after: dict[str, Tensor]
     ) -> tuple[list[dict[str, Tensor] | None], list[Tensor]]:
         """The gradients that are due of this rank's modules, and the losses of today's micro-batches where the head
@@ -172,21 +136,17 @@ class Ring:
             after[f"{PREFIX}input.{step}.{module}.{number}"] = x
             with torch.no_grad():
                 self._send(modules.run(module, x, None), self._next)
-        losses = []
-        backward: list[Tensor] = []
+        losses, backward = list[Tensor](), list[Tensor]()
         if module == 1:
             late[0], _ = self._backward(module, step, after)
             for _, tokens, targets in micro_batches:
-                x = self._receive(tokens.shape, self._before).requires_grad_()
-                loss = modules.run(last, x, targets) / plan.tokens
-                loss.backward()
-                assert x.grad is not None
-                losses.append(loss.detach())
-                backward.append(x.grad)
+                loss, by_input = modules.last(self._receive(tokens.shape, self._before), targets, plan.tokens)
+                losses.append(loss)
+                backward.append(by_input)
             late[-1] = self._added_up(modules.take(last))
         else:
-            late[module - 1], by_input = self._backward(module, step, after)
-            backward = list(by_input.values())
+            late[module - 1], by_inputs = self._backward(module, step, after)
+            backward = list(by_inputs.values())
         self._exchange(backward, module, step, after)
         return late, losses
 
@@ -227,12 +187,9 @@ class Ring:
             out = modules.run(module, x, None)
             self._send(out.detach(), self._next)
             if module == 1:
-                h = self._receive(tokens.shape, self._before).requires_grad_()
-                loss = modules.run(last, h, targets) / plan.tokens
-                loss.backward()
-                assert h.grad is not None
-                losses.append(loss.detach())
-                self._send(h.grad, self._before)
+                loss, by_input = modules.last(self._receive(tokens.shape, self._before), targets, plan.tokens)
+                losses.append(loss)
+                self._send(by_input, self._before)
             out.backward(self._receive(tokens.shape, self._next))
             if x.grad is not None:
                 self._send(x.grad, self._before)
@@ -253,37 +210,23 @@ class Ring:
         return [None if gradients is None else self._added_up(gradients) for gradients in fresh], losses
 
     def _together(
-        self,
-        gradients: Mapping[str, Tensor | None],
-        late: Sequence[object],
-        losses: Sequence[Tensor],
-        new: Sequence[Tensor],
-    ) -> tuple[dict[str, Tensor], list[bool], Tensor]:
-        """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, and the
-        loss; and whether rank 0 wants to save. One sum of numbers of which all but one are zero, so exact; of the loss,
-        a share of each ring."""
+        self, gradients: Mapping[str, Tensor | None], late: Sequence[object], losses: Sequence[Tensor], wrong: Tensor
+    ) -> tuple[dict[str, Tensor], list[bool], Tensor, Tensor]:
+        """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, the
+        loss, and `wrong`, the `fault`; and whether rank 0 wants to save. One sum of numbers of which all but one are
+        zero, so exact; of the loss, a share of each ring."""
         device, leading = self._state.model.device, self.rings.rank == 0
         norms = norms_of(gradients)
         zero = torch.zeros((), device=device)
-        wrong = (
-            0.0 * torch.nn.utils.get_total_norm([tensor for tensor in new if tensor.is_floating_point()])
-            if new
-            else zero
-        )
-        assert self._state.parts is not None
-        loss = zero
-        for share in losses:
-            loss = loss + share
         values = [norms[name] if leading and name in norms else zero for name in self._parameters]
         values += [torch.full_like(zero, float(leading and gradient is not None)) for gradient in late]
-        values += [loss, wrong, torch.full_like(zero, float(self._state.parts.wanted))]
+        values += [sum(losses, zero), wrong.to(device), torch.full_like(zero, float(self._state.wanted))]
         everywhere = torch.stack([value.float() for value in values]).cpu()
         self._ranks.sum_of(everywhere)
-        shared = everywhere.to(device)
-        self._wrong, self.asked = shared[-2], bool(everywhere[-1])
-        count = len(self._parameters)
-        due = [bool(value) for value in everywhere[count:-3]]
-        return dict(zip(self._parameters, shared[:count].unbind(), strict=True)), due, shared[-3]
+        self.asked = bool(everywhere[-1])
+        *shared, loss, wrong, _ = everywhere.to(device).unbind()
+        due = [bool(value) for value in everywhere[len(self._parameters) : -3]]
+        return dict(zip(self._parameters, shared, strict=False)), due, loss, wrong
 
     def _added_up(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """A module's gradients, added up over the rings in place."""
@@ -318,18 +261,11 @@ class Ring:
         """Gives every rank all parameters; with `everything`, rank 0 all that a checkpoint holds. All ranks call it
         after the same step."""
         state, ranks = self._state, self._ranks
-        assert state.parts is not None
-        if state.parts.whole:
+        if state.whole:
             return
         ranks.enter("exchange")
         optimizer = state.optimizer.tensors() if everything else {}
-        for position in range(self._section.devices):
-            names = {
-                name
-                for k, leaves in enumerate(self._modules.leaves, 1)
-                if self._section.device_of(k) == position
-                for name in leaves
-            }
+        for position, names in enumerate(self._late.of_devices):
             tensors = [parameter.detach() for name, parameter in self._parameters.items() if name in names]
             tensors += [tensor for name, tensor in optimizer.items() if name.split(".", 1)[1] in names]
             ranks.share_from(position, tensors)
@@ -338,7 +274,7 @@ class Ring:
         if self._section.variant == "stash":
             self._run_out(state.progress.step)
         self._collect(next(_GATHERINGS))
-        state.parts.whole, state.parts.wanted, self.asked = True, False, False
+        state.whole, state.wanted, self.asked = True, False, False
 
     def _run_out(self, step: int) -> None:
         """Runs backward what is in flight after `step`, in the order of the steps to come, so that only gradients
@@ -359,23 +295,19 @@ class Ring:
         if self._section.variant == "stash" and self.rings.rank:
             mine = {}  # the rings have the same gradients
         if ranks.rank:
-            ranks.announce(
-                f"ring/{number}/{ranks.rank}",
-                {n: [list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in mine.items()},
-            )
+            ranks.announce(f"ring/{number}/{ranks.rank}", described(mine))
             for tensor in mine.values():
                 ranks.isend(tensor.detach().cpu().contiguous(), 0)()
             return
         found = dict(mine)
         for rank in range(1, ranks.world_size):
-            for name, (shape, dtype) in ranks.hear(f"ring/{number}/{rank}").items():
-                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            for name, tensor in as_described(ranks.hear(f"ring/{number}/{rank}"), torch.device("cpu")).items():
                 ranks.receive(tensor, rank)
                 found[name] = tensor.to(state.model.device)
         state.method_tensors.clear()
         state.method_tensors.update(found)
         if found:
-            state.method_tensors[f"{PREFIX}layout"] = self._layout
+            state.method_tensors[f"{PREFIX}layout"] = self._late.layout
 
 
 @contextmanager

@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Parts:
-    """A state of which the ranks of a run hold parts between two gatherings."""
-
-    whole: bool = True
-    """Whether rank 0 has all of it now, so that it can be saved."""
-    wanted: bool = False
-    """Whether rank 0 asks for it, to save."""
-
-
-@dataclass(slots=True)
 class TrainState:
     """Everything that a step changes."""
 
@@ -53,8 +43,11 @@ class TrainState:
     """Named tensors of a method that needs any beyond model and optimizer."""
     shards: Shards | None = None
     """Where this rank keeps only a share of model and optimizer."""
-    parts: Parts | None = None
-    """None where every rank has the whole state."""
+    whole: bool = True
+    """Whether rank 0 has all of it now, so that it can be saved: the ranks of a ring hold parts of it between two
+    gatherings."""
+    wanted: bool = False
+    """Whether rank 0 asks for the whole, to save."""
 
 
 def model_tensors(state: TrainState) -> dict[str, Tensor]:
