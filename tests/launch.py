@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.conftest import REPOSITORY
+
 TIMES = {"seconds", "train_seconds", "tokens_per_second", "mfu", "segment", "check"}
 """Columns that may differ between two equal runs, besides all whose names end in _seconds."""
 
@@ -95,6 +96,25 @@ def run_ranks(script: str, world_size: int, *arguments: str, **environment: str)
     ]
     errors = [process.communicate(timeout=1200)[1] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
+
+
+def start_efftrain(folder: Path, *args: str, **env: str) -> subprocess.Popen[str]:
+    """`efftrain ARGS` in a new interpreter, in `folder`, with runs in its folder `runs`."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(folder / "runs"), **env}
+    command, pipe = [sys.executable, "-m", "efftrain_cli", *args], subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_until(
+    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout: float = 300
+) -> None:
+    """Returns once `condition` holds, which another process brings about; fails the test where `process` ends
+    before."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"still waiting after {timeout} s"
+        time.sleep(0.01)
 
 
 @dataclass

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, Efftrain
-from tests.launch import BASELINE, made_text
+from tests.conftest import Efftrain
+from tests.launch import BASELINE, made_text, start_efftrain, wait_until
 from tests.trained_run import TEXT, make_run
 
 pytestmark = pytest.mark.slow
@@ -54,25 +50,22 @@ def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) ->
     assert "continued in a new process to step 4 on 2 devices" in done.stdout and "bit for bit" in done.stdout
 
 
-SEARCH = (
-    *(
-        "data.valid_fraction=0.3",
-        "data.tokenizer=bpe:300",
-        "data.repeat=true",
-        "model.n_layer=1",
-        "model.n_embd=16",
-        "model.n_head=2",
-    ),
-    *(
-        "model.seq_len=32",
-        "optim.warmup_steps=4",
-        "optim.lr=1e-1",
-        "train.tokens=8000",
-        "train.batch_size=8",
-        "eval.windows=4",
-    ),
-    *("checkpoint.every=2", "parallel.lanes=2"),
-)
+SEARCH = [
+    "data.valid_fraction=0.3",
+    "data.tokenizer=bpe:300",
+    "data.repeat=true",
+    "model.n_layer=1",
+    "model.n_embd=16",
+    "model.n_head=2",
+    "model.seq_len=32",
+    "optim.warmup_steps=4",
+    "optim.lr=1e-1",
+    "train.tokens=8000",
+    "train.batch_size=8",
+    "eval.windows=4",
+    "checkpoint.every=2",
+    "parallel.lanes=2",
+]
 
 
 def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_path: Path) -> None:
@@ -83,17 +76,8 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_pa
     ]
     command = ("tune-warmup", "--recipe", "small", *sets, "--device", "cpu")
     assert efftrain(*command, "--name", "one", timeout=300).returncode == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", *command, "--name", "two", "--devices", "2"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    end = time.monotonic() + 240
-    while not list((tmp_path / "runs" / "two" / "probes").glob("*/probe.json")):
-        assert process.poll() is None and time.monotonic() < end, process.communicate()
-        time.sleep(0.02)
+    process = start_efftrain(tmp_path, *command, "--name", "two", "--devices", "2")
+    wait_until(lambda: list((tmp_path / "runs" / "two" / "probes").glob("*/probe.json")), process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert (
@@ -129,18 +113,8 @@ def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path, monke
     found = []
     for devices in ("1", "2"):
         run = make_run(tmp_path, f"on{devices}")
-        done = efftrain(
-            "eval-zeroshot",
-            run.name,
-            "--batch-tokens",
-            "300",
-            "--devices",
-            devices,
-            "--device",
-            "cpu",
-            "--format",
-            "json",
-        )
+        options = f"--batch-tokens 300 --devices {devices} --device cpu --format json"
+        done = efftrain("eval-zeroshot", run.name, *options.split())
         assert done.returncode == 0, done.stderr
         entries = json.loads((run / "zeroshot.json").read_text())
         assert [entry["value"] for entry in json.loads(done.stdout)] == [entry["value"] for entry in entries]

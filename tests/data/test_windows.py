@@ -171,7 +171,7 @@ def test_a_batch_costs_little(tmp_path: Path) -> None:
     windows.batch(plan(8, 256, 0))
     seconds = []
     for step in range(1, 50):
-        begin = time.perf_counter()
+        begin = time.process_time()
         windows.batch(plan(8, 256, 8 * step))
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     assert min(seconds) < 0.0003

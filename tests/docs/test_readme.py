@@ -10,9 +10,8 @@ import pytest
 import typer
 
 from efftrain_cli.cli.app import app
-from tests.conftest import Efftrain
+from tests.conftest import REPOSITORY, Efftrain
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`(efftrain [^`]+)`")

@@ -17,7 +17,8 @@ from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.rows import read_counting
-from tests.launch import REPOSITORY, Laboratory, Process
+from tests.conftest import REPOSITORY
+from tests.launch import Laboratory, Process
 
 REFUSE_SAVES = """
 import errno, os

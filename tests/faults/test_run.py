@@ -25,7 +25,8 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import Run, run_path
 from efftrain_cli.training import screen as screen_module
 from efftrain_cli.training.screen import TrainingScreen
-from tests.launch import REPOSITORY, Laboratory, Process
+from tests.conftest import REPOSITORY
+from tests.launch import Laboratory, Process, wait_until
 
 SLOW_STEPS = """
 import time
@@ -304,8 +305,14 @@ def test_a_line_while_nothing_happens(monkeypatch: pytest.MonkeyPatch, capfd: py
     """F42: also where one step takes minutes."""
     monkeypatch.setattr(TrainingScreen, "SILENCE", 0.2)
     with TrainingScreen(make_console(), total_tokens=10, tokens=0, steps=10):
-        time.sleep(2.5)
-    assert capfd.readouterr().out.count("still running") >= 2
+        shown = ""
+
+        def said_twice() -> bool:
+            nonlocal shown
+            shown += capfd.readouterr().out
+            return shown.count("still running") >= 2
+
+        wait_until(said_twice)
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.faults.test_run import SLOW_STEPS
-from tests.launch import REPOSITORY, Laboratory, Process
+from tests.launch import Laboratory, Process, wait_until
 from tests.wandb_files import read_history
 
 SETTINGS = "class Settings:\n    def __init__(self, **settings): ...\n"
@@ -64,18 +65,8 @@ def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
 def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
     recipe = recipe_and_run_without(lab)
     path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
-    process = lab.start(
-        "pretrain",
-        "--recipe",
-        recipe,
-        "--name",
-        "r",
-        "--no-probe",
-        "--wandb",
-        "online",
-        PYTHONPATH=path,
-        WANDB_API_KEY="x" * 40,
-    )
+    words = ("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online")
+    process = lab.start(*words, PYTHONPATH=path, WANDB_API_KEY="x" * 40)
     said_by_undisturbed(process, lab)
     log = (lab.run("r") / "wandb" / "follow.log").read_text()
     assert SAID[fault] in log, log
@@ -140,10 +131,7 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
         assert said.count("warning: ") == 1
         assert "wandb is still busy" in said or "metrics are kept offline" in said
         folder = lab.run("r") / "wandb"
-        deadline = time.monotonic() + 60
-        while not (folder / "followed.json").exists():
-            assert time.monotonic() < deadline, (folder / "follow.log").read_text()
-            time.sleep(0.2)
+        wait_until((folder / "followed.json").exists, timeout=60)
     assert "metrics are kept offline" in (folder / "follow.log").read_text()
     (copy,) = folder.rglob("offline-run-*")
     assert [row["_step"] for row in read_history(copy)] == [row["step"] for row in lab.rows("r")]

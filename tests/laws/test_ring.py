@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import REPOSITORY
-from tests.launch import BASELINE, made_text, run_ranks
+from tests.launch import BASELINE, made_text, run_ranks, start_efftrain, wait_until
 from tests.laws.ring_run import CASES
 
 pytestmark = pytest.mark.slow
@@ -66,14 +63,10 @@ def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(
     (tmp_path / "r.toml").write_text(
         RECIPE.replace("TEXT", str(tmp_path / "text.txt")) + "\n[ouroboros]\nmodules = 3\n"
     )
-    folders = {"EFFTRAIN_RUNS": str(tmp_path / "runs"), "EFFTRAIN_CACHE": str(tmp_path / "cache")}
-    environment = {**os.environ, **folders, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment = {"EFFTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--no-probe", *arguments]
-        return subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return start_efftrain(tmp_path, "pretrain", "--no-probe", *arguments, **environment)
 
     def done(*arguments: str) -> None:
         process = start(*arguments)
@@ -81,10 +74,8 @@ def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(
         assert process.returncode == 0, errors
 
     process = start("--recipe", "r.toml", "--name", "ring", "--devices", "2")
-    rows, end = tmp_path / "runs" / "ring" / "metrics.jsonl", time.monotonic() + 240
-    while not rows.exists() or rows.read_text().count("\n") < 8:  # step 0 and seven more
-        assert process.poll() is None and time.monotonic() < end, process.communicate()[1]
-        time.sleep(0.02)
+    rows = tmp_path / "runs" / "ring" / "metrics.jsonl"
+    wait_until(lambda: rows.exists() and rows.read_text().count("\n") >= 8, process)  # step 0 and seven more
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
     _, errors = process.communicate(timeout=300)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -148,9 +147,7 @@ def test_a_step_changes_only_what_it_is_about() -> None:
 
 def test_plan_step_is_pure() -> None:
     progress = Progress(step=5, tokens=2560, windows=40, sequences=40, schedule_step=5, schedule_tokens=2560)
-    start = time.monotonic()
     assert plan_step(RECIPE, progress) == plan_step(RECIPE, progress)
-    assert time.monotonic() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -422,10 +422,10 @@ def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder: Path
         count += 1
         if parts[0] == "stages":
             parts.insert(1, "0")
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(RecipeError) as caught:
             load_recipe("staged", [f"{'.'.join(parts)}=1"])
-        slowest = max(slowest, time.perf_counter() - started)
+        slowest = max(slowest, time.process_time() - started)
         assert caught.value.exit_code == 2
         right += any(problem.suggestion == wanted for problem in caught.value.problems)
     assert right >= 0.95 * count

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
@@ -16,8 +17,9 @@ from efftrain_cli.run import tensorboard
 from efftrain_cli.run import wandb as wandb_sync
 from efftrain_cli.run.rows import read_counting
 from efftrain_cli.run.series import AXES, grouped, series_of
-from tests.conftest import Efftrain
+from tests.conftest import REPOSITORY, Efftrain
 from tests.fake_runs import rows_of, write_rows, write_run
+from tests.launch import wait_until
 from tests.wandb_files import read_history, read_records
 
 TINY = """\
@@ -42,8 +44,6 @@ dtype = "fp32"
 every = 5
 windows = 4
 """
-
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +125,7 @@ def test_events_that_matter_are_alerts(tmp_path: Path) -> None:
     old = {"event": "spike", "time": "2026-01-02T03:04:05+00:00", "step": 2, "ratio": 1.9}
     (path / "events.jsonl").write_text(json.dumps(old) + "\n")
     child = follower(path)
-    deadline = time.monotonic() + 60
-    while not list((path / "wandb").glob("offline-run-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: list((path / "wandb").glob("offline-run-*")), child)
     with (path / "events.jsonl").open("a") as file:
         for event in ({"event": "checkpoint", "step": 3}, {"event": "spike", "step": 4, "ratio": 2.5}):
             file.write(json.dumps(event) + "\n")
@@ -196,7 +194,7 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
     """Segments of one run directory are one wandb run; a step that was sent is not sent again."""
     path = write_run(tmp_path, "small", 0, rows=rows_of(20, 0))
     child = follower(path)
-    time.sleep(0.5)
+    wait_until(lambda: list((path / "wandb").glob("offline-run-*")), child)
     lines = [json.dumps(row) + "\n" for row in rows_of(60, 0)[21:]]
     with (path / "metrics.jsonl").open("a") as file:
         for line in lines[:-1]:
@@ -204,7 +202,7 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
             file.flush()
         file.write(lines[-1][:30])
         file.flush()
-        time.sleep(0.2)
+        time.sleep(0.2)  # so that it can look while a line is half written
         file.write(lines[-1][30:])
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0 and errors == b""
@@ -253,11 +251,7 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> Non
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-            break
-        time.sleep(0.1)
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert len(read_history(path / "wandb")) == 101
 
 

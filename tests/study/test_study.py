@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.launch import start_efftrain, wait_until
 
 SMALL = """\
 seeds = "5..6"
@@ -33,25 +30,11 @@ recipe = "warm.toml"
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", "study", "small.toml", "--device", "cpu", *words],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_efftrain(folder, "study", "small.toml", "--device", "cpu", *words)
 
 
 def rows_of(folder: Path) -> int:
     return sum(path.read_text().count("\n") for path in (folder / "runs").glob("small-*/metrics.jsonl"))
-
-
-def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert child.poll() is None and time.monotonic() < end, child.communicate()
-        time.sleep(0.02)
 
 
 def trainers(folder: Path) -> list[int]:
@@ -73,20 +56,17 @@ def trainers(folder: Path) -> list[int]:
 def test_a_study_survives_ctrl_c_and_kill_9(folder: Path) -> None:
     (folder / "small.toml").write_text(SMALL)
     first = start(folder, "--jobs", "2")
-    wait_for(lambda: rows_of(folder) > 4, first)
+    wait_until(lambda: rows_of(folder) > 4, first)
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate(timeout=120)
     assert first.returncode == 75 and "every run is saved" in errors, errors
     assert trainers(folder) == []
     before = rows_of(folder)
     second = start(folder, "--jobs", "2")
-    wait_for(lambda: rows_of(folder) > before + 4, second)
+    wait_until(lambda: rows_of(folder) > before + 4, second)
     second.kill()
     second.wait(timeout=60)
-    end = time.monotonic() + 120
-    while trainers(folder):  # they save and end by themselves
-        assert time.monotonic() < end, "the runs of a killed study go on"
-        time.sleep(0.05)
+    wait_until(lambda: not trainers(folder), timeout=120)  # they save and end by themselves
     third = start(folder, "--jobs", "2", "--format", "json")
     out, errors = third.communicate(timeout=600)
     assert third.returncode == 0, errors

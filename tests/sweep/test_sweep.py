@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,8 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.run.rows import read_run
 from efftrain_cli.sweep.main import grid_lines
 from efftrain_cli.sweep.trials import grid
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import Efftrain
+from tests.launch import start_efftrain, wait_until
 from tests.sweep.crew import write_trial
 
 WORDS = ["sweep", "--recipe", "plain.toml", "--recipe", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
@@ -69,20 +66,12 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
 def test_sweep_end_to_end(folder: Path, efftrain: Efftrain) -> None:
     """Real training: two recipes, two seeds, ended by SIGTERM on the way, continued two at once, compared."""
     budget = ["--set", "train.tokens=25600"]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", *WORDS, *budget],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    child = start_efftrain(folder, *WORDS, *budget)
     metrics = folder / "runs" / "plain-tokens25600-seed0" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, child)
     child.send_signal(signal.SIGTERM)
     _, errors = child.communicate(timeout=120)
-    assert child.returncode == 75, errors.decode()
+    assert child.returncode == 75, errors
     done = efftrain(*WORDS, *budget, "--jobs", "2", "--format", "json", timeout=600)
     assert done.returncode == 0, done.stderr
     assert "[4/4] warm-tokens25600-seed1: val loss" in done.stderr

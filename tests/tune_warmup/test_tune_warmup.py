@@ -9,9 +9,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +25,8 @@ from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.grid import Kind
 from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import Efftrain
+from tests.launch import start_efftrain, wait_until
 from tests.trained_run import TEXT
 
 SETTINGS = {
@@ -151,23 +149,19 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(recipe: Recipe, monke
 
 
 @pytest.mark.slow
-def test_a_search_killed_from_outside_goes_on(overrides: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "efftrain_cli", "tune-warmup", "--recipe", "small"]
-    for override in overrides:
-        command += ["--set", override]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen([*command, "--name", "killed"], env=environment, stdout=subprocess.DEVNULL)
+def test_a_search_killed_from_outside_goes_on(overrides: list[str], efftrain: Efftrain, tmp_path: Path) -> None:
+    command = ["tune-warmup", "--recipe", "small", *(word for override in overrides for word in ("--set", override))]
+    process = start_efftrain(tmp_path, *command, "--name", "killed")
     probes = tmp_path / "runs" / "killed" / "probes"
-    deadline = time.monotonic() + 100
-    while len(list(probes.glob("*/probe.json"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len(list(probes.glob("*/probe.json"))) >= 2, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     finished = {path: path.stat().st_mtime_ns for path in probes.glob("*/probe.json")}
     assert len(finished) >= 2
     assert not (tmp_path / "runs" / "killed" / "tuned.toml").exists()
     for name in ("killed", "whole"):
-        subprocess.run([*command, "--name", name], env=environment, check=True, capture_output=True)
+        done = efftrain(*command, "--name", name, timeout=600)
+        assert done.returncode == 0, done.stderr
     assert all(path.stat().st_mtime_ns == written for path, written in finished.items())
     found, expected = lines(probes.parent), lines(tmp_path / "runs" / "whole")
     for receipt in (*expected, *found):
