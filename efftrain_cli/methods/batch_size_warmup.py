@@ -45,8 +45,7 @@ class BatchSizeWarmup(Method):
     """Length of the ramp, in sequences trained."""
 
     def batch_size_at(self, consumed: int, full: int) -> int:
-        """Sequences of the next step, after `consumed` sequences, where `full` is the final batch
-        (train.batch_size)."""
+        """Sequences of the next step, after `consumed` of them, where `full` is the final batch, train.batch_size."""
         if consumed > self.sequences or self.start >= full:
             return full
         per_increment = self.sequences / ((full - self.start) // self.increment)
@@ -83,17 +82,13 @@ class BatchSizeWarmup(Method):
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         for key, rule in self.misfits(recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens):
             yield f"batch_size_warmup.{key}", rule
-        for name in varying(recipe.methods, "length"):
-            yield (
-                "batch_size_warmup",
-                f"cannot be combined with {name}: both take tokens from the early steps, which would shrink them twice; "
-                "set one of the two to false",
-            )
-        for name in varying(recipe.methods, "steps"):
-            yield (
-                "batch_size_warmup",
-                f"cannot be combined with {name}: both decide the batch size; set one of the two to false",
-            )
+        reasons = {
+            "length": "both take tokens from the early steps, which would shrink them twice",
+            "steps": "both decide the batch size",
+        }
+        for what, why in reasons.items():
+            for name in varying(recipe.methods, what):
+                yield "batch_size_warmup", f"cannot be combined with {name}: {why}; set one of the two to false"
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         return min(self.start, batch_size), batch_size
@@ -108,25 +103,19 @@ class BatchSizeWarmup(Method):
     def misfits(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget`
         tokens: pairs of the key (without the section) and what to do about it."""
-        found = []
         if self.start > full:
-            found.append(
-                ("start", f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it")
+            rule = f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it"
+            return [("start", rule)]
+        if (full - self.start) % self.increment:
+            rule = (
+                f"{self.increment} does not divide the {full - self.start} sequences between start = {self.start} and "
+                f"train.batch_size = {full}, so the ramp would not end at it"
             )
-        elif (full - self.start) % self.increment:
-            found.append(
-                (
-                    "increment",
-                    f"{self.increment} does not divide the {full - self.start} sequences between start = {self.start} and "
-                    f"train.batch_size = {full}, so the ramp would not end at it",
-                )
+            return [("increment", rule)]
+        if self.sequences * seq_len > budget:
+            rule = (
+                f"{self.sequences:,} is beyond the budget: the ramp alone trains {self.sequences * seq_len:,} tokens, "
+                f"train.tokens is {budget:,}; lower it to at most {budget // seq_len:,}, or raise train.tokens"
             )
-        elif self.sequences * seq_len > budget:
-            found.append(
-                (
-                    "sequences",
-                    f"{self.sequences:,} is beyond the budget: the ramp alone trains {self.sequences * seq_len:,} tokens, "
-                    f"train.tokens is {budget:,}; lower it to at most {budget // seq_len:,}, or raise train.tokens",
-                )
-            )
-        return found
+            return [("sequences", rule)]
+        return []

@@ -25,6 +25,7 @@ moments stay fp32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import torch
 
     from efftrain_cli.model.gpt import GPT
-    from efftrain_cli.model.linear import Arithmetic
     from efftrain_cli.recipe.recipe import Recipe
 
 Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
@@ -101,10 +101,8 @@ class ChunkedAccumulation(Method):
         breaches = []
         present = {name: role for name, role in self.roles.items() if role is not None}
         if self.fidelity == "hardware":
-            chosen = [
-                name for name, role in present.items() if role.bits != 23 or role.chunk or role.exponent_bits != 8
-            ]
-            if chosen:
+            wide = Accumulator(), Accumulator(fast_accumulation=True)
+            if chosen := [name for name, role in present.items() if role not in wide]:
                 breaches.append(
                     f'fidelity = "hardware" cannot choose bits, chunk and exponent_bits, given in {", ".join(chosen)}: a GPU adds as it is built; '
                     "leave them out and say fast_accumulation = true or false"
@@ -121,8 +119,7 @@ class ChunkedAccumulation(Method):
             if self.rounding == "stochastic":
                 breaches.append('fidelity = "hardware" rounds to nearest; rounding = "stochastic" is emulated only')
         else:
-            fast = [name for name, role in present.items() if role.fast_accumulation]
-            if fast:
+            if fast := [name for name, role in present.items() if role.fast_accumulation]:
                 breaches.append(
                     f'fidelity = "{self.fidelity}" knows no fast_accumulation, given in {", ".join(fast)}: it is a switch of GPUs and needs '
                     'fidelity = "hardware"; emulation takes bits and chunk'
@@ -139,10 +136,8 @@ class ChunkedAccumulation(Method):
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         blocks, width = recipe.model.n_layer, recipe.model.n_embd
         if self.layers == "inner" and blocks < 3 and not self.head:
-            yield (
-                "chunked_accumulation.layers",
-                f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model',
-            )
+            rule = f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model'
+            yield "chunked_accumulation.layers", rule
         if self.fidelity == "hardware" and width % UNIT:
             yield "model.n_embd", f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.fidelity)"
         if self.fidelity == "hardware" and self.head and recipe.model.vocab_multiple % UNIT:
@@ -151,35 +146,33 @@ class ChunkedAccumulation(Method):
                 f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)",
             )
 
-    def warnings(self, recipe: Recipe) -> list[str]:
-        found = []
+    def warnings(self, recipe: Recipe) -> Iterator[str]:
         for name, lengths in self.lengths(recipe).items():
             role = self.roles[name]
             if role is None or role.chunk == 0:
                 continue
             shorter = [length for length in lengths if length <= role.chunk]
             if len(shorter) == len(lengths):
-                found.append(
+                yield (
                     f"chunked_accumulation.{name}.chunk = {role.chunk} is no shorter than any sum there, the longest being "
                     f"{max(lengths):_}: nothing is cut into chunks"
                 )
             elif shorter:
-                found.append(
+                yield (
                     f"chunked_accumulation.{name}.chunk = {role.chunk}: sums of {' and '.join(map(str, shorter))} products are not cut"
                 )
         if self.fidelity == "exact":
-            found.append(
+            yield (
                 'chunked_accumulation.fidelity = "exact" rounds after every product, hundreds of times slower than fp32; it is for '
                 'tests and tiny layers; "blocked" trains'
             )
         if self.fidelity != "hardware" and recipe.train.dtype == "bf16":
-            found.append(
+            yield (
                 'train.dtype = "bf16" acts outside the layers of chunked_accumulation only: those take their operands in '
                 f"{self.operands}, add as they say, and round only their result to bf16"
             )
         if not any(self.roles.values()) and self.operands == "fp32" and self.gradient_format == "fp32":
-            found.append("chunked_accumulation has fp32 operands and no role: it changes nothing")
-        return found
+            yield "chunked_accumulation has fp32 operands and no role: it changes nothing"
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         if self.fidelity == "hardware":
@@ -200,27 +193,6 @@ class ChunkedAccumulation(Method):
             "grad_input": (width, 3 * width, 4 * width),
             "grad_weight": (sequences * recipe.model.seq_len,),
         }
-
-    def arithmetic(self) -> Arithmetic:
-        """What the layers need to know."""
-        from efftrain_cli.model.linear import Arithmetic, RoleAccumulator
-
-        def narrow(role: Accumulator | None) -> RoleAccumulator | None:
-            return (
-                None
-                if role is None
-                else RoleAccumulator(role.bits, role.chunk, role.exponent_bits, role.fast_accumulation)
-            )
-
-        return Arithmetic(
-            operands=self.operands,
-            gradient_operands=self.gradient_format,
-            fidelity=self.fidelity,
-            stochastic=self.rounding == "stochastic",
-            forward=narrow(self.forward),
-            grad_input=narrow(self.grad_input),
-            grad_weight=narrow(self.grad_weight),
-        )
 
     def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
         """Columns of a step from what its layers saw, fp64 (9,) as `linear.Seen`: how many roundings saturated in each
@@ -248,13 +220,19 @@ class ChunkedAccumulation(Method):
         Raises:
             UsageError: fidelity is "hardware" and the device is a GPU without fp8 matrix units.
         """
-        from efftrain_cli.model.linear import NarrowHead, NarrowLinear
+        from efftrain_cli.model.linear import Arithmetic, NarrowHead, NarrowLinear, RoleAccumulator
 
         if self.fidelity == "hardware" and device.type == "cuda":
             import torch
 
             check_fp8(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-        arithmetic = self.arithmetic()
+        arithmetic = Arithmetic(
+            operands=self.operands,
+            gradient_operands=self.gradient_format,
+            fidelity=self.fidelity,
+            stochastic=self.rounding == "stochastic",
+            **{name: RoleAccumulator(*astuple(role)) for name, role in self.roles.items() if role is not None},
+        )
         outer = () if self.layers == "all" else ("h.0.", f"h.{len(model.h) - 1}.")
         model.replace_linears(lambda name, layer: layer if name.startswith(outer) else NarrowLinear(layer, arithmetic))
         if self.head:

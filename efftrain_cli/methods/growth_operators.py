@@ -192,17 +192,14 @@ def grow_depth(
                 for part in parts:
                     new, old = f"h.{j}.{part}", f"h.{source}.{part}"
                     value = state.parameters[old]
+                    projection = ".c_proj." in part or part.endswith("c_proj_affine.bias")
                     if inserted and mode == "identity":
                         value = _identity_layer(part, value)
-                    elif (
-                        inserted
-                        and mode == "zero_out_proj"
-                        and (".c_proj." in part or part.endswith("c_proj_affine.bias"))
-                    ):
+                    elif inserted and mode == "zero_out_proj" and projection:
                         value = torch.zeros_like(value)
                     parameters[new] = value.clone()
-                    fresh = inserted and (mode == "zero_out_proj" or (mode == "identity" and moments == "paper"))
-                    take(new, old, fresh)
+                    fresh = mode == "zero_out_proj" or (mode == "identity" and moments == "paper")
+                    take(new, old, inserted and fresh)
     config = dataclasses.replace(state.config, n_layer=factor * layers)
     grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
     return reset_moments(grown) if moments == "reset" else grown
@@ -212,10 +209,8 @@ def reset_moments(state: GrowthState) -> GrowthState:
     """The same model with an optimizer that has never stepped: moments and step counters 0."""
     import torch
 
-    zeros = {
-        key: {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-        for key, tensors in state.optimizer.items()
-    }
+    optimizer = state.optimizer.items()
+    zeros = {key: {name: torch.zeros_like(old) for name, old in tensors.items()} for key, tensors in optimizer}
     return dataclasses.replace(state, optimizer=zeros)
 
 

@@ -36,9 +36,9 @@ class Method:
         """(dotted key, rule) of everything in `recipe` that this method cannot work with."""
         yield from ()
 
-    def warnings(self, recipe: Recipe) -> list[str]:
+    def warnings(self, recipe: Recipe) -> Iterator[str]:
         """What is legal and probably not meant, one sentence each."""
-        return []
+        yield from ()
 
     def cut_matters(self) -> bool:
         """Whether a step's gradient depends on how it is cut into micro-batches by more than rounding:

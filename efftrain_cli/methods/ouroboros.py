@@ -96,38 +96,30 @@ class Ouroboros(Method):
             yield "ouroboros.split", f"must add up to model.n_layer = {n_layer} blocks, not {sum(self.split)}"
         if self.modules == 1:
             return
-        for name in varying(recipe.methods, "steps"):
-            yield (
-                name,
-                "cannot be combined with ouroboros: the update mixes gradients of several steps, so no batch's two halves tell its noise",
-            )
-        for name in varying(recipe.methods, "blocks"):
-            yield (
-                name,
-                "cannot be combined with ouroboros: which blocks a batch skipped is not kept until its gradient",
-            )
+        reasons = {
+            "steps": "the update mixes gradients of several steps, so no batch's two halves tell its noise",
+            "blocks": "which blocks a batch skipped is not kept until its gradient",
+        }
+        for what, why in reasons.items():
+            for name in varying(recipe.methods, what):
+                yield name, f"cannot be combined with ouroboros: {why}"
         if recipe.stages:
             yield "stages", "cannot be combined with ouroboros: gradients in flight have the shape of the smaller model"
         if recipe.chunked_accumulation is not None and recipe.chunked_accumulation.rounding == "stochastic":
-            yield (
-                "chunked_accumulation.rounding",
-                'must be "nearest" with ouroboros: a batch that is run again would draw other roundings',
-            )
+            rule = 'must be "nearest" with ouroboros: a batch that is run again would draw other roundings'
+            yield "chunked_accumulation.rounding", rule
         if recipe.parallel is not None and recipe.parallel.lanes is not None:
             yield (
                 "parallel.lanes",
                 "cannot be combined with ouroboros, whose devices hold modules; set parallel = false",
             )
 
-    def warnings(self, recipe: Recipe) -> list[str]:
-        steps = recipe.full_steps
+    def warnings(self, recipe: Recipe) -> Iterator[str]:
+        warmup, steps = self.warmup_steps, recipe.full_steps
         if self.modules == 1:
-            return ["ouroboros.modules = 1 delays nothing: this is ordinary training"]
-        if steps is not None and self.warmup_steps >= steps:
-            return [
-                f"ouroboros.warmup_steps = {self.warmup_steps} is the whole run of {steps} steps: no gradient is ever late"
-            ]
-        return []
+            yield "ouroboros.modules = 1 delays nothing: this is ordinary training"
+        elif steps is not None and warmup >= steps:
+            yield f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient is ever late"
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         if self.modules == 1:
@@ -158,9 +150,8 @@ class Ouroboros(Method):
         stale = range(self.modules - 1, 0, -1)
         if self.variant == "replay":
             tokens = batch_size * shape.seq_len
-            return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * (
-                sum(stale) - stale[0] + self.modules - 1
-            )
+            vectors = sum(stale) - stale[0] + self.modules - 1
+            return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * vectors
         sizes = [blocks * block_parameters(shape.n_embd) for blocks in self.blocks(shape)[:-1]]
         sizes[0] += (shape.padded_vocab_size + shape.seq_len) * shape.n_embd
         return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
@@ -169,9 +160,8 @@ class Ouroboros(Method):
         """How many times as fast as one device a ring of this implementation is at most: even FLOP rates, free
         messages, the backward pass twice the forward one, late modules run forward twice, each device's late backward
         after its forward."""
-        head = head_in_blocks(shape)
         forward = [*map(float, self.blocks(shape))]
-        forward[-1] += head
+        forward[-1] += head_in_blocks(shape)
         whole = sum(forward)
         wave = sum(forward[:-1])  # when the last module begins, unless its device is still busy
         ends = [max(wave, 4 * forward[0]) + 3 * forward[-1]]
@@ -180,9 +170,7 @@ class Ouroboros(Method):
 
     def recomputed_share(self, shape: Shape) -> float:
         """FLOPs of running the late modules forward a second time, as a share of a step's."""
-        head = head_in_blocks(shape)
-        late = sum(self.blocks(shape)[:-1])
-        return late / (3 * (shape.n_layer + head))
+        return sum(self.blocks(shape)[:-1]) / (3 * (shape.n_layer + head_in_blocks(shape)))
 
     def delays_at(self, step: int) -> bool:
         """Whether 1-based `step` uses late gradients."""
@@ -195,9 +183,8 @@ class Ouroboros(Method):
 
 def head_in_blocks(shape: Shape) -> float:
     """FLOPs of the head in those of a block, at full length: 4.5 of GPT-2 117M."""
-    args = (shape.n_embd, shape.seq_len, shape.padded_vocab_size)
-    one = flops_per_token(*args, 1).without_logits - flops_per_token(*args, 0).without_logits
-    return (flops_per_token(*args, 0).with_logits - flops_per_token(*args, 0).without_logits) / one
+    none, one = (flops_per_token(shape.n_embd, shape.seq_len, shape.padded_vocab_size, blocks) for blocks in (0, 1))
+    return (none.with_logits - none.without_logits) / (one.without_logits - none.without_logits)
 
 
 def balanced_split(modules: int, shape: Shape) -> tuple[int, ...]:

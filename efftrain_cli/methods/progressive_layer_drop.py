@@ -27,7 +27,7 @@ weights and follows its momentum, and every parameter's Adam step count stays th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -67,21 +67,19 @@ class ProgressiveLayerDrop(Method):
     granularity: Literal["step", "micro_step"] = "micro_step"
     """How often the gates are drawn: once per optimizer step, or for every micro-batch."""
 
-    def warnings(self, recipe: Recipe) -> list[str]:
-        found = []
+    def warnings(self, recipe: Recipe) -> Iterator[str]:
         run_steps = recipe.full_steps
         if run_steps is not None and self.steps > 2 * run_steps and self.theta < 1:
-            found.append(
+            yield (
                 f"progressive_layer_drop.steps = {self.steps} sets the pace for a run of that many steps, and this run has "
                 f"{run_steps}: theta only comes down to {self.theta_at(run_steps):.2f}, and fewer blocks are skipped than "
                 "meant; set it to the steps of the run"
             )
         if self.keep == "code" and self.theta < 1:
-            found.append(
+            yield (
                 'progressive_layer_drop.keep = "code" makes the branches too large on average, as the released code does; '
                 "it is for comparison only"
             )
-        return found
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
@@ -93,8 +91,7 @@ class ProgressiveLayerDrop(Method):
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:
-        """theta(t) of 1-based `step`: t = step - 1 updates came before it, so step 1 drops nothing unless theta is
-        constant."""
+        """theta(t) of 1-based `step`, before which there were t = step - 1 updates."""
         if self.steps == 0:
             return self.theta
         return (1 - self.theta) * math.exp(-GAMMA_STEPS / self.steps * (step - 1)) + self.theta
@@ -121,8 +118,7 @@ class ProgressiveLayerDrop(Method):
         two halves: with gates of their own the halves would differ by which blocks ran, and it would enlarge the batch
         to average that away.
         """
-        sharing = 2 if paired else 1
-        draw = 0 if self.granularity == "step" else micro_step // sharing
+        draw = 0 if self.granularity == "step" else micro_step // (2 if paired else 1)
         return draw_gates(keep, seed=seed, updates=step - 1, draw=draw)
 
 

@@ -141,13 +141,12 @@ class SeqLenWarmup(Method):
         return min(max(length, self.multiple), full)
 
     def batch_size_at(self, seq_len: int, full: int, batch_size: int) -> int:
-        """Sequences of a step whose sequences have `seq_len` tokens, where a full step has `batch_size` of `full`
-        tokens."""
+        """Sequences of `seq_len` tokens in a step, where a full one has `batch_size` of `full` tokens."""
         return batch_size if self.batch == "sequences" else batch_size * full // seq_len
 
     def sequences_per_window_at(self, seq_len: int, full: int) -> int:
-        """Sequences of `seq_len` tokens that one window of `full` tokens gives: 1 when truncating, floor(full /
-        seq_len) when reshaping. Sequences that a batch does not need, and the remainder, are discarded."""
+        """Sequences of `seq_len` tokens that one window of `full` tokens gives. Those that a batch does not need, and
+        the remainder, are discarded."""
         return 1 if self.mode == "truncate" else full // seq_len
 
     @property
@@ -214,41 +213,27 @@ class SeqLenWarmup(Method):
     def misfits(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this warmup in a recipe of `full` tokens per sequence, `batch_size` sequences per step and
         `budget` tokens: pairs of the key (without the section) and what to do about it."""
-        found = []
-        if self.steps is None:
-            above = [length for length in self.lengths if length > full]
-            if above:
-                found.append(
-                    ("lengths", f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}")
-                )
-            elif self.lengths[-1] != full:
-                found.append(
-                    (
-                        "lengths",
-                        f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}: positions beyond would "
-                        f"never be trained, yet validation uses them; end with {full}, or set model.seq_len",
-                    )
-                )
-            key, name = "until", str(list(self.until))
-        else:
-            if self.start > full:
-                found.append(
-                    ("start", f"{self.start} tokens is above the full length, model.seq_len = {full}; start below it")
-                )
-            key, name = "steps", str(self.steps)
-        if not found:
-            needed = self.tokens_through(self.last_step, full, batch_size)
-            if needed > budget:
-                fitting = self.steps and self.longest_within(budget, full, batch_size)
-                way = f"lower it to at most {fitting}" if fitting else "end the warmup earlier"
-                found.append(
-                    (
-                        key,
-                        f"{name} is beyond the budget: the warmup alone trains {needed:,} tokens, train.tokens is {budget:,}; "
-                        f"{way}, or raise train.tokens",
-                    )
-                )
-        return found
+        if above := [length for length in self.lengths if length > full]:
+            return [("lengths", f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}")]
+        if self.lengths and self.lengths[-1] != full:
+            rule = (
+                f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}: positions beyond would "
+                f"never be trained, yet validation uses them; end with {full}, or set model.seq_len"
+            )
+            return [("lengths", rule)]
+        if self.steps is not None and self.start > full:
+            rule = f"{self.start} tokens is above the full length, model.seq_len = {full}; start below it"
+            return [("start", rule)]
+        needed = self.tokens_through(self.last_step, full, batch_size)
+        if needed <= budget:
+            return []
+        fitting = self.steps and self.longest_within(budget, full, batch_size)
+        way = f"lower it to at most {fitting}" if fitting else "end the warmup earlier"
+        rule = (
+            f"{self.steps or list(self.until)} is beyond the budget: the warmup alone trains {needed:,} tokens, "
+            f"train.tokens is {budget:,}; {way}, or raise train.tokens"
+        )
+        return [("steps" if self.steps else "until", rule)]
 
     def longest_within(self, budget: int, full: int, batch_size: int) -> int:
         """The largest `steps` whose warmup trains at most `budget` tokens; 0 if none does."""

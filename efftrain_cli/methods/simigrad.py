@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from efftrain_cli.plan.step import MicroBatch, StepPlan, StepResult
     from efftrain_cli.recipe.recipe import Recipe
 
+CHUNK = 1 << 16
+"""Elements per chunk of a dot product on the CPU."""
 Dots = tuple[float, float, float]
 """(<A,B>, |A|^2, |B|^2) of the mean gradients of a batch's two halves."""
 
@@ -100,50 +102,42 @@ class SimiGrad(Method):
         return self.max_batch_size // self.quantum * self.quantum
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        batch_size = recipe.train.batch_size
+        key, batch_size = "train.batch_size", recipe.train.batch_size
         if batch_size % self.quantum:
-            yield (
-                "train.batch_size",
-                f"must be a multiple of simigrad.quantum = {self.quantum}: SimiGrad starts from it",
-            )
+            yield key, f"must be a multiple of simigrad.quantum = {self.quantum}: SimiGrad starts from it"
         elif not self.lowest <= batch_size <= self.highest:
-            yield (
-                "train.batch_size",
-                f"must lie within SimiGrad's bounds, {self.lowest} to {self.highest} sequences: SimiGrad starts from it",
-            )
+            bounds = f"{self.lowest} to {self.highest} sequences"
+            yield key, f"must lie within SimiGrad's bounds, {bounds}: SimiGrad starts from it"
 
-    def warnings(self, recipe: Recipe) -> list[str]:
-        found = []
+    def warnings(self, recipe: Recipe) -> Iterator[str]:
         if recipe.optim.schedule != "constant" and recipe.optim.decay_steps is not None:
-            found.append(
+            yield (
                 "optim.decay_steps decays by steps, and SimiGrad makes their number unknown; decay by tokens instead "
                 "(decay_steps = false)"
             )
         largest = self.lr_factor(self.highest, recipe.train.batch_size)
         if largest > 4:
-            found.append(
+            yield (
                 f"simigrad.lr_scaling = {self.lr_scaling!r} can raise the learning rate to {largest:.1f} times the schedule's, when "
                 f"the batch reaches max_batch_size = {self.max_batch_size}; lower that bound, or check that the rate is stable"
             )
         if self.mode == "reference" and self.window > 1:
-            found.append(
+            yield (
                 "simigrad.window in reference mode averages over batch sizes that have passed, as the released code does, and "
                 "makes the batch swing; the default mode averages at one batch size"
             )
-        found += [
-            f"simigrad with {name}: the similarity rises with the tokens in a sequence, so the batch will first grow and then "
-            "shrink as sequences lengthen; run each alone before combining them"
-            for name in varying(recipe.methods, "length")
-        ]
-        return found
+        for name in varying(recipe.methods, "length"):
+            yield (
+                f"simigrad with {name}: the similarity rises with the tokens in a sequence, so the batch will first grow "
+                "and then shrink as sequences lengthen; run each alone before combining them"
+            )
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
-        if (
-            self.mode == "reference"
-        ):  # it cuts off below the lower bound, and passes over an upper one that is not a multiple
-            quantum = self.quantum
-            return max(quantum, self.min_batch_size // quantum * quantum), -(-self.max_batch_size // quantum) * quantum
-        return self.lowest, self.highest
+        if self.mode == "default":
+            return self.lowest, self.highest
+        # The released code cuts off below the lower bound, and passes over an upper one that is not a multiple.
+        quantum = self.quantum
+        return max(quantum, self.min_batch_size // quantum * quantum), -(-self.max_batch_size // quantum) * quantum
 
     def batch_multiple(self) -> int:
         return self.quantum
@@ -168,11 +162,8 @@ class SimiGrad(Method):
         }
 
     def measures_at(self, step: int) -> bool:
-        """Whether 1-based `step` measures the similarity.
-
-        The released code reads it at the beginning of an interval and acts on it at the end, `interval` - 1 steps
-        later.
-        """
+        """Whether 1-based `step` measures the similarity. The released code does so at the beginning of an interval
+        and acts on it at the end, `interval` - 1 steps later."""
         return (step - 1 if self.mode == "reference" else step) % self.interval == 0
 
     def resting_batch_size(self, noise: float | None) -> float | None:
@@ -182,8 +173,7 @@ class SimiGrad(Method):
         return 2 * self.target / (1 - self.target) * noise
 
     def lr_factor(self, batch_size: int, initial: int) -> float:
-        """Factor of the scheduled learning rate at `batch_size`, where the schedule was made for `initial`
-        sequences."""
+        """Factor of the learning rate at `batch_size`, where its schedule was made for `initial` sequences."""
         if self.lr_scaling == "none":
             return 1.0
         ratio = batch_size / initial
@@ -192,19 +182,12 @@ class SimiGrad(Method):
         return factor if self.lr_adjust_factor == 1 else 1 + self.lr_adjust_factor * (factor - 1)
 
     def next_batch_size(self, batch_size: int, phi: float | None) -> int:
-        """The batch after a decision on `phi`, in sequences.
-
-        A multiple of the quantum within the bounds. It differs by a tenth or less, or by one quantum where that is
-        more.
-        """
+        """The batch after a decision on `phi`, in sequences: a multiple of the quantum within the bounds, different by
+        a tenth or less, or by one quantum where that is more."""
         if self.mode == "reference":
+            lower, upper = self.min_batch_size, self.max_batch_size
             return reference_batch_size(
-                batch_size,
-                phi,
-                target=self.target,
-                lower=self.min_batch_size,
-                upper=self.max_batch_size,
-                micro_batch_size=self.quantum,
+                batch_size, phi, target=self.target, lower=lower, upper=upper, micro_batch_size=self.quantum
             )[0]
         wanted = batch_size
         if phi is not None and phi < self.target:
@@ -226,9 +209,7 @@ class SimiGrad(Method):
         finite = dots if dots is not None and all(map(math.isfinite, dots)) else (None, None, None)
         return {
             "simigrad_similarity": None if dots is None else similarity(dots),
-            "simigrad_a_dot_b": finite[0],
-            "simigrad_a_square": finite[1],
-            "simigrad_b_square": finite[2],
+            **dict(zip(("simigrad_a_dot_b", "simigrad_a_square", "simigrad_b_square"), finite, strict=True)),
             "simigrad_noise_scale": noise,
             "simigrad_batch_target": self.resting_batch_size(noise),
             "simigrad_lr_factor": self.lr_factor(batch_size, recipe.train.batch_size),
@@ -253,16 +234,14 @@ class SimiGrad(Method):
             window = (*window, dots)[-self.window :]
         if self.mode == "reference":
             if step % self.interval == 0 and window:
-                batch_size = self.next_batch_size(batch_size, self._mean_cosine(window))
+                cosines = [phi for phi in map(similarity, window) if phi is not None]
+                # No change where the newest is not finite.
+                mean = None if similarity(window[-1]) is None else math.fsum(cosines) / len(cosines)
+                batch_size = self.next_batch_size(batch_size, mean)
             return batch_size, window
         if len(window) < self.window:
             return batch_size, window
         return self.next_batch_size(batch_size, similarity(mean_dots(window))), ()
-
-    def _mean_cosine(self, window: tuple[Dots, ...]) -> float | None:
-        """Mean of the window's finite cosines; None, so no change, where the newest is not finite."""
-        cosines = [phi for phi in map(similarity, window) if phi is not None]
-        return None if similarity(window[-1]) is None else math.fsum(cosines) / len(cosines)
 
 
 def similarity(dots: Dots) -> float | None:
@@ -339,10 +318,6 @@ def accumulate_by_halves(
         parameter.grad = gradient
     a_dot_b, a_square, b_square = dots.tolist()
     return a_dot_b, a_square, b_square
-
-
-CHUNK = 1 << 16
-"""Elements per chunk of a dot product on the CPU."""
 
 
 def reference_batch_size(

@@ -134,12 +134,9 @@ class Switch:
         """Whether the stage is over."""
         if self.latest is not None and progress.tokens >= self.latest:
             return True
-        if self.rule == "steps":
-            return progress.step >= self.value
-        if self.rule == "tokens":
-            return progress.tokens >= self.value
-        if self.rule == "flops":
-            return progress.flops >= self.value
+        counts = {"steps": progress.step, "tokens": progress.tokens, "flops": progress.flops}
+        if self.rule in counts:
+            return counts[self.rule] >= self.value
         curve = progress.stage_curve
         if self.rule == "loss":
             return bool(curve) and curve[-1][1] <= self.value
@@ -197,16 +194,13 @@ class StagedGrowth(Method):
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         if recipe.optim.name == "muon" and self.dynamics == "small":
-            yield (
-                "staged_growth.dynamics",
-                'must be "target" with optim.name = "muon": the small model\'s dynamics are derived for AdamW',
-            )
+            rule = 'must be "target" with optim.name = "muon": the small model\'s dynamics are derived for AdamW'
+            yield "staged_growth.dynamics", rule
         if not recipe.stages:
             return
         model = recipe.model
-        yield from (
-            ("stages", rule) for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages)
-        )
+        for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages):
+            yield "stages", rule
         kinds = {kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)}
         if "width" in kinds and (model.norm == "none" or model.init == "unit"):
             key = 'norm = "none"' if model.norm == "none" else 'init = "unit"'
@@ -220,18 +214,15 @@ class StagedGrowth(Method):
                 rule = f"stage {index}: lr = {stage.lr:g} must not be less than optim.min_lr = {recipe.optim.min_lr:g}, where its decay ends"
                 yield "stages", rule
 
-    def warnings(self, recipe: Recipe) -> list[str]:
-        end = self._schedule_end(recipe)
-        optim = recipe.optim
-        if end is None or optim.schedule == "constant" or optim.decay_steps is not None:
-            return []
-        decay = optim.decay_tokens or recipe.train.tokens
-        if decay <= 1.01 * end:
-            return []
-        return [
-            f"the schedule jumps back at each growth, so at train.tokens = {recipe.train.tokens:,} it stands at about {end:,} tokens, "
-            f"before the end of its decay at {decay:,}: the learning rate ends above min_lr; set optim.decay_tokens = {end:_}"
-        ]
+    def warnings(self, recipe: Recipe) -> Iterator[str]:
+        end, optim, budget = self._schedule_end(recipe), recipe.optim, recipe.train.tokens
+        decay = optim.decay_tokens or budget
+        by_tokens = optim.schedule != "constant" and optim.decay_steps is None
+        if by_tokens and end is not None and decay > 1.01 * end:
+            yield (
+                f"the schedule jumps back at each growth, so at train.tokens = {budget:,} it stands at about {end:,} tokens, "
+                f"before the end of its decay at {decay:,}: the learning rate ends above min_lr; set optim.decay_tokens = {end:_}"
+            )
 
     def _schedule_end(self, recipe: Recipe) -> int | None:
         """Tokens at which the schedule stands at the end of the budget, where that is known before training."""
@@ -248,18 +239,12 @@ class StagedGrowth(Method):
         return round(schedule + recipe.train.tokens - trained)
 
     def assumptions(self, recipe: Recipe) -> list[str]:
-        lines = []
-        for index, stage in enumerate(recipe.stages):
-            if stage.switch is not None and stage.switch.reads_val_loss():
-                assumed = (
-                    "the end of the budget"
-                    if stage.switch.latest is None
-                    else f"{stage.switch.latest:,} tokens, its latest"
-                )
-                lines.append(
-                    f"Stage {index} ends by the {stage.switch.rule} of the validation loss; the plan assumes {assumed}."
-                )
-        return lines
+        return [
+            f"Stage {index} ends by the {switch.rule} of the validation loss; the plan assumes "
+            + ("the end of the budget." if switch.latest is None else f"{switch.latest:,} tokens, its latest.")
+            for index, switch in enumerate(stage.switch for stage in recipe.stages)
+            if switch is not None and switch.reads_val_loss()
+        ]
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
         return {

@@ -84,22 +84,19 @@ class StandardizationLoss(Method):
 
     def sites_of(self, n_layer: int) -> list[str]:
         """The name of every site of a model, in order: "h.0.attn.c_attn"."""
-        in_block = [name for name in self.names() if name != "ln_f"]
-        last = ["ln_f"] if "ln_f" in self.names() else []
-        return [f"h.{number}.{name}" for number in range(n_layer) for name in in_block] + last
+        in_blocks = [f"h.{number}.{name}" for number in range(n_layer) for name in self.names() if name != "ln_f"]
+        return in_blocks + ["ln_f"] * ("ln_f" in self.names())
 
     def shares(self, n_layer: int) -> list[float]:
         """Each site's share of the mean over sites and channels; of moments per token, over sites. They add up to 1."""
-        sizes = [
-            CHANNELS[name] if self.moments == "channel" else 1 for name in self.names() if name != "ln_f"
-        ] * n_layer
-        sizes += [1] if "ln_f" in self.names() else []
+        names = [site.split(".", 2)[-1] for site in self.sites_of(n_layer)]
+        sizes = [CHANNELS[name] if self.moments == "channel" else 1 for name in names]
         return [size / sum(sizes) for size in sizes]
 
     def weight_sum(self, n_layer: int, n_embd: int) -> float:
         """The paper's lambda: the factor of the sum over all sites and channels."""
-        in_block = sum(CHANNELS[name] for name in self.names() if name != "ln_f")
-        return self.weight / (n_embd * (n_layer * in_block + ("ln_f" in self.names())))
+        sites = sum(CHANNELS[name] * (1 if name == "ln_f" else n_layer) for name in self.names())
+        return self.weight / (n_embd * sites)
 
     # --- what the recipe says of it ---
 
@@ -114,64 +111,49 @@ class StandardizationLoss(Method):
                 'must be false with sites = "ln_input" and model.norm = "layernorm": layer norms have a scale and shift of their own',
             )
         if recipe.ouroboros is not None and recipe.ouroboros.modules > 1 and recipe.ouroboros.variant == "replay":
-            yield (
-                "ouroboros.variant",
-                'must be "stash" with standardization_loss: a module that is run again does so for the cross-entropy alone',
-            )
-        shortest = (
-            model.seq_len if recipe.seq_len_warmup is None else recipe.seq_len_warmup.seq_len_at(1, model.seq_len)
-        )
+            why = "a module that is run again does so for the cross-entropy alone"
+            yield "ouroboros.variant", f'must be "stash" with standardization_loss: {why}'
+        warmup = recipe.seq_len_warmup
+        shortest = model.seq_len if warmup is None else warmup.seq_len_at(1, model.seq_len)
         if self.skip_first_position and shortest < 2:
-            yield (
-                "standardization_loss.skip_first_position",
-                f"leaves nothing of sequences of {shortest} token: the shortest needs 2 or more",
-            )
+            rule = f"leaves nothing of sequences of {shortest} token: the shortest needs 2 or more"
+            yield "standardization_loss.skip_first_position", rule
 
-    def warnings(self, recipe: Recipe) -> list[str]:
-        found, model = [], recipe.model
+    def warnings(self, recipe: Recipe) -> Iterator[str]:
+        model = recipe.model
         if model.norm == "layernorm" and self.sites == "ln_input":
-            found.append(
+            yield (
                 'standardization_loss.sites = "ln_input" with model.norm = "layernorm": the forward pass ignores the scale that is asked '
                 "for, as each layer norm divides it out; the term only changes what the residual stream looks like"
             )
         if self.weight == 0:
-            found.append("standardization_loss.weight = 0 measures the divergence and changes nothing else")
+            yield "standardization_loss.weight = 0 measures the divergence and changes nothing else"
         if self.weight > 10:
-            found.append(
+            yield (
                 f"standardization_loss.weight = {self.weight:g} multiplies a mean of nats per channel, not the paper's sum over channels: "
                 "beside a cross-entropy of a few nats 0.01 to 1 is usual"
             )
-        return found
 
     def assumptions(self, recipe: Recipe) -> list[str]:
-        model = recipe.model
-        lam = (
-            f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model.n_layer, model.n_embd):.3g}"
-            if self.moments == "channel"
-            else ""
-        )
-        per = (
-            "each micro-batch of train.micro_batch_tokens, a setting of this method"
-            if self.moments == "channel"
-            else "each token"
-        )
-        stays = (
-            " The scale and shift before the head stay after training: its matrix is the embedding too."
-            if "ln_f" in self.affine_names()
-            else ""
-        )
+        model, paper, per, stays = recipe.model, "", "each token", ""
+        if self.moments == "channel":
+            paper = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model.n_layer, model.n_embd):.3g}"
+            per = "each micro-batch of train.micro_batch_tokens, a setting of this method"
+        if "ln_f" in self.affine_names():
+            stays = " The scale and shift before the head stay after training: its matrix is the embedding too."
+        sites = len(self.sites_of(model.n_layer))
         return [
-            f"The standardization loss at {len(self.sites_of(model.n_layer))} sites is averaged with weight {self.weight:g}{lam}. Moments are of {per}.{stays}"
+            f"The standardization loss at {sites} sites is averaged with weight {self.weight:g}{paper}. Moments are of {per}.{stays}"
         ]
 
     # --- what it computes ---
 
     def attach(self, model: GPT) -> None:
         """Has the blocks of `model` return the divergence of each of their sites."""
-        names, term = self.names(), self.site_loss
+        names = self.names()
 
         def of_site(name: str, activation: Tensor) -> Tensor | None:
-            return term(activation) if name in names else None
+            return self.site_loss(activation) if name in names else None
 
         for block in model.h:
             block.term = of_site  # type: ignore[assignment]

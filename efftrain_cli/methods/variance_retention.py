@@ -32,8 +32,7 @@ MOST_BITS = 23
 
 def swamping_offset(m_acc: int, m_p: int, stage: int | None = None) -> float:
     """alpha_j of partial-swamping `stage` j; alpha = alpha_(m_p + 1) where it is None."""
-    last = m_p + 1 if stage is None else stage
-    total = sum(2**i * (2**i - 1) * (2 ** (i + 1) - 1) for i in range(1, last))
+    total = sum(2**i * (2**i - 1) * (2 ** (i + 1) - 1) for i in range(1, stage or m_p + 1))
     return math.ldexp(total, m_acc - 3 * m_p) / 3
 
 

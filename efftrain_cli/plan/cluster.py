@@ -15,13 +15,13 @@ costs the others.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.plan.cost import gradient_copies, likely_vocabulary, training_bytes
-from efftrain_cli.plan.plan import accumulation_steps, assumed_result, model_parameters, padded_vocab_size
-from efftrain_cli.plan.preview import steps_until
+from efftrain_cli.plan.plan import accumulation_steps, assumed_result, model_parameters, padded_vocab_size, plan_run
 from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Parallel
@@ -64,8 +64,7 @@ class Cluster:
         return 2 * (count - 1) * (size / count / speed + self.latency)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one step."""
 
     compute: float
@@ -94,8 +93,12 @@ class ClusterPlan:
     """Of one device."""
     bound: tuple[tuple[int, int, int], ...]
     """(batch size, sequence length, steps) of the kinds of steps that are bound by communication."""
-    bound_steps: int
     steps: int
+
+    @property
+    def bound_steps(self) -> int:
+        """Steps that are bound by communication."""
+        return sum(count for _, _, count in self.bound)
 
 
 def step_time(
@@ -125,9 +128,7 @@ def step_time(
         if lanes:
             rounds = (cluster.devices - 1).bit_length()
             communication = sums * rounds * (gradient / cluster.slowest + cluster.latency)
-        return StepTime(
-            compute=compute, communication=communication, update=update, total=compute + communication + update
-        )
+        return StepTime(compute, communication, update, compute + communication + update)
     if strategy == "shard":
         share = cluster.devices
         communication = 1.5 * micro_batches * cluster.ring(gradient)
@@ -135,10 +136,7 @@ def step_time(
         share = cluster.devices // cluster.nodes
         communication = 1.5 * micro_batches * cluster.ring(gradient, share, cluster.bandwidth)
         communication += cluster.ring(gradient, cluster.nodes, cluster.between)
-    update /= share
-    return StepTime(
-        compute=compute, communication=communication, update=update, total=max(compute, communication) + update
-    )
+    return StepTime(compute, communication, update / share, max(compute, communication) + update / share)
 
 
 def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str) -> int:
@@ -149,12 +147,10 @@ def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences
     copies = gradient_copies(recipe, cluster.devices)
     recompute = recipe.train.activation_checkpointing is True
 
-    def needed(count: int) -> int:
-        return training_bytes(
-            model, rows, count, seq_len, dtype=dtype, compiled=False, recompute=recompute, gradients=copies
-        )
-
-    state, whole = needed(0), needed(sequences)
+    state, whole = (
+        training_bytes(model, rows, count, seq_len, dtype=dtype, compiled=False, recompute=recompute, gradients=copies)
+        for count in (0, sequences)
+    )
     if strategy == "replicate":
         return whole + (4 * BUCKET_BYTES if cluster.devices > 1 else 0)
     share = cluster.devices if strategy == "shard" else cluster.devices // cluster.nodes
@@ -188,15 +184,16 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     parameters = model_parameters(recipe, rows)
     kinds: Counter[tuple[int, int, bool]] = Counter()
-    plans: dict[tuple[int, int, bool], tuple[StepPlan, float]] = {}
-    alone = 0.0
-    for plan, progress in steps_until(recipe, None, None, None):
+    flops: defaultdict[tuple[int, int, bool], float] = defaultdict(float)
+    plans: dict[tuple[int, int, bool], StepPlan] = {}
+    for plan, progress in plan_run(recipe):
         kind = plan.batch_size, plan.seq_len, plan.measure_similarity
-        flops = assumed_result(recipe, plan, rows, progress.stage).flops
         kinds[kind] += 1
-        before = plans.get(kind)
-        plans[kind] = plan, flops if before is None else before[1] + flops
-        alone += flops / cluster.flops_per_second + UPDATE_BYTES * parameters / cluster.memory_bandwidth
+        flops[kind] += assumed_result(recipe, plan, rows, progress.stage).flops
+        plans[kind] = plan
+    updates = kinds.total() * UPDATE_BYTES * parameters / cluster.memory_bandwidth
+    alone = sum(flops.values()) / cluster.flops_per_second + updates
+    largest = max(kinds, key=lambda kind: (kind[0] * kind[1], kinds[kind]))
     smallest = min(batch for batch, _, _ in kinds)
     if smallest < cluster.devices:
         raise UsageError(
@@ -210,37 +207,31 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
             continue
         if strategy != "replicate" and not _can_be_sharded(recipe):
             continue
-        seconds, bound, largest, usual, full = 0.0, [], (0, 0), 0, None
+        times = {}
         for kind, count in kinds.items():
-            plan, flops = plans[kind]
+            plan = plans[kind]
             cut = accumulation_steps(recipe, plan.batch_size, plan.seq_len, cluster.devices)
             here = cut // cluster.devices
             busiest = plan._replace(accumulation_steps=cut).first_sequence(here)  # the larger micro-batches come first
-            time = step_time(
+            times[kind] = step_time(
                 strategy,
                 cluster,
-                flops=flops / count * busiest / plan.batch_size,
+                flops=flops[kind] / count * busiest / plan.batch_size,
                 parameters=parameters,
                 micro_batches=here,
                 sums=2 if plan.measure_similarity else 1,
                 lanes=lanes,
             )
-            seconds += count * time.total
-            if time.is_bound:
-                bound.append((plan.batch_size, plan.seq_len, count))
-            if full is None or (plan.tokens, count) > (largest[0] * largest[1], usual):
-                largest, usual, full = (plan.batch_size, plan.seq_len), count, time
-        assert full is not None  # a budget of a token is a step
-        cut = accumulation_steps(recipe, *largest, cluster.devices)
+        seconds = sum(count * times[kind].total for kind, count in kinds.items())
+        sequences = -(-largest[0] // accumulation_steps(recipe, *largest[:2], cluster.devices))
         found.append(
             ClusterPlan(
                 strategy=strategy,
-                full=full,
+                full=times[largest],
                 seconds=seconds,
                 efficiency=alone / (seconds * cluster.devices),
-                memory_bytes=memory_per_device(recipe, strategy, cluster, -(-largest[0] // cut), largest[1], dtype),
-                bound=tuple(bound),
-                bound_steps=sum(count for _, _, count in bound),
+                memory_bytes=memory_per_device(recipe, strategy, cluster, sequences, largest[1], dtype),
+                bound=tuple((*kind[:2], kinds[kind]) for kind in kinds if times[kind].is_bound),
                 steps=kinds.total(),
             )
         )

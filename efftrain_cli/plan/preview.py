@@ -89,20 +89,13 @@ def turning_points(recipe: Recipe, until: int | None = None, most: int = 24) -> 
     quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]
     before: StepPlan | None = None
     stage = 0
-    last: tuple[str, StepPlan, Progress] | None = None
+    last: list[tuple[str, StepPlan, Progress]] = []
     for plan, after in steps_until(recipe, None, None, until):
-        last = ("last step", plan, after)
+        last = [("last step", plan, after)]
         if before is None:
             always.append(("first step", plan, after))
         else:
-            changed = [
-                name
-                for name, old, new in (
-                    ("length", before.seq_len, plan.seq_len),
-                    ("batch", before.batch_size, plan.batch_size),
-                )
-                if old != new
-            ]
+            changed = ["length"] * (plan.seq_len != before.seq_len) + ["batch"] * (plan.batch_size != before.batch_size)
             if changed:
                 changes.append((f"{' and '.join(changed)} change{'s' if len(changed) == 1 else ''}", plan, after))
             if after.stage != stage:
@@ -116,11 +109,10 @@ def turning_points(recipe: Recipe, until: int | None = None, most: int = 24) -> 
             quarters.pop(0)
             always.append((f"{75 - 25 * len(quarters)}% done", plan, after))
         before, stage = plan, after.stage
-    if len(changes) > most // 2:
-        keep = most // 2
+    if len(changes) > (keep := most // 2):
         changes = [changes[round(i * (len(changes) - 1) / (keep - 1))] for i in range(keep)]
     points = {plan.step: (reason, plan, after) for reason, plan, after in changes}
-    for reason, plan, after in [*always, *([last] if last else [])]:
+    for reason, plan, after in [*always, *last]:
         if plan.step in points and points[plan.step][0] != reason:
             reason = f"{points[plan.step][0]}; {reason}"
         points[plan.step] = (reason, plan, after)

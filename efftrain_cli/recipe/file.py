@@ -75,9 +75,7 @@ def recipe_names() -> list[str]:
 
 def is_path(name_or_path: str) -> bool:
     """Whether --recipe's value is meant as a path rather than a name: it has a folder or a suffix of a file format."""
-    return (
-        "/" in name_or_path or "\\" in name_or_path or Path(name_or_path).suffix in (".toml", ".yaml", ".yml", ".json")
-    )
+    return any(c in name_or_path for c in "/\\") or Path(name_or_path).suffix in (".toml", ".yaml", ".yml", ".json")
 
 
 def recipe_name(name_or_path: str) -> str:
@@ -138,10 +136,8 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
 
 def first_comment(path: Path) -> str:
     """First sentence of the comment that a recipe's file opens with: what it is."""
-    lines = _text(path).split("\n")
-    opening = " ".join(
-        line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
-    )
+    comment = itertools.takewhile(lambda line: line.startswith("#"), _text(path).split("\n"))
+    opening = " ".join(line.lstrip("#").strip() for line in comment)
     return re.split(r"(?<=[.?!])(?<!et al\.)\s", opening, maxsplit=1)[0]
 
 
@@ -164,21 +160,17 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         layers.append((layer, path))
         if "base" not in layer:
             break
-        base = layer.pop("base")
-        source = _place("base", shown_path(path), _places(_text(path), shown_path(path)))
-        if not isinstance(base, str) or not base:
-            rule = "must be the name or path of one recipe, in quotes"
-            draft.problems.append(Problem("base", rule, toml_value(base), source))
-            break
-        try:
-            following = find_recipe(base, beside=path)
-        except RecipeError as error:
-            draft.problems.append(Problem("base", str(error), toml_value(base), source))
-            break
+        base, following = layer.pop("base"), path
+        rule = "must be the name or path of one recipe, in quotes"
+        if isinstance(base, str) and base:
+            rule = "is the recipe itself; name the one that it builds on"
+            try:
+                following = find_recipe(base, beside=path)
+            except RecipeError as error:
+                rule = str(error)
         if following.resolve() == path.resolve():
-            draft.problems.append(
-                Problem("base", "is the recipe itself; name the one that it builds on", toml_value(base), source)
-            )
+            source = _place("base", shown_path(path), _places(_text(path), shown_path(path)))
+            draft.problems.append(Problem("base", rule, toml_value(base), source))
             break
         if following.resolve() in chain:
             names = [p.stem for p in chain[chain.index(following.resolve()) :]]
@@ -200,8 +192,8 @@ def read_toml_file(path: Path) -> Draft:
         RecipeError: there is no such file, or it is not text.
     """
     draft = Draft(path.stem, path)
-    layer = _read_layer(path, draft)
-    _merge(draft, draft.values, layer, "", shown_path(path), _places(_text(path), shown_path(path)))
+    file = shown_path(path)
+    _merge(draft, draft.values, _read_layer(path, draft), "", file, _places(_text(path), file))
     return draft
 
 

@@ -63,12 +63,8 @@ class Recipe:
         """The model that a stage (from 0) trains: [model] where there are no stages, and in the last."""
         if not self.stages:
             return self.model
-        return replace(
-            self.model,
-            **shapes_of_stages((self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages)[
-                stage
-            ]._asdict(),
-        )
+        shapes = shapes_of_stages((self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages)
+        return replace(self.model, **shapes[stage]._asdict())
 
     def optim_at(self, stage: int) -> Optim:
         """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
@@ -136,7 +132,9 @@ def check_draft(draft: Draft) -> Recipe:
     """
     check = Check(draft, Recipe)
     sections = check.result()
-    known = {**_absent_sections(), **check.partial, **sections}
+    fields = Recipe.__pydantic_fields__.items()  # type: ignore[attr-defined]
+    absent = {name: None for name, info in fields if may_be_absent(info.annotation)}
+    known = {**absent, **check.partial, **sections}
     partial = Partial(**known, methods=methods_among(known))
     for key, rule in breaches_between(partial):  # type: ignore[arg-type]  # a recipe, as far as it is known
         section, _, name = key.partition(".")
@@ -144,12 +142,6 @@ def check_draft(draft: Draft) -> Recipe:
     if check.problems:
         raise RecipeError(report(draft.name, check.problems), check.problems)
     return Recipe(**sections)
-
-
-def _absent_sections() -> dict[str, None]:
-    """The sections that a recipe can do without, as a recipe without them has them."""
-    fields = Recipe.__pydantic_fields__.items()  # type: ignore[attr-defined]
-    return {name: None for name, info in fields if may_be_absent(info.annotation)}
 
 
 def recipe_values(section: Any) -> dict[str, Any]:

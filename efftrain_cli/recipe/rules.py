@@ -27,9 +27,9 @@ def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _model_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    model = recipe.model
-    if model.n_embd % model.n_head:
-        yield "model.n_head", f"must divide model.n_embd = {model.n_embd}: every head has n_embd / n_head channels"
+    width = recipe.model.n_embd
+    if width % recipe.model.n_head:
+        yield "model.n_head", f"must divide model.n_embd = {width}: every head has n_embd / n_head channels"
 
 
 def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -39,43 +39,31 @@ def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if not data.sources:
         yield "data.sources", "names no text: give one [[data.sources]] or more, or leave it out"
     elif data.train != "stdlib":
-        yield (
-            "data.train",
-            "names training text beside [[data.sources]]: move it into one of them and set data.train = false",
-        )
+        rule = "names training text beside [[data.sources]]: move it into one of them and set data.train = false"
+        yield "data.train", rule
     total = sum(source.weight for source in data.sources)
     for number, source in enumerate(data.sources):
         if source.weight < 1e-3 * total:
-            yield (
-                "data.sources",
-                f"source {number} ({source.path!r}): a weight is at least a thousandth of the sum of the weights, {total:g}",
-            )
+            rule = "a weight is at least a thousandth of the sum of the weights"
+            yield "data.sources", f"source {number} ({source.path!r}): {rule}, {total:g}"
 
 
 def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     optim = recipe.optim
     if optim.decay_tokens is not None and optim.decay_steps is not None:
-        yield (
-            "optim.decay_steps",
-            f"optim.decay_tokens = {optim.decay_tokens:,} schedules the same decay; keep one and set the other to false",
-        )
+        same = f"optim.decay_tokens = {optim.decay_tokens:,} schedules the same decay"
+        yield "optim.decay_steps", f"{same}; keep one and set the other to false"
     if optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
         yield "optim.decay_steps", f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins"
     if optim.schedule == "wsd" and optim.decay_share is None:
-        yield (
-            "optim.decay_share",
-            'is needed with optim.schedule = "wsd": the share of the budget that decays, usually 0.1 to 0.2',
-        )
+        rule = 'is needed with optim.schedule = "wsd": the share of the budget that decays, usually 0.1 to 0.2'
+        yield "optim.decay_share", rule
     if optim.schedule != "wsd" and optim.decay_share is not None:
-        yield (
-            "optim.decay_share",
-            f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it: set it to false',
-        )
+        rule = f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it: set it to false'
+        yield "optim.decay_share", rule
     if optim.name == "muon" and optim.muon_lr is None:
-        yield (
-            "optim.muon_lr",
-            'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02',
-        )
+        rule = 'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02'
+        yield "optim.muon_lr", rule
     if optim.name != "muon" and optim.muon_lr is not None:
         yield "optim.muon_lr", f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false'
     if optim.min_lr > optim.lr:
@@ -95,18 +83,14 @@ def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "eval.positions": recipe.eval.positions,
         }
         if found := [name for name, there in unable.items() if there]:
-            yield (
-                "parallel.strategy",
-                f'"shard" works without {", ".join(found)}: take out {"it" if len(found) == 1 else "them"}, or replicate',
-            )
-        return
-    if lanes is None:
-        return
-    smallest = min(
-        (m.batch_bounds(recipe.train.batch_size)[0] for m in recipe.methods.values()), default=recipe.train.batch_size
-    )
-    if smallest < lanes:
-        yield "parallel.lanes", f"must not exceed the {smallest} sequences of the smallest step: every lane needs one"
+            them = "it" if len(found) == 1 else "them"
+            yield "parallel.strategy", f'"shard" works without {", ".join(found)}: take out {them}, or replicate'
+    elif lanes is not None:
+        whole = recipe.train.batch_size
+        smallest = min((method.batch_bounds(whole)[0] for method in recipe.methods.values()), default=whole)
+        if smallest < lanes:
+            rule = f"must not exceed the {smallest} sequences of the smallest step: every lane needs one"
+            yield "parallel.lanes", rule
 
 
 def warnings_of(recipe: Recipe) -> list[str]:
@@ -150,6 +134,4 @@ def warnings_of(recipe: Recipe) -> list[str]:
             "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "
             "decay by tokens instead (decay_steps = false)"
         )
-    for method in recipe.methods.values():
-        found += method.warnings(recipe)
-    return found
+    return found + [line for method in recipe.methods.values() for line in method.warnings(recipe)]
