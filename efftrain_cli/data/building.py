@@ -11,20 +11,18 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from efftrain_cli.data import cache, shards
+from efftrain_cli.data import shards
 from efftrain_cli.data.corpus import digest_of
 from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
 from efftrain_cli.data.limits import Limits, apportion
-from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, open_shard
-from efftrain_cli.data.split import Place, Report, Split, Tally, check_findings, check_sides, split_documents
+from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, dtype_for
+from efftrain_cli.data.split import Place, Report, Split, Tally, check_tally, split_documents
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import human_bytes
-from efftrain_cli.foundation.files import fsync, sha256_of, write_whole
-
-if TYPE_CHECKING:
-    from efftrain_cli.recipe.sections import Data
+from efftrain_cli.foundation.errors import DiskError
+from efftrain_cli.foundation.files import free_bytes, fsync, sha256_of, write_whole
 
 PROGRESS = "progress.json"
 HELD_OUT = "held_out.jsonl"
@@ -39,7 +37,6 @@ class Building:
     folder: Path
     tokenizer: Tokenizer
     split: Split
-    data: Data
     limits: Limits | None
     total: int | None
     """Bytes of text, where known."""
@@ -50,10 +47,11 @@ class Building:
     """Documents and bytes of each side that are in its shards."""
 
     def __post_init__(self) -> None:
-        self.tally = Tally(BadDocuments(self.data.on_bad_document))
+        data = self.split.data
+        self.tally = Tally(BadDocuments(data.on_bad_document))
         self.place = Place()
         self.written = {side: {"documents": 0, "bytes": 0} for side in _SIDES}
-        weights = [source.weight for source in self.data.sources or ()] or [1.0]
+        weights = [source.weight for source in data.sources or ()] or [1.0]
         self._parts = len(weights)
         self._writers = {
             (side, part): ShardWriter(
@@ -67,11 +65,12 @@ class Building:
             for side in _SIDES
             for part in range(self._parts)
         }
-        self._limits: dict[tuple[str, int], int] = {}
-        for side, limit in zip(_SIDES, self.limits or (None, None), strict=True):
-            if limit is not None:
-                for part, share in enumerate(apportion(weights, limit)):
-                    self._limits[side, part] = share
+        self._limits = {
+            (side, part): share
+            for side, limit in zip(_SIDES, self.limits or (), strict=False)
+            if limit is not None
+            for part, share in enumerate(apportion(weights, limit))
+        }
         self._saved_shards = self._saved_held_out = 0
         self._room_checked = False
 
@@ -89,21 +88,20 @@ class Building:
         batch: list[tuple[str, int, Document]] = []
         waiting = 0
         try:
-            for side, part, document in split_documents(self.split, self.data, self.tally, self.place):
+            for side, part, document in split_documents(self.split, self.tally, self.place):
                 batch.append((side, part, document))
                 waiting += len(document.text) if document.ids is None else 4 * len(document.ids)
                 if (waiting >= _BATCH or len(batch) >= 4096) and self.place.between:
                     self._flush(batch)
                     waiting = 0
                     self.place.enough = self._has_enough(part)
-                    if sum(writer.whole_shards for writer in self._writers.values()) > self._saved_shards:
+                    if sum(len(writer.headers) for writer in self._writers.values()) > self._saved_shards:
                         self._save()
             self._flush(batch)
         finally:
             for writer in self._writers.values():
                 writer.close()
-        check_findings(self.tally.findings(), self.data)
-        check_sides(self.tally, self.split)
+        check_tally(self.tally, self.split.data)
         self.tokenizer.save(self.folder / "tokenizer.json")
         fsync(self.folder / "tokenizer.json")
         manifest = self._manifest()
@@ -150,8 +148,12 @@ class Building:
         DiskError: the disk has less room than so many tokens take.
         """
         self._room_checked = True
-        needed = tokens * self.tokenizer.dtype_bytes
-        free = cache.require_room(self.folder, needed)
+        needed, free = tokens * dtype_for(self.tokenizer.vocab_size).itemsize, free_bytes(self.folder)
+        if needed > free:
+            raise DiskError(
+                f"the disk of the cache {self.folder.parent} has too little room: about {needed:,} bytes needed, {free:,} bytes free. "
+                "Make room, set EFFTRAIN_CACHE to a folder on another disk, or lower data.max_tokens"
+            )
         if needed > 1 << 28:
             self.tell(f"the shards will take about {human_bytes(needed)}; {human_bytes(free)} are free", 0, None)
 
@@ -183,7 +185,7 @@ class Building:
             "writers": writers,
         }
         write_whole(self.folder / PROGRESS, json.dumps({**progress, "sha256": digest_of(progress)}))
-        self._saved_shards = sum(writer.whole_shards for writer in self._writers.values())
+        self._saved_shards = sum(len(writer.headers) for writer in self._writers.values())
 
     def _take_up(self) -> None:
         """Goes on from what `_save` left; begins anew where that is damaged."""
@@ -207,7 +209,7 @@ class Building:
         bad.seen, bad.skipped, bad.examples = progress["bad"]
         self.written, self._saved_held_out = progress["written"], len(lines)
         self.place = Place(progress["source"], progress["taken"], hub_state=progress["hub"])
-        self._saved_shards = sum(writer.whole_shards for writer in self._writers.values())
+        self._saved_shards = sum(len(writer.headers) for writer in self._writers.values())
         tokens = sum(writer.tokens for writer in self._writers.values())
         self.tell(f"going on after {tokens:,} tokens that an earlier start prepared", 0, None)
 
@@ -215,12 +217,10 @@ class Building:
         tokenizer, split = self.tokenizer, self.split
         manifest: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
-            "sources": {
-                side: _described(sources) for side, sources in (("train", split.train), ("valid", split.valid))
-            },
+            "sources": {"train": _described(split.train), "valid": _described(split.valid)},
             "split": "given" if split.valid else "held out" if split.threshold is not None else "cut",
             "tokenizer": {
-                "spec": self.data.tokenizer,
+                "spec": split.data.tokenizer,
                 "sha256": tokenizer.sha256,
                 "file_sha256": sha256_of(self.folder / "tokenizer.json"),
                 "vocab_size": tokenizer.vocab_size,
@@ -231,21 +231,18 @@ class Building:
         if self.limits is not None:
             manifest["limits"] = self.limits._asdict()
         for side in _SIDES:
-            of_parts = [
-                [(path.name, open_shard(path).header) for path in self._writers[side, part].paths]
-                for part in range(self._parts)
-            ]
+            writers = [self._writers[side, part] for part in range(self._parts)]
             manifest[side] = {
                 **self.written[side],
-                "tokens": sum(header.tokens for headers in of_parts for _, header in headers),
+                "tokens": sum(writer.tokens for writer in writers),
                 "shards": [
-                    {"file": name, "tokens": header.tokens, "sha256": header.sha256}
-                    for headers in of_parts
-                    for name, header in headers
+                    {"file": path.name, "tokens": header.tokens, "sha256": header.sha256}
+                    for writer in writers
+                    for path, header in zip(writer.paths, writer.headers, strict=True)
                 ],
             }
             if self._parts > 1 and not (side == "valid" and split.valid):
-                manifest[side]["parts"] = [sum(header.tokens for _, header in headers) for headers in of_parts]
+                manifest[side]["parts"] = [writer.tokens for writer in writers]
         manifest["data_hash"] = digest_of(
             [tokenizer.sha256, *([shard["sha256"] for shard in manifest[side]["shards"]] for side in _SIDES)]
         )

@@ -32,18 +32,6 @@ def cache_root() -> Path:
         ) from None
 
 
-def make_folder(folder: Path) -> Path:
-    """Creates a folder of the cache, with its parents.
-
-    Raises:
-        DataError: it cannot be written.
-        DiskError: there is no room.
-    """
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @contextmanager
 def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
     """Turns a full disk into a `DiskError` with bytes needed and free, and a refused write into a `DataError`.
@@ -69,29 +57,15 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
         raise
 
 
-def require_room(folder: Path, needed: int) -> int:
-    """Bytes free on the disk of `folder`.
-
-    Raises:
-        DiskError: they are fewer than needed.
-    """
-    free = free_bytes(folder)
-    if needed > free:
-        raise DiskError(
-            f"the disk of the cache {folder.parent} has too little room: about {needed:,} bytes needed, {free:,} bytes free. "
-            "Make room, set EFFTRAIN_CACHE to a folder on another disk, or lower data.max_tokens"
-        )
-    return free
-
-
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock file `path`; the system lets go of it when the process ends, however it ends.
+    """Holds the lock file `path`, making its folder; the system lets go of it when the process ends, however it ends.
 
     Args:
         waiting: called once if another process holds it.
     """
     with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a")  # noqa: SIM115  closed below, outside the guard of its opening
     with file:
         try:
@@ -100,6 +74,18 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
             waiting()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def write(path: Path, content: str) -> None:
+    """Writes a file of the cache whole, making its folder.
+
+    Raises:
+        DataError: it cannot be written.
+        DiskError: there is no room.
+    """
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
 
 
 def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
@@ -133,7 +119,5 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
         if now - stat.st_mtime_ns > _SETTLED_SECONDS * 1e9:
             entries[name] = (stat.st_size, stat.st_mtime_ns, digest)
     if entries != known:
-        make_folder(memory.parent)
-        with disk_errors(memory.parent):
-            write_whole(memory, json.dumps(entries))
+        write(memory, json.dumps(entries))
     return hashes

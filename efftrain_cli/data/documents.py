@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -28,6 +30,10 @@ class Document(NamedTuple):
     def content(self) -> bytes:
         """What makes two documents the same: the text as UTF-8, or the ids."""
         return self.text.encode() if self.ids is None else self.ids.astype("<u4").tobytes()
+
+    def digest(self) -> bytes:
+        """sha256 of the content."""
+        return hashlib.sha256(self.content()).digest()
 
 
 class TextFile(NamedTuple):
@@ -67,6 +73,12 @@ class BadDocuments:
     skipped: int = 0
     examples: list[str] = field(default_factory=list)
     """The first few skipped, with place and reason."""
+
+    def read(self, id: str, text: str) -> Iterator[Document]:
+        """A document that could be read; one with an empty text is passed over."""
+        self.seen += 1
+        if text:
+            yield Document(id, text)
 
     def found(self, where: str, what: str) -> None:
         """Counts a bad document.

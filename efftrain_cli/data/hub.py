@@ -75,7 +75,13 @@ class HubReader:
         source, bad = self.source, self.bad
         reason = None if Path(source.name).is_dir() else hub_unreachable()
         try:
-            self._rows = rows = self._open_cached() if reason is not None else self._open()
+            rows = _streamed(source) if reason is None else _cached(source)
+            if self._state is not None:
+                if self._state["dataset"] is None:
+                    rows = rows.skip(self._row)
+                else:
+                    rows.load_state_dict(self._state["dataset"])
+            self._rows = rows
             for record in rows:
                 self._row += 1
                 if self.text_field not in record:
@@ -91,10 +97,8 @@ class HubReader:
                 )
                 if problem is not None:
                     bad.found(f"{source.name}: row {self._row}", problem)
-                    continue
-                bad.seen += 1
-                if text:
-                    yield Document(f"{source.name}:{self._row}", text)
+                else:
+                    yield from bad.read(f"{source.name}:{self._row}", text)
         except (DataError, GeneratorExit, KeyboardInterrupt):
             raise
         except Exception as error:  # datasets raises a dozen classes of five libraries
@@ -111,47 +115,36 @@ class HubReader:
                 "command goes on where this one stopped"
             ) from error
 
-    def _open(self) -> Any:
-        import datasets
 
-        source = self.source
-        splits = [source.split or "train"]
-        if source.purpose == "valid":
-            splits = datasets.get_dataset_split_names(source.name, source.config, revision=source.revision)
-        rows = datasets.load_dataset(
-            source.name, source.config, split=_wanted(source, splits), revision=source.revision, streaming=True
+def _streamed(source: HubDataset) -> Any:
+    import datasets
+
+    splits = []
+    if source.purpose == "valid":
+        splits = datasets.get_dataset_split_names(source.name, source.config, revision=source.revision)
+    return datasets.load_dataset(
+        source.name, source.config, split=_wanted(source, splits), revision=source.revision, streaming=True
+    )
+
+
+def _cached(source: HubDataset) -> Any:
+    """What `datasets` has prepared before, else what `hf download --repo-type dataset` has fetched."""
+    import datasets
+    import huggingface_hub
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True  # else it asks, and waits, for minutes
+    try:
+        found = datasets.load_dataset(source.name, source.config)
+        return found[_wanted(source, list(found))].to_iterable_dataset()
+    except Exception:
+        folder = huggingface_hub.snapshot_download(
+            source.name, repo_type="dataset", revision=source.revision, local_files_only=True
         )
-        return self._moved(rows)
-
-    def _open_cached(self) -> Any:
-        """What `datasets` has prepared before, else what `hf download --repo-type dataset` has fetched."""
-        import datasets
-        import huggingface_hub
-
-        source, before = self.source, datasets.config.HF_HUB_OFFLINE
-        datasets.config.HF_HUB_OFFLINE = True  # else it asks, and waits, for minutes
-        try:
-            try:
-                found = datasets.load_dataset(source.name, source.config)
-                rows: Any = found[_wanted(source, list(found))].to_iterable_dataset()
-            except Exception:
-                folder = huggingface_hub.snapshot_download(
-                    source.name, repo_type="dataset", revision=source.revision, local_files_only=True
-                )
-                found = datasets.load_dataset(folder, source.config, streaming=True)
-                rows = found[_wanted(source, list(found))]
-        finally:
-            datasets.config.HF_HUB_OFFLINE = before
-        return self._moved(rows)
-
-    def _moved(self, rows: Any) -> Any:
-        """The rows from the state on."""
-        if self._state is None:
-            return rows
-        if self._state["dataset"] is None:
-            return rows.skip(self._row)
-        rows.load_state_dict(self._state["dataset"])
-        return rows
+        found = datasets.load_dataset(folder, source.config, streaming=True)
+        return found[_wanted(source, list(found))]
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _wanted(source: HubDataset, splits: list[str]) -> str:

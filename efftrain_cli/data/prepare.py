@@ -21,12 +21,12 @@ from efftrain_cli.data.building import PROGRESS, Building
 from efftrain_cli.data.corpus import Corpus, digest_of, open_corpus
 from efftrain_cli.data.documents import BadDocuments, HubDataset, Source, TextFile
 from efftrain_cli.data.limits import Limits
-from efftrain_cli.data.shards import SCHEMA_VERSION
+from efftrain_cli.data.shards import SCHEMA_VERSION, dtype_for
 from efftrain_cli.data.split import Place, Report, Split, Tally, check_findings, split_documents, survey
 from efftrain_cli.data.text import Found, find_text
 from efftrain_cli.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, tokenizer_files, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.foundation.files import fsync, write_whole
+from efftrain_cli.foundation.files import fsync
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
@@ -62,7 +62,6 @@ def prepare(
     key = _key(data, found, tokens_from, limits, afresh=verify == "full")
     folder = cache.cache_root() / "corpora" / key
     if not (folder / "manifest.json").exists():
-        cache.make_folder(folder.parent)
         lock = folder.with_name(f"{key}.lock")
         with cache.locked(lock, lambda: tell("waiting for another process that prepares the same data", 0, None)):
             if not (folder / "manifest.json").exists():
@@ -114,19 +113,19 @@ def _build(folder: Path, data: Data, found: Found, limits: Limits | None, tell: 
     tokenizer = None if size else load_tokenizer(data.tokenizer)  # a bad tokenizer costs no reading of text
     texts = sum(isinstance(source, TextFile) and source.kind == "txt" for source in found.train)
     cut = not found.valid and texts < FEW_TEXT_FILES
-    split = Split(found.train, found.valid, data.valid_fraction, cut, eot_id=tokenizer.eot_id if tokenizer else None)
-    split, total = survey(split, data, tell)
+    split = Split(data, found.train, found.valid, cut, eot_id=tokenizer.eot_id if tokenizer else None)
+    split, total = survey(split, tell)
     if tokenizer is None:
         assert size is not None
-        tokenizer = _trained_tokenizer(size, split, data, limits, tell)
+        tokenizer = _trained_tokenizer(size, split, limits, tell)
     partial = folder.with_name(f"{folder.name}.partial")
     if not (partial / PROGRESS).exists():
         shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed before its first shard was whole
-    needed = None if total is None else total * tokenizer.dtype_bytes
+    needed = None if total is None else total * dtype_for(tokenizer.vocab_size).itemsize
     try:
         with cache.disk_errors(folder.parent, needed):
             partial.mkdir(exist_ok=True)
-            Building(partial, tokenizer, split, data, limits, total, tell).write()
+            Building(partial, tokenizer, split, limits, total, tell).write()
             # A folder without a manifest is what a user left who deleted only that.
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
@@ -139,16 +138,16 @@ def _build(folder: Path, data: Data, found: Found, limits: Limits | None, tell: 
         raise
 
 
-def _trained_tokenizer(size: int, split: Split, data: Data, limits: Limits | None, tell: Report) -> Tokenizer:
+def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Report) -> Tokenizer:
     """The byte-level BPE of the training text, from the cache if this text has had one of this size."""
-    weights = [source.weight for source in data.sources or ()] or [1.0]
+    weights = [source.weight for source in split.data.sources or ()] or [1.0]
     most = TOKENIZER_SAMPLE if limits is None or limits.train is None else min(TOKENIZER_SAMPLE, 8 * limits.train)
     wanted = [most * weight / sum(weights) for weight in weights]
     sample: list[str] = []
     lengths = [0] * len(weights)
     digest = hashlib.sha256()
     place = Place(source=len(split.valid))
-    for side, part, document in split_documents(split, data, Tally(BadDocuments(data.on_bad_document)), place):
+    for side, part, document in split_documents(split, Tally(BadDocuments(split.data.on_bad_document)), place):
         if side == "train":
             sample.append(document.text)
             lengths[part] += len(document.text)
@@ -165,7 +164,5 @@ def _trained_tokenizer(size: int, split: Split, data: Data, limits: Limits | Non
             pass  # a damaged file of the cache: trained again below
     tell(f"training a tokenizer of {size} tokens", 0, None)
     tokenizer = train_tokenizer(size, sample)
-    cache.make_folder(path.parent)
-    with cache.disk_errors(path.parent):
-        write_whole(path, tokenizer.backend.to_str())
+    cache.write(path, tokenizer.backend.to_str())
     return tokenizer

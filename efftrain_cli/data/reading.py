@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Source, TextFile, unusable
-from efftrain_cli.data.hub import HubReader
+from efftrain_cli.data.documents import BadDocuments, Document, TextFile, unusable
 from efftrain_cli.data.token_files import token_documents
 from efftrain_cli.foundation.errors import DataError
 
@@ -26,11 +25,13 @@ JSON_BYTES = 256 << 20
 """Largest .json file that is read whole, which a list of records takes; longer ones are JSON lines."""
 
 
-def read_documents(source: Source, text_field: str, bad: BadDocuments, eot_id: int | None = None) -> Iterator[Document]:
-    """The documents of one source, in order. Records with an empty text are passed over; an empty file is a fault.
+def read_documents(
+    source: TextFile, text_field: str, bad: BadDocuments, eot_id: int | None = None
+) -> Iterator[Document]:
+    """The documents of one file, in order. Records with an empty text are passed over; an empty file is a fault.
 
     Args:
-        text_field: field or column of the text, in JSON, CSV, Parquet and Hub datasets; a source may name its own.
+        text_field: field or column of the text, in JSON, CSV and Parquet; a source may name its own.
         bad: counts every document, and decides what becomes of those that cannot be read.
         eot_id: the token that ends a document in files of token ids.
 
@@ -38,9 +39,6 @@ def read_documents(source: Source, text_field: str, bad: BadDocuments, eot_id: i
         DataError: the file cannot be read at all, or a document cannot and the policy is "error".
     """
     field = source.text_field or text_field
-    if isinstance(source, HubDataset):
-        yield from HubReader(source, field, bad).documents()
-        return
     try:
         if source.kind == "parquet":
             yield from _parquet_documents(source.path, field, bad)
@@ -77,13 +75,6 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
     yield Document(str(source.path), text)
 
 
-def _document(id: str, text: str, bad: BadDocuments) -> Iterator[Document]:
-    """A record that could be read; one with an empty text is passed over."""
-    bad.seen += 1
-    if text:
-        yield Document(id, text)
-
-
 def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
     """One JSON object a line. Bytes are counted from the start of the file, uncompressed; blank lines are passed
     over."""
@@ -96,7 +87,7 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
             elif line.strip():
                 any_line = True
                 try:
-                    yield from _document(f"{path}:{number}", _text_of(_parsed(line), text_field), bad)
+                    yield from bad.read(f"{path}:{number}", _text_of(_parsed(line), text_field))
                 except _BadLineError as error:
                     bad.found(f"{path}:{number}:{start + error.byte}", str(error))
             start += length
@@ -114,7 +105,7 @@ def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Docum
         if isinstance(records, list | dict):
             for number, record in enumerate([records] if isinstance(records, dict) else records, 1):
                 try:
-                    yield from _document(f"{path}:{number}", _text_of(record, text_field), bad)
+                    yield from bad.read(f"{path}:{number}", _text_of(record, text_field))
                 except _BadLineError as error:
                     bad.found(f"{path}: record {number}", str(error))
             if not records:
@@ -138,11 +129,8 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
     with _opened(path) as file:
         rows = csv.DictReader(decoded(file), strict=True)
         try:
-            columns = list(rows.fieldnames or ())
-            if columns and text_field not in columns:
-                raise DataError(
-                    f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)"
-                )
+            if rows.fieldnames:
+                _require_column(path, text_field, list(rows.fieldnames))
             any_row = False
             for row in rows:
                 any_row = True
@@ -150,7 +138,7 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
                 if text is None:
                     bad.found(f"{path}:{number}", f"the row ends before column {text_field!r}")
                 else:
-                    yield from _document(f"{path}:{number}", text, bad)
+                    yield from bad.read(f"{path}:{number}", text)
         except csv.Error as error:
             raise DataError(f"{path}:{number}: not CSV: {error}") from error
         except UnicodeDecodeError as error:
@@ -165,49 +153,10 @@ def _opened(path: Path) -> io.BufferedIOBase:
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
     if name.endswith(".zst"):
-        return io.BufferedReader(_ZstdFile(path), 1 << 20)
+        import pyarrow  # whose reader, unlike zstandard's own, notices that the last frame is cut
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(path.open("rb"), "zstd"))
     return path.open("rb")
-
-
-class _ZstdFile(io.RawIOBase):
-    """The content of zstd frames, one after the other. Unlike zstandard's own reader it notices that the last one is
-    cut."""
-
-    def __init__(self, path: Path) -> None:
-        import zstandard
-
-        self._file = path.open("rb")
-        # 128 MiB is zstd's own limit for `zstd -d` without --long.
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-        self._frame: Any = None
-        self._content = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        rest = b""
-        while not self._content:
-            # So little at a time because a hostile byte may stand for 32 KB.
-            chunk = rest or self._file.read(2048)
-            if not chunk:
-                if self._frame is not None and not self._frame.eof:
-                    raise EOFError("its last frame has no end")
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-            self._content = memoryview(self._frame.decompress(chunk))
-            rest = self._frame.unused_data if self._frame.eof else b""
-            if rest and self._content:
-                self._file.seek(-len(rest), io.SEEK_CUR)
-        count = min(len(buffer), len(self._content))
-        buffer[:count] = self._content[:count]
-        self._content = self._content[count:]
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
@@ -220,12 +169,10 @@ def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
             while length > LINE_BYTES and not last.endswith(b"\n") and (last := file.readline(1 << 20)):
                 length += len(last)
             yield line, length
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of what the file holds
         raise DataError(f"{path}:{number + 1}: the compressed file is damaged or cut short: {error}") from error
-    except Exception as error:
-        if type(error).__name__ != "ZstdError":  # its module is not imported where no file needs it
-            raise
-        raise DataError(f"{path}:{number + 1}: the compressed file is damaged: {error}") from error
 
 
 def _too_long(length: int) -> str:
@@ -279,22 +226,23 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
     row = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if text_field not in columns:
-                raise DataError(
-                    f"{path}: no column {text_field!r}; it has {_names(columns)} (data.text_field names the column)"
-                )
+            _require_column(path, text_field, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
                 for text in batch.column(0).to_pylist():
                     row += 1
                     if not isinstance(text, str):
                         bad.found(f"{path}: row {row}", f"column {text_field!r} is {type(text).__name__}, not text")
                     else:
-                        yield from _document(f"{path}:{row}", text, bad)
+                        yield from bad.read(f"{path}:{row}", text)
             if row == 0:
                 bad.found(str(path), "the file holds no rows")
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: after row {row}: damaged, cut short or not a Parquet file: {error}") from error
+
+
+def _require_column(path: Path, name: str, columns: list[str]) -> None:
+    if name not in columns:
+        raise DataError(f"{path}: no column {name!r}; it has {_names(columns)} (data.text_field names the column)")
 
 
 def _not_utf8(content: bytes, byte: int) -> str:

@@ -50,9 +50,9 @@ class Header:
     """Of the ids as stored."""
 
 
-def dtype_for(vocab_size: int) -> str:
-    """The smaller type that holds every id."""
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+def dtype_for(vocab_size: int) -> np.dtype:
+    """The smaller type that holds every id, little-endian."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 class ShardWriter:
@@ -73,8 +73,10 @@ class ShardWriter:
     ) -> None:
         self.folder, self.prefix, self.shard_tokens = folder, prefix, shard_tokens
         self.vocab_size, self.eot_id, self.tokenizer_sha256 = vocab_size, eot_id, tokenizer_sha256
-        self.dtype = np.dtype(dtype_for(vocab_size)).newbyteorder("<")
+        self.dtype = dtype_for(vocab_size)
         self.paths: list[Path] = []
+        self.headers: list[Header] = []
+        """Of the shards that are closed."""
         self.tokens = 0
         """Ids written, end-of-text tokens included."""
         self._file: IO[bytes] | None = None
@@ -93,7 +95,7 @@ class ShardWriter:
                 "(ids from 0): the tokenizer's files do not belong together"
             )
         if self._file is None:
-            self.paths.append(self.folder / f"{self.prefix}-{len(self.paths):05d}.bin")
+            self.paths.append(self._path(len(self.paths)))
             self._file = open(self.paths[-1], "wb")  # noqa: SIM115  closed by close()
             self._file.write(b"\0" * HEADER_BYTES)
             self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
@@ -109,10 +111,8 @@ class ShardWriter:
         if self._tokens >= self.shard_tokens:
             self.close()
 
-    @property
-    def whole_shards(self) -> int:
-        """Shards that are closed."""
-        return len(self.paths) - (self._file is not None)
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{self.prefix}-{number:05d}.bin"
 
     def sync(self) -> dict[str, int]:
         """Brings what is written to disk and says where it ends: whole shards, and tokens and documents of the open
@@ -120,8 +120,8 @@ class ShardWriter:
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
-        here = (self._tokens, self._documents) if self._file is not None else (0, 0)
-        return {"shards": self.whole_shards, "tokens": here[0], "documents": here[1]}
+        tokens, documents = (self._tokens, self._documents) if self._file is not None else (0, 0)
+        return {"shards": len(self.headers), "tokens": tokens, "documents": documents}
 
     def resume(self, at: dict[str, int]) -> None:
         """Takes up what `sync` left on disk, cutting off what came after.
@@ -129,11 +129,12 @@ class ShardWriter:
         Raises:
             DataError: the files are not what was left.
         """
-        self.paths = [self.folder / f"{self.prefix}-{number:05d}.bin" for number in range(at["shards"])]
-        self.tokens = sum(open_shard(path).header.tokens for path in self.paths) + at["tokens"]
+        self.paths = [self._path(number) for number in range(at["shards"])]
+        self.headers = [open_shard(path).header for path in self.paths]
+        self.tokens = sum(header.tokens for header in self.headers) + at["tokens"]
         if not at["tokens"]:
             return
-        self.paths.append(self.folder / f"{self.prefix}-{at['shards']:05d}.bin")
+        self.paths.append(self._path(at["shards"]))
         size = HEADER_BYTES + at["tokens"] * self.dtype.itemsize
         try:
             file = open(self.paths[-1], "r+b")  # noqa: SIM115  closed by close()
@@ -167,6 +168,7 @@ class ShardWriter:
             file.write(header_bytes(header))
             file.flush()
             os.fsync(file.fileno())
+        self.headers.append(header)
 
 
 def header_bytes(header: Header) -> bytes:

@@ -7,7 +7,6 @@ only where there are enough of them; few are cut at a line, each keeping its las
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,9 @@ Report = Callable[[str, int, int | None], None]
 class Split:
     """How documents are divided into the two sides."""
 
+    data: Data
     train: tuple[Source, ...]
     valid: tuple[Source, ...]
-    fraction: float
     cut: bool
     """Text files are cut; each ends in validation."""
     threshold: int | None = None
@@ -99,9 +98,7 @@ class Place:
     """Set by whoever takes the documents: no more of this source are wanted."""
 
 
-def split_documents(
-    split: Split, data: Data, tally: Tally, place: Place | None = None
-) -> Iterator[tuple[str, int, Document]]:
+def split_documents(split: Split, tally: Tally, place: Place | None = None) -> Iterator[tuple[str, int, Document]]:
     """Every document with its side, "train" or "valid", and the number of its part, counted into `tally`.
 
     Validation text of its own comes first, so that every repetition is seen. Documents held out by their hash need no
@@ -114,37 +111,36 @@ def split_documents(
         if number > place.source:
             place.source, place.taken, place.hub_state = number, 0, None
         place.enough = False
-        for document in _documents_from(place, split, source, data, tally.bad):
+        for document in _documents_from(place, split, source, tally.bad):
             place.taken += 1
-            digest = hashlib.sha256(document.content()).digest()
+            digest = document.digest()
             if number < len(split.valid):
                 parts = [("valid", document)]
             elif split.cuts(source):
-                head, tail = cut_at_line(document.text, split.fraction)
+                head, tail = cut_at_line(document.text, split.data.valid_fraction)
                 parts = [("valid", Document(f"{document.id} (end)", tail)), ("train", Document(document.id, head))]
                 parts = [(side, part) for side, part in parts if part.text]
             else:
-                held_out = split.threshold is not None and int.from_bytes(digest[:8], "big") <= split.threshold
+                held_out = split.threshold is not None and _number(digest) <= split.threshold
                 parts = [("valid" if held_out else "train", document)]
             for at, (side, part) in enumerate(parts, 1):
                 place.between = at == len(parts)
-                whole = digest if part is document else hashlib.sha256(part.content()).digest()
-                tally.count(side, part, whole)
+                tally.count(side, part, digest if part is document else part.digest())
                 yield side, source.part, part
             if place.enough:
                 break
     tally.bad.check()
 
 
-def _documents_from(place: Place, split: Split, source: Source, data: Data, bad: BadDocuments) -> Iterator[Document]:
+def _documents_from(place: Place, split: Split, source: Source, bad: BadDocuments) -> Iterator[Document]:
     """The documents of a source from `place` on. What was met before is not counted again."""
     if isinstance(source, HubDataset):
-        place.hub = HubReader(source, source.text_field or data.text_field, bad, place.hub_state)
+        place.hub = HubReader(source, source.text_field or split.data.text_field, bad, place.hub_state)
         yield from place.hub.documents()
         return
     place.hub = None
     before = replace(bad, examples=list(bad.examples))
-    documents = read_documents(source, data.text_field, bad, split.eot_id)
+    documents = read_documents(source, split.data.text_field, bad, split.eot_id)
     for _ in range(place.taken):
         next(documents)
     if place.taken:
@@ -152,7 +148,12 @@ def _documents_from(place: Place, split: Split, source: Source, data: Data, bad:
     yield from documents
 
 
-def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
+def _number(digest: bytes) -> int:
+    """What the documents are ranked by: the first 64 bits of their content's sha256."""
+    return int.from_bytes(digest[:8], "big")
+
+
+def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
     """Reads all local text once before anything is written: finds every fault, and which documents to hold out.
 
     A Hub dataset is too long to stream twice: its threshold is the fraction itself, and faults are met on the way.
@@ -160,37 +161,40 @@ def survey(split: Split, data: Data, tell: Report) -> tuple[Split, int | None]:
     Returns:
         The split with its threshold, and the bytes of text where known.
     """
+    data = split.data
     ranked = [source for source in split.train if not split.valid and not split.cuts(source)]
     if any(isinstance(source, HubDataset) for source in split.train + split.valid):
-        return (replace(split, threshold=int(split.fraction * 2**64)) if ranked else split), None
+        return (replace(split, threshold=int(data.valid_fraction * 2**64)) if ranked else split), None
     if ranked:
         bad = BadDocuments(data.on_bad_document)
         numbers = []
         for source in ranked:
-            for document in read_documents(source, data.text_field, bad, split.eot_id):
-                numbers.append(int.from_bytes(hashlib.sha256(document.content()).digest()[:8], "big"))
+            for document in _documents_from(Place(), split, source, bad):
+                numbers.append(_number(document.digest()))
                 tell("documents read", len(numbers), None)
         bad.check()
         if numbers:
-            held_out = max(1, round(split.fraction * len(numbers)))
+            held_out = max(1, round(data.valid_fraction * len(numbers)))
             split = replace(split, threshold=sorted(numbers)[held_out - 1])
     tally = Tally(BadDocuments(data.on_bad_document))
-    for _ in split_documents(split, data, tally):
+    for _ in split_documents(split, tally):
         tell("bytes checked", sum(tally.size.values()), None)
-    check_findings(tally.findings(), data)
-    check_sides(tally, split)
+    check_tally(tally, data)
     return split, sum(tally.size.values())
 
 
-def check_sides(tally: Tally, split: Split) -> None:
-    """Raises:
-    DataError: one of the sides has no text.
+def check_tally(tally: Tally, data: Data) -> None:
+    """To be called after a pass over all documents.
+
+    Raises:
+        DataError: one of the sides has no text, or as `check_findings`.
     """
+    check_findings(tally.findings(), data)
     for side, other, wanted in (("train", "valid", "training"), ("valid", "train", "validation")):
         if tally.documents[side] == 0:
             raise DataError(
                 f"no text is left for {wanted}; the other side has {tally.documents[other]:,} documents. Give more documents, "
-                f"or name validation text in data.valid, or change data.valid_fraction ({split.fraction:g})"
+                f"or name validation text in data.valid, or change data.valid_fraction ({data.valid_fraction:g})"
             )
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -56,50 +57,8 @@ def find_text(data: Data) -> Found:
     """
     notes: list[str] = []
     problems: list[str] = []
-    named = [(f"data.sources.{n}.path", s.path, s.text_field) for n, s in enumerate(data.sources or ())]
-    train: dict[Source, None] = {}
-    for part, (key, spec, text_field) in enumerate(named or [("data.train", data.train or "stdlib", None)]):
-        try:
-            train |= dict.fromkeys(_search(spec, key, "train", data, notes, part, text_field))
-        except DataError as error:
-            problems.append(str(error))
-    valid: tuple[Source, ...] = ()
-    if data.valid is not None:
-        try:
-            valid = _search(data.valid, "data.valid", "valid", data, notes)
-        except DataError as error:
-            problems.append(str(error))
-    if problems:
-        raise DataError("\n".join(problems))
-    return Found(tuple(train), valid, tuple(notes))
-
-
-def names_hub(data: Data) -> bool:
-    """Whether any of the training text or validation text is a dataset on the Hub. Reads nothing but names."""
-    specs = [data.train or "stdlib"] if data.sources is None else [source.path for source in data.sources]
-    specs += [data.valid] if data.valid is not None else []
-    entries = [entry for spec in specs for entry in ((spec,) if isinstance(spec, str) else spec)]
-    return any(
-        entry != "stdlib"
-        and not glob.has_magic(entry)
-        and not Path(entry).expanduser().exists()
-        and _HUB.fullmatch(entry)
-        for entry in entries
-    )
-
-
-def _search(
-    spec: str | tuple[str, ...],
-    key: str,
-    purpose: Literal["train", "valid"],
-    data: Data,
-    notes: list[str],
-    part: int = 0,
-    text_field: str | None = None,
-) -> tuple[Source, ...]:
-    sources: dict[Source, None] = {}
-    problems = []
-    for entry in (spec,) if isinstance(spec, str) else spec:
+    sides: dict[str, dict[Source, None]] = {"train": {}, "valid": {}}
+    for key, purpose, entry, part, text_field in _entries(data):
         try:
             found, left_out = _find(entry, purpose, data)
         except DataError as error:
@@ -107,12 +66,27 @@ def _search(
             continue
         if left_out:
             notes.append(f"{key} = {entry!r}: {left_out}")
-        sources |= dict.fromkeys(source._replace(part=part, text_field=text_field) for source in found)
-    if not sources and not problems:
-        problems.append(f'{key} is empty; name files, folders, globs, a Hub dataset or "stdlib"')
+        sides[purpose] |= dict.fromkeys(source._replace(part=part, text_field=text_field) for source in found)
     if problems:
         raise DataError("\n".join(problems))
-    return tuple(sources)
+    return Found(tuple(sides["train"]), tuple(sides["valid"]), tuple(notes))
+
+
+def names_hub(data: Data) -> bool:
+    """Whether any of the training text or validation text is a dataset on the Hub. Reads nothing but names."""
+    entries = [entry for _, _, entry, _, _ in _entries(data)]
+    return any(_HUB.fullmatch(entry) and not Path(entry).expanduser().exists() for entry in entries)
+
+
+def _entries(data: Data) -> Iterator[tuple[str, Literal["train", "valid"], str, int, str | None]]:
+    """Every text that is named: its key, what it is for, its name, the number of its source and its text field."""
+    for part, source in enumerate(data.sources or ()):
+        yield f"data.sources.{part}.path", "train", source.path, part, source.text_field
+    train = (data.train or "stdlib") if data.sources is None else ()
+    for entry in (train,) if isinstance(train, str) else train:
+        yield "data.train", "train", entry, 0, None
+    for entry in (data.valid,) if isinstance(data.valid, str) else data.valid or ():
+        yield "data.valid", "valid", entry, 0, None
 
 
 def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[list[Source], str]:
@@ -123,7 +97,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
     stated: Kind | None = None if data.format == "auto" else data.format
     path = Path(entry).expanduser()
     if path.is_file():
-        kind = stated or kind_of(path)
+        kind = stated or _kind_of(path, SUFFIXES | MORE_SUFFIXES)
         if kind is None:
             packed = path.suffix.lower() in (".gz", ".zst", ".bz2", ".xz", ".zip")
             way = "Unpack it first" if packed else 'data.format = "txt" reads it as text'
@@ -146,7 +120,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
         what = "the pattern matches"
     else:
         hub = _HUB.fullmatch(entry)
-        if hub is None or kind_of(path) is not None:
+        if hub is None or _kind_of(path, SUFFIXES | MORE_SUFFIXES) is not None:
             raise DataError(
                 f"no such file or folder (looked in {Path.cwd()}); name files, folders or globs of {kinds}, "
                 'a Hub dataset "owner/name", or "stdlib"'
@@ -157,8 +131,8 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
     if stated is not None:
         chosen = [(p, stated) for p in files]
     else:
-        chosen = [(p, kind) for p in files if (kind := _by_suffix(p, SUFFIXES)) is not None]
-        chosen = chosen or [(p, kind) for p in files if (kind := _by_suffix(p, MORE_SUFFIXES)) is not None]
+        chosen = [(p, kind) for p in files if (kind := _kind_of(p, SUFFIXES)) is not None]
+        chosen = chosen or [(p, kind) for p in files if (kind := _kind_of(p, MORE_SUFFIXES)) is not None]
     if not chosen:
         hint = f'; it has {_suffixes(files)}. data.format = "txt" reads them as text' if files else ""
         raise DataError(f"{what} no file of a known kind ({kinds}){hint}")
@@ -194,12 +168,8 @@ def _suffixes(files: list[Path]) -> str:
     return shown + (", ..." if len(counts) > 6 else "")
 
 
-def kind_of(path: Path) -> Kind | None:
+def _kind_of(path: Path, suffixes: dict[str, Kind]) -> Kind | None:
     """How a file is read, by its name; None where the name does not say."""
-    return _by_suffix(path, SUFFIXES | MORE_SUFFIXES)
-
-
-def _by_suffix(path: Path, suffixes: dict[str, Kind]) -> Kind | None:
     name = path.name.lower()
     return next((kind for suffix, kind in suffixes.items() if name.endswith(suffix)), None)
 

@@ -60,11 +60,6 @@ class Tokenizer:
 
         return fast_encoding(self.backend, self.parts) if self.cuttable else None
 
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes that a stored id takes: 2, or 4 where the vocabulary needs them."""
-        return 2 if self.vocab_size <= 1 << 16 else 4
-
     @cached_property
     def byte_lengths(self) -> np.ndarray:
         """UTF-8 bytes of each id's text, int64 (vocab_size,): what a byte-level vocabulary says without decoding.
@@ -74,13 +69,12 @@ class Tokenizer:
         """
         import numpy as np
 
-        parts = self.parts
-        if (parts["decoder"] or {}).get("type") != "ByteLevel":
+        if (self.parts["decoder"] or {}).get("type") != "ByteLevel":
             raise DataError("token files (.bin) can be read with byte-level tokenizers only, such as GPT-2's")
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, id in self.backend.get_vocab(with_added_tokens=False).items():
             lengths[id] = len(token)  # each character stands for one byte
-        for token in parts["added_tokens"]:
+        for token in self.parts["added_tokens"]:
             lengths[token["id"]] = len(token["content"].encode())
         return lengths
 
@@ -88,18 +82,9 @@ class Tokenizer:
         """Token ids of each text, as uint32 arrays; nothing is added at either end."""
         import numpy as np
 
-        chunks: list[str] = []
-        counts = []
-        for text in texts:
-            cut = self._chunks(text)
-            chunks += cut
-            counts.append(len(cut))
-        encoded = self._encode_chunks(chunks)
-        result, at = [], 0
-        for count in counts:
-            result.append(encoded[at] if count == 1 else np.concatenate(encoded[at : at + count]))
-            at += count
-        return result
+        cut = [self._chunks(text) for text in texts]
+        encoded = iter(self._encode_chunks([chunk for chunks in cut for chunk in chunks]))
+        return [np.concatenate([next(encoded) for _ in chunks]) for chunks in cut]
 
     def _encode_chunks(self, chunks: list[str]) -> list[np.ndarray]:
         import numpy as np
@@ -167,34 +152,30 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
     if spec == "gpt2" or bpe_size(spec) is not None:
         return ()
     path = Path(spec).expanduser()
-    if not path.exists() and (named := hub.MODEL_NAME.fullmatch(spec)) is not None and path.suffix != ".json":
+    if not path.exists():
+        nothing = (
+            f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()}); give a tokenizer.json, a folder with "
+            'GPT-2\'s vocabulary and merges, "gpt2" or "owner/name" (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
+        )
+        named = hub.MODEL_NAME.fullmatch(spec)
+        if named is None or path.suffix == ".json":
+            raise DataError(nothing)
         try:
             found = hub.hub_file(named[1], "tokenizer.json", named[2])
-            with suppress(DataError):  # lies beside it then, and may name the end of text
-                hub.hub_file(named[1], "tokenizer_config.json", named[2])
-            return (found,)
         except DataError as error:
-            raise DataError(f"{_nothing_called(spec)} (of the Hub: {error})") from error
+            raise DataError(f"{nothing} (of the Hub: {error})") from error
+        with suppress(DataError):  # lies beside it then, and may name the end of text
+            hub.hub_file(named[1], "tokenizer_config.json", named[2])
+        return (found,)
     if path.is_file() and path.name not in {name for pair in _PAIRS for name in pair}:
         return (path,)
     folder = path if path.is_dir() else path.parent
-    if path.exists():
-        if path.is_dir() and (folder / "tokenizer.json").is_file():
-            return (folder / "tokenizer.json",)
-        for pair in _PAIRS:
-            if all((folder / name).is_file() for name in pair):
-                return tuple(folder / name for name in pair)
-        raise DataError(
-            f"data.tokenizer = {spec!r}: the folder has neither tokenizer.json nor both of vocab.json and merges.txt "
-            "(or encoder.json and vocab.bpe)"
-        )
-    raise DataError(_nothing_called(spec))
-
-
-def _nothing_called(spec: str) -> str:
-    return (
-        f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()}); give a tokenizer.json, a folder with "
-        'GPT-2\'s vocabulary and merges, "gpt2" or "owner/name" (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
+    for names in [("tokenizer.json",), *_PAIRS] if path.is_dir() else _PAIRS:
+        if all((folder / name).is_file() for name in names):
+            return tuple(folder / name for name in names)
+    raise DataError(
+        f"data.tokenizer = {spec!r}: the folder has neither tokenizer.json nor both of vocab.json and merges.txt "
+        "(or encoder.json and vocab.bpe)"
     )
 
 
@@ -261,10 +242,8 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def _stated_end(folder: Path | None) -> str | None:
+def _stated_end(folder: Path) -> str | None:
     """The end of text that tokenizer_config.json beside a tokenizer names."""
-    if folder is None:
-        return None
     try:
         stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
         return stated["content"] if isinstance(stated, dict) else stated
@@ -275,7 +254,8 @@ def _stated_end(folder: Path | None) -> str | None:
 def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = None) -> Tokenizer:
     """Our value around the library's: special tokens off in text, no padding, no truncation, its end of text found."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    end = next((name for name in (*_ENDS, _stated_end(folder)) if name in vocabulary), None)
+    stated = None if folder is None else _stated_end(folder)
+    end = next((name for name in (*_ENDS, stated) if name in vocabulary), None)
     if end is None:
         raise DataError(
             f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)} is needed, or an eos_token in tokenizer_config.json beside it"

@@ -54,7 +54,7 @@ class Windows:
         # One window fewer than fits, so that every epoch's shift of the cut leaves the same number.
         self._windows = [part.tokens // seq_len - 1 for part in self._parts]
         self._shares = apportion([part.weight for part in self._parts], _MIX)
-        self._pattern = _pattern(self._shares) if len(self._parts) > 1 else None
+        self._pattern = _pattern(self._shares)
         self._blocks: dict[int, np.ndarray] = {}
 
     @property
@@ -66,8 +66,6 @@ class Windows:
                     f"{part.name} has {part.tokens:,} tokens, too few for windows of {self.seq_len:,} tokens "
                     f"(at least {2 * self.seq_len:,} are needed): give more text or a smaller model.seq_len"
                 )
-        if len(self._parts) == 1:
-            return self._windows[0]
         return min(windows * _MIX // share for windows, share in zip(self._windows, self._shares, strict=True))
 
     def epochs(self, windows: int) -> float:
@@ -92,7 +90,7 @@ class Windows:
         """
         epochs = self.epochs(windows)
         if epochs > 1 and not data.repeat:
-            if self._pattern is not None:
+            if len(self._parts) > 1:
                 each = ", ".join(f"{name} {count:.2f}" for name, count in self.epochs_of_sources(windows).items())
                 raise RecipeError(
                     f"the budget needs {epochs:.2f} epochs of one of the sources ({each}). Set data.repeat = true to read it more "
@@ -107,13 +105,9 @@ class Windows:
 
     def starts(self, first: int, count: int) -> np.ndarray:
         """Where the windows at stream positions first .. first+count-1 begin among the tokens, int64 (count,)."""
-        number, last = first // _BLOCK, (first + max(count, 1) - 1) // _BLOCK
-        parts = []
-        for block in range(number, last + 1):
-            places = self._block(block)
-            begin = max(first - block * _BLOCK, 0)
-            parts.append(places[begin : first + count - block * _BLOCK])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        blocks = range(first // _BLOCK, (first + max(count, 1) - 1) // _BLOCK + 1)
+        begin = first - blocks[0] * _BLOCK
+        return np.concatenate([self._block(block) for block in blocks])[begin : begin + count]
 
     def read(self, start: int, count: int) -> np.ndarray:
         """The windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
@@ -171,13 +165,11 @@ class Windows:
                 f"the validation text has {self.shards.tokens:,} tokens, too few for one window of {self.seq_len:,} and its "
                 "last target: raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
             )
-        if self._pattern is not None:
-            starts, base = [], 0
-            for part, share in zip(self._parts, apportion([part.weight for part in self._parts], count), strict=True):
-                starts += [base + start for start in self._spread(part.tokens, share)]
-                base += part.tokens
-            return starts or self._spread(self.shards.tokens, 1)
-        return self._spread(self.shards.tokens, count)
+        starts, base = [], 0
+        for part, share in zip(self._parts, apportion([part.weight for part in self._parts], count), strict=True):
+            starts += [base + start for start in self._spread(part.tokens, share)]
+            base += part.tokens
+        return starts or self._spread(self.shards.tokens, 1)
 
     def _spread(self, tokens: int, count: int) -> list[int]:
         """Starts of at most `count` windows over so many tokens, none overlapping another."""
@@ -196,8 +188,6 @@ class Windows:
 
     def _places(self, positions: np.ndarray) -> np.ndarray:
         self.per_epoch  # noqa: B018  raises where there is too little text
-        if self._pattern is None:
-            return self._places_in(0, positions)
         whose, before = self._pattern
         rounds, at = np.divmod(positions, _MIX)
         places = np.empty_like(positions)

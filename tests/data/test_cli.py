@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.data.progress import PreparationScreen
+from efftrain_cli.data.progress import preparation_screen
 from tests.conftest import Efftrain
 
 RECIPE = """
@@ -134,11 +134,11 @@ def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> N
     now = [0.0]
     monkeypatch.setattr("efftrain_cli.data.progress.time.monotonic", lambda: now[0])
     stream = io.StringIO()
-    with PreparationScreen(Console(file=stream, highlight=False)) as screen:
-        screen.show("training a tokenizer of 512 tokens", 0, None)
-        for report in range(1, 1001):
+    with preparation_screen(Console(file=stream, highlight=False)) as report:
+        report("training a tokenizer of 512 tokens", 0, None)
+        for number in range(1, 1001):
             now[0] += 0.3
-            screen.show("bytes tokenized", report * 1000, 1_000_000)
+            report("bytes tokenized", number * 1000, 1_000_000)
     lines = stream.getvalue().splitlines()
     assert lines[:2] == [
         "preparing the data (once; the next run finds it in the cache)",

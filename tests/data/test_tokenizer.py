@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from efftrain_cli.data.documents import BadDocuments
-from efftrain_cli.data.reading import read_documents
+from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.text import find_text
 from efftrain_cli.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
@@ -230,7 +230,7 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyP
         DataError,
         match=r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the cache of `datasets` has no copy",
     ):
-        list(read_documents(source, "text", BadDocuments("error")))
+        list(HubReader(source, "text", BadDocuments("error")).documents())
     assert asked == [1.0, 1.0]
 
 
@@ -243,7 +243,7 @@ def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path: Path) -
 
     def read(purpose: str, field: str = "text") -> list[str]:
         source = HubDataset(str(tmp_path), None, None, purpose)
-        return [document.text for document in read_documents(source, field, BadDocuments("error"))]
+        return [document.text for document in HubReader(source, field, BadDocuments("error")).documents()]
 
     assert read("train") == ["one", "two"]
     assert read("valid") == ["three"]
