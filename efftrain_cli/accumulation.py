@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -158,23 +159,17 @@ def _sums(model: GPT, tokens: Tensor, targets: Tensor, measure: _Measure) -> lis
     reports: list[SumReport] = []
     hooks, inputs = [], {}
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs[name] = args[0].detach().flatten(0, -2)
+    def keep(name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs[name] = args[0].detach().flatten(0, -2)
 
-        return hook
-
-    def use(name: str) -> Callable[[nn.Module, tuple[Tensor | None, ...], tuple[Tensor | None, ...]], None]:
-        def hook(layer: nn.Module, _: object, grads: tuple[Tensor | None, ...]) -> None:
-            assert isinstance(layer, nn.Linear) and grads[0] is not None
-            grad = grads[0].detach().flatten(0, -2)
-            reports.extend(measure.layer(name, inputs.pop(name), layer.weight.detach(), grad))
-
-        return hook
+    def use(name: str, layer: nn.Linear, _: object, grads: tuple[Tensor, ...]) -> None:
+        grad = grads[0].detach().flatten(0, -2)
+        reports.extend(measure.layer(name, inputs.pop(name), layer.weight.detach(), grad))
 
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear):
-            hooks += [layer.register_forward_hook(keep(name)), layer.register_full_backward_hook(use(name))]
+            hooks.append(layer.register_forward_hook(partial(keep, name)))
+            hooks.append(layer.register_full_backward_hook(partial(use, name)))
     try:
         # The embedding's output asks for a gradient, so that the first layer's hook is called too.
         x = model.run_blocks(model.embed(tokens))
@@ -227,12 +222,7 @@ class _Measure:
         chunks = [chunk for chunk in CHUNKS if chunk < n]
         # PyTorch lets go of the interpreter within each operation, and these are too small for threads of its own.
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            found = pool.map(lambda chunk: _errors(terms, exact, chunk), chunks)
-            errors = {
-                (width, chunk): pair
-                for chunk, pairs in zip(chunks, found, strict=True)
-                for width, pair in zip(BITS, pairs, strict=True)
-            }
+            found = dict(zip(chunks, pool.map(lambda chunk: _errors(terms, exact, chunk), chunks), strict=True))
         return SumReport(
             layer=name,
             role=role,
@@ -242,15 +232,9 @@ class _Measure:
             mean=float(ratio.square().mean().sqrt()),
             outlier_share=int((terms.abs() > limit).sum()) / terms.numel(),
             nonzero_share=int(terms.count_nonzero()) / terms.numel(),
-            errors=_with_longer_chunks(errors),
+            # Sums no longer than a chunk are whole.
+            errors={(b, chunk): found.get(chunk, found[0])[i] for i, b in enumerate(BITS) for chunk in CHUNKS},
         )
-
-
-def _with_longer_chunks(
-    errors: dict[tuple[int, int], tuple[float, float]],
-) -> dict[tuple[int, int], tuple[float, float]]:
-    """Also the chunks that are no shorter than the sums: those are whole."""
-    return {(bits, chunk): errors.get((bits, chunk), errors[bits, 0]) for bits in BITS for chunk in CHUNKS}
 
 
 def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[tuple[float, float]]:
@@ -276,19 +260,8 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
         f"{analysis.samples:,} outputs of each product, every addition rounded in order; bits needed for a relative error of {error:g}"
     )
     yield ""
-    head = (
-        "layer",
-        "role",
-        "n",
-        "m_p",
-        "mean/sd",
-        "beyond 6 sd",
-        "VRR",
-        f"VRR c{PAPERS_CHUNK}",
-        "bits",
-        f"bits c{PAPERS_CHUNK}",
-        "cheapest",
-    )
+    c = f"c{PAPERS_CHUNK}"
+    head = "layer", "role", "n", "m_p", "mean/sd", "beyond 6 sd", "VRR", f"VRR {c}", "bits", f"bits {c}", "cheapest"
     yield from table_lines(head, [_cells(report, error) for report in analysis.reports])
     yield ""
     yield "n: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (v < 50), whole and in chunks of 64;"
@@ -299,7 +272,9 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
 
 
 def _cells(report: SumReport, error: float) -> tuple[str, ...]:
-    cheapest = report.cheapest(error)
+    cheapest = f"more than {BITS[-1]}"
+    if (found := report.cheapest(error)) is not None:
+        cheapest = f"{found[0]}, {f'c{found[1]}' if found[1] else 'whole'}"
     return (
         report.layer,
         report.role,
@@ -311,9 +286,7 @@ def _cells(report: SumReport, error: float) -> tuple[str, ...]:
         f"{report.theory(PAPERS_CHUNK)}",
         _bits_text(report.measured(error, 0)),
         _bits_text(report.measured(error, PAPERS_CHUNK)),
-        f"more than {BITS[-1]}"
-        if cheapest is None
-        else f"{cheapest[0]}, {f'c{cheapest[1]}' if cheapest[1] else 'whole'}",
+        cheapest,
     )
 
 
@@ -327,10 +300,9 @@ def _summary(analysis: Analysis, error: float) -> Iterator[str]:
         reports = [report for report in analysis.reports if report.role == role]
         if not reports:
             continue
-        whole, chunked = (
-            max(report.measured(error, chunk) or BITS[-1] + 1 for report in reports) for chunk in (0, PAPERS_CHUNK)
-        )
-        theory, theory_chunked = (max(report.theory(chunk) for report in reports) for chunk in (0, PAPERS_CHUNK))
+        lengths = (0, PAPERS_CHUNK)
+        whole, chunked = (max(report.measured(error, c) or BITS[-1] + 1 for report in reports) for c in lengths)
+        theory, theory_chunked = (max(report.theory(c) for report in reports) for c in lengths)
         signed = min(report.errors[BITS[0], 0][1] for report in reports)
         yield (
             f"{role}: every layer is under the error with {_most(whole)} bits whole and {_most(chunked)} in chunks of {PAPERS_CHUNK} "
@@ -389,16 +361,13 @@ def plot(analysis: Analysis, error: float) -> bytes:
     for role, colour in zip(ROLES, COLOURS, strict=False):
         reports = [report for report in analysis.reports if report.role == role]
         values = np.array([[report.errors[shown, chunk][0] for chunk in (*lengths, 0)] for report in reports])
-        by_chunk.plot(places[:-1], values.max(axis=0)[:-1], "o-", color=colour, label=role)
-        by_chunk.plot(places[-1:], values.max(axis=0)[-1:], "s", color=colour)
-        by_chunk.fill_between(
-            places[:-1], values.min(axis=0)[:-1], values.max(axis=0)[:-1], color=colour, alpha=0.12, lw=0
-        )
-        for chunk, style in ((0, "-"), (PAPERS_CHUNK, "--")):
+        best, worst = values.min(axis=0), values.max(axis=0)
+        by_chunk.plot(places[:-1], worst[:-1], "o-", color=colour, label=role)
+        by_chunk.plot(places[-1:], worst[-1:], "s", color=colour)
+        by_chunk.fill_between(places[:-1], best[:-1], worst[:-1], color=colour, alpha=0.12, lw=0)
+        for chunk, style, how in ((0, "-", "whole"), (PAPERS_CHUNK, "--", f"chunks of {PAPERS_CHUNK}")):
             curve = [max(report.errors[bits, chunk][0] for report in reports) for bits in BITS]
-            by_bits.plot(
-                BITS, curve, style, color=colour, label=f"{role}, {f'chunks of {chunk}' if chunk else 'whole'}"
-            )
+            by_bits.plot(BITS, curve, style, color=colour, label=f"{role}, {how}")
     for axes in (by_chunk, by_bits):
         axes.axhline(error, color="0.5", lw=1, ls=":", label=f"allowed: {error:g}")
         axes.set_yscale("log")

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from efftrain_cli.bench_pipelines import rivals
+from efftrain_cli.bench_pipelines import rivals, started_state
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.methods.ouroboros import Ouroboros
@@ -28,16 +28,10 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.plan.step import Batch, Progress, StepPlan
+from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
-from efftrain_cli.training.gradient import (
-    build_forward_backward,
-    build_model,
-    build_objective,
-    build_optimizer,
-    compute_dtype,
-)
+from efftrain_cli.training.gradient import build_forward_backward, build_objective, compute_dtype, cut
 from efftrain_cli.training.memory import peak_resident_bytes
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.sharding import shard_state
@@ -114,18 +108,6 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
     writer.close()
     shards = TokenShards([open_shard(path) for path in writer.paths])
     return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
-
-
-def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
-    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be
-    timed."""
-    model = build_model(recipe, vocab_size, device)
-    return TrainState(
-        model=model,
-        optimizer=build_optimizer(recipe, model),
-        progress=Progress(step=1, schedule_step=1),
-        nonfinite=torch.zeros((), device=device),
-    )
 
 
 def bench(
@@ -239,14 +221,12 @@ def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks
         ranks.go_on(0)
         exchanges.append(time.perf_counter() - start)
     exchange = statistics.median(exchanges)
-    work = statistics.median(
-        seconds - (row["comm_seconds"] or 0.0) - row["wait_seconds"] for seconds, row in zip(times, rows, strict=True)
-    )
-    sums = [row["comm_seconds"] for row in rows]
+    sums, waits = ([row[name] for row in rows] for name in ("comm_seconds", "wait_seconds"))
+    work = statistics.median(t - (s or 0.0) - w for t, s, w in zip(times, sums, waits, strict=True))
     return {
         **({"work and traffic": work} if None in sums else {"work": work, "sum": statistics.median(sums)}),
         "exchange": exchange,
-        "wait": statistics.median(max(0.0, row["wait_seconds"] - exchange) for row in rows),
+        "wait": statistics.median(max(0.0, wait - exchange) for wait in waits),
     }
 
 
@@ -280,18 +260,11 @@ def phase_seconds(
         return windows.batch(plan).to(device)
 
     def forward(plan: StepPlan, batch: Batch) -> None:
-        for tokens, targets in zip(
-            batch.tokens.tensor_split(plan.accumulation_steps),
-            batch.targets.tensor_split(plan.accumulation_steps),
-            strict=True,
-        ):
+        for _, tokens, targets in cut(batch, plan):
             objective(tokens, targets, None, None)
 
-    def one_step() -> None:
-        read_records(state, recipe, [next(stepping)])
-
     for i in range(steps + 1):
-        timed("other", one_step)
+        timed("other", lambda: read_records(state, recipe, [next(stepping)]))
         plan = plan_step(recipe, state.progress)
         batch = timed("data", batch_of, plan)
         with attention_kernels(device, same_shape=True):

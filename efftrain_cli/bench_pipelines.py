@@ -24,7 +24,7 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.gradient import build_model, build_optimizer, build_state
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
@@ -62,33 +62,30 @@ def rivals(recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, step
     1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be cut.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    found = {}
-    if recipe.train.batch_size >= ranks.world_size:
-        found["data parallel"] = _data_parallel(
-            replace(recipe, ouroboros=None), vocab_size, windows, ranks, steps, device
-        )
-    micro_batches = next(
-        n for n in range(min(MICRO_BATCHES, recipe.train.batch_size), 0, -1) if recipe.train.batch_size % n == 0
-    )
+    batch_size, found = recipe.train.batch_size, {}
+    if batch_size >= ranks.world_size:
+        alike = replace(recipe, ouroboros=None)
+        found["data parallel"] = _data_parallel(alike, vocab_size, windows, ranks, steps, device)
+    micro_batches = next(n for n in range(min(MICRO_BATCHES, batch_size), 0, -1) if batch_size % n == 0)
     if micro_batches >= ranks.world_size:
         for name in ("GPipe", "1F1B"):
-            found[f"{name}, {micro_batches} micro-batches"] = _pipeline(
-                name, recipe, vocab_size, windows, ranks, steps, device, micro_batches
-            )
+            seconds = _pipeline(name, recipe, vocab_size, windows, ranks, steps, device, micro_batches)
+            found[f"{name}, {micro_batches} micro-batches"] = seconds
     return found
+
+
+def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
+    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be
+    timed."""
+    state = build_state(recipe, vocab_size, device)
+    state.progress = Progress(step=1, schedule_step=1)
+    return state
 
 
 def _data_parallel(
     recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int, device: torch.device
 ) -> float:
-    model = build_model(recipe, vocab_size, device)
-    state = TrainState(
-        model=model,
-        optimizer=build_optimizer(recipe, model),
-        progress=Progress(step=1, schedule_step=1),
-        nonfinite=torch.zeros((), device=device),
-    )
-    ends = []
+    state, ends = started_state(recipe, vocab_size, device), []
     for record in islice(train(state, recipe, windows, windows.validation(1), ranks=ranks), steps + 2):
         read_records(state, recipe, [record])
         ends.append(time.perf_counter())

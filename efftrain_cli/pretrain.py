@@ -225,11 +225,8 @@ def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | Non
 def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) -> None:
     """Says what a changed recipe does to the learning rate, before it does it."""
     last = (run.last_row(progress.step) or {}).get("lr")
-    if (
-        last is None
-        or progress.tokens >= recipe.train.tokens
-        or (written.optim, written.train) == (recipe.optim, recipe.train)
-    ):
+    unchanged = (written.optim, written.train) == (recipe.optim, recipe.train)
+    if last is None or unchanged or progress.tokens >= recipe.train.tokens:
         return
     rate = plan_step(recipe, progress).lr
     change = f"jumps from {last:.3g} to {rate:.3g}" if abs(rate - last) > 0.1 * last else f"goes on at {rate:.3g}"
@@ -252,9 +249,8 @@ def _prepare(recipe: Recipe, device: torch.device, ranks: Ranks) -> Session:
     """The session; a stop meanwhile leaves nothing behind, as preparing can be killed anywhere."""
 
     def stopped() -> str:
-        return (
-            f"stopped by {stop_reason()} while the data was prepared: no step was trained; give the same command again"
-        )
+        when = "while the data was prepared: no step was trained"
+        return f"stopped by {stop_reason()} {when}; give the same command again"
 
     try:
         with rescued_by(lambda: print(stopped(), file=sys.stderr)), interruptible(rescuable=True):
@@ -297,9 +293,8 @@ def _train(
                         rewound = rewind(run, state, session) if rewinding else None
                         if rewound is None:
                             raise
-                        screen.say(
-                            f"{error}\nrewound to step {rewound.progress.step}; the batches up to there are skipped"
-                        )
+                        where = f"step {rewound.progress.step}; the batches up to there are skipped"
+                        screen.say(f"{error}\nrewound to {where}")
                         diverged, state = state, rewound
                         release(diverged, session.ranks)
                         lead(run.path, state, session, until, attempt)
@@ -364,9 +359,8 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
         lines.insert(1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
     mix = session.train_data.epochs_of_sources(plan.windows)
     if mix:
-        lines.insert(
-            -2, "           of each source: " + ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items())
-        )
+        of_each = ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items())
+        lines.insert(-2, f"           of each source: {of_each}")
     warnings = (*corpus.notes, *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0]))
     for line in (*lines, *(f"warning: {warning}" for warning in warnings)):
         console.print(line, markup=False)

@@ -84,10 +84,8 @@ def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
 
 def _schedules_in(recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
     """The recipe's sections and stages whose schedules were moved into 2 x `half` steps."""
-    moved: dict[str, Any] = {}
-    for method in recipe.methods.values():
-        moved |= method.shortened(recipe, half, batch_size)
-    return moved
+    methods = recipe.methods.values()
+    return {name: part for m in methods for name, part in m.shortened(recipe, half, batch_size).items()}
 
 
 def describe_cut(cut: Recipe, half: int) -> str:
@@ -135,13 +133,11 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
 def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
     """Starts or continues a run in new processes."""
     arguments = ["pretrain", *which, "--device", device, "--no-probe", "--steps", str(steps), "--devices", str(devices)]
-    result = subprocess.run(
-        [sys.executable, "-m", "efftrain_cli", *arguments], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "efftrain_cli", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
-        error = EfftrainError(
-            f"the run could not be {'continued' if '--resume' in which else 'trained'}:\n{result.stderr.strip()}"
-        )
+        what = "continued" if "--resume" in which else "trained"
+        error = EfftrainError(f"the run could not be {what}:\n{result.stderr.strip()}")
         error.exit_code = result.returncode
         raise error
 

@@ -295,19 +295,6 @@ def narrow_matmul(
         exponent_bits: of the accumulators, 2 to 8; 8: fp32's range.
         saturated: 0-d, to which is added how many roundings saturated.
     """
-    return torch.ops.efftrain.narrow_matmul(a, b, bits, chunk, block, draw, exponent_bits, saturated)
-
-
-def _narrow_matmul(
-    a: Tensor,
-    b: Tensor,
-    bits: int,
-    chunk: int,
-    block: int,
-    draw: Tensor | None,
-    exponent_bits: int,
-    saturated: Tensor | None,
-) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
     chunk = k if chunk == 0 else min(chunk, k)
     if block == 0 or block > chunk:
@@ -355,14 +342,13 @@ def _round_(
         round_stochastic_(x, bits, random, scratch)
 
 
-# An operator of its own: torch.compile then sees one call instead of thousands of roundings, and computes the same
-# bits.
+# torch.ops.efftrain.narrow_matmul: torch.compile then sees one call instead of thousands of roundings, with their bits.
 _LIBRARY = torch.library.Library("efftrain", "DEF")
 _LIBRARY.define(
     "narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, SymInt block, Tensor? draw, SymInt exponent_bits, "
     "Tensor(a!)? saturated) -> Tensor"
 )
-_LIBRARY.impl("narrow_matmul", _narrow_matmul, "CompositeExplicitAutograd")
+_LIBRARY.impl("narrow_matmul", narrow_matmul, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("efftrain::narrow_matmul", lib=_LIBRARY)  # type: ignore[untyped-decorator]

@@ -263,11 +263,8 @@ class GPT(nn.Module):
                 else:
                     std = 0.02
                     if self.config.init == "unit":
-                        std = (
-                            math.sqrt(0.5)
-                            if name in ("wte.weight", "wpe.weight")
-                            else 1 / math.sqrt(parameter.shape[1])
-                        )
+                        embedding = name in ("wte.weight", "wpe.weight")
+                        std = math.sqrt(0.5) if embedding else 1 / math.sqrt(parameter.shape[1])
                     if name.endswith("c_proj.weight"):
                         std /= math.sqrt(2 * self.config.n_layer)
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
@@ -312,16 +309,11 @@ class GPT(nn.Module):
             block = cast(Block, module)
             if gates is not None and not gates[i]:
                 continue
-            scale = None if scales is None else scales[i]
-            out = (
-                checkpoint(run_block, block, x, scale, use_reentrant=False) if recompute else run_block(block, x, scale)
-            )
-            if isinstance(out, tuple):
-                x, term = out
-                if terms is not None:
-                    terms.append(term)
-            else:
-                x = out
+            arguments = block, x, None if scales is None else scales[i]
+            out = checkpoint(run_block, *arguments, use_reentrant=False) if recompute else run_block(*arguments)
+            x, *found = out if isinstance(out, tuple) else (out,)
+            if terms is not None:
+                terms += found
         return x
 
     def before_head(self, x: Tensor) -> Tensor:

@@ -81,9 +81,8 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
     given = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     head = given.pop("lm_head.weight", None)
     if head is not None and "wte.weight" in given and not torch.equal(head, given["wte.weight"]):
-        raise CheckpointError(
-            "lm_head.weight differs from wte.weight: this GPT-2 ties them, so it cannot hold these weights"
-        )
+        tied = "this GPT-2 ties them, so it cannot hold these weights"
+        raise CheckpointError(f"lm_head.weight differs from wte.weight: {tied}")
     with torch.device("meta"):
         expected = dict(GPT(config).named_parameters())
     problems = []
@@ -249,9 +248,8 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
     try:
         hf_config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is missing; name a directory as transformers' save_pretrained writes it"
-        ) from None
+        way = "name a directory as transformers' save_pretrained writes it"
+        raise CheckpointError(f"{path} is missing; {way}") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     except OSError as error:
@@ -261,12 +259,9 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
     config = from_hf_config(hf_config, vocab_multiple)
     tensors = read_hf_tensors(directory)
     _check_size(config, tensors, path)
-    if wrong := [
-        name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()
-    ]:
-        raise CheckpointError(
-            f"{directory}: {', '.join(wrong[:3])}: the weights hold NaN or infinity; nothing was imported"
-        )
+    if wrong := [name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()]:
+        what = "the weights hold NaN or infinity; nothing was imported"
+        raise CheckpointError(f"{directory}: {', '.join(wrong[:3])}: {what}")
     model = GPT(config)
     model.load_state_dict(from_hf(tensors, config))
     return model, hf_config

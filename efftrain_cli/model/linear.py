@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from efftrain_cli.model.accumulation import BLOCK, FP8, draw_of, exact_matmul, narrow_matmul, scale_of, to_operand
+from efftrain_cli.model.accumulation import BLOCK, FP8, draw_of, exact_matmul, scale_of, to_operand
 
 ROLES = ("forward", "grad_input", "grad_weight")
 Fidelity = Literal["blocked", "intra_fp32", "exact", "hardware"]
@@ -62,18 +62,15 @@ class Arithmetic:
 
     def is_wide(self, role: RoleAccumulator | None) -> bool:
         """Whether a role's sum is one fp32 sum: absent, or emulated with nothing left to round."""
-        return role is None or (
-            self.fidelity == "intra_fp32" and role.bits >= 23 and role.chunk == 0 and role.exponent_bits >= 8
-        )
+        if role is None:
+            return True
+        return self.fidelity == "intra_fp32" and role.bits >= 23 and role.chunk == 0 and role.exponent_bits >= 8
 
     def product(
         self, a: Tensor, b: Tensor, role: RoleAccumulator | None, draw: Tensor | None, saturated: Tensor
     ) -> Tensor:
-        """`a` (m, k) times `b` (k, n), operands already in their formats, emulated in the accumulator of `role`.
-
-        Args:
-            saturated: 0-d, to which is added how many roundings saturated.
-        """
+        """`a` (m, k) times `b` (k, n), operands already in their formats, emulated in the accumulator of `role`. To
+        `saturated`, 0-d, is added how many roundings saturated."""
         if self.is_wide(role):
             return a @ b
         assert role is not None
@@ -81,7 +78,7 @@ class Arithmetic:
         if self.fidelity == "exact":
             return exact_matmul(a, b, role.bits, role.chunk, draw, role.exponent_bits, count)
         block = BLOCK if self.fidelity == "blocked" else 0
-        return narrow_matmul(a, b, role.bits, role.chunk, block, draw, role.exponent_bits, count)
+        return torch.ops.efftrain.narrow_matmul(a, b, role.bits, role.chunk, block, draw, role.exponent_bits, count)
 
 
 class Seen:

@@ -29,9 +29,8 @@ class _Divergence(torch.autograd.Function):
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, dim: int, eps: float) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
         mean = wide.mean(dim, keepdim=True)
-        variance = (
-            (wide - mean).square_().mean(dim, keepdim=True)
-        )  # in place: a second large tensor costs more than the sums
+        # In place: a second large tensor costs more than the sums.
+        variance = (wide - mean).square_().mean(dim, keepdim=True)
         ctx.save_for_backward(x, mean, variance)
         ctx.eps = eps  # type: ignore[attr-defined]
         return 0.5 * (mean.square() + variance - (variance + eps).log() - 1).mean()

@@ -117,9 +117,8 @@ def newest_checkpoint(run: Run) -> Path | None:
     if found is not None:
         run.verified.add(found)
     elif passed_over:
-        raise CheckpointError(
-            "no checkpoint of this run is valid:\n  " + "\n  ".join(str(error) for _, error in passed_over)
-        )
+        reasons = "\n  ".join(str(error) for _, error in passed_over)
+        raise CheckpointError(f"no checkpoint of this run is valid:\n  {reasons}")
     return found
 
 
@@ -190,9 +189,8 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
         UsageError: anything else that a step depends on differs, and `override` is not given.
     """
     written = read_recipe(checkpoint or run.path)
-    differences = [
-        (key, old, new) for key, old, new in recipe_differences(written, recipe) if not key.startswith(NOT_COMPUTED)
-    ]
+    found = recipe_differences(written, recipe)
+    differences = [list(entry) for entry in found if not entry[0].startswith(NOT_COMPUTED)]
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:
         raise CheckpointError(
@@ -201,9 +199,9 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
         )
     if origin_data(run.path)["train_hash"] is None:  # imported: its first text is named now, which changes nothing
         of_text = [entry for entry in differences if entry[0].startswith("data.")]
-        accept_differences(run, [list(entry) for entry in of_text], True, "the text is named")
+        accept_differences(run, of_text, True, "the text is named")
         differences = [entry for entry in differences if entry not in of_text]
-    accept_differences(run, [list(entry) for entry in differences], override, "the recipe has changed")
+    accept_differences(run, differences, override, "the recipe has changed")
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -254,11 +252,8 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
     """
     origin = read_origin(run.path)
     imported = origin.get("imported")
-    if (
-        not isinstance(imported, dict)
-        or imported.get("names_text", True)
-        or origin_data(run.path)["train_hash"] is not None
-    ):
+    unnamed = isinstance(imported, dict) and not imported.get("names_text", True)
+    if not unnamed or origin_data(run.path)["train_hash"] is not None:
         return
     if not any(override.strip().startswith(("data.train", "data.sources")) for override in overrides):
         raise UsageError(
@@ -272,10 +267,8 @@ def record_first_data(run: Run, data: object) -> None:
     """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and
     stays on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes
     it."""
-    path = run.path / "origin.json"
-    origin = read_origin(run.path)
     if origin_data(run.path)["train_hash"] is None:
-        write_whole(path, json.dumps({**origin, "data": data}, indent=1))
+        write_whole(run.path / "origin.json", json.dumps({**read_origin(run.path), "data": data}, indent=1))
 
 
 def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:

@@ -89,19 +89,12 @@ def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor
     """
     _allow_no_fall_back()
     full_shape, middle_shape = full_micro_batch(recipe, ranks), middle_micro_batch(recipe)
-
-    def loss_at_full_shape(
-        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
-    ) -> dict[str, Tensor]:
-        return objective(tokens, targets, gates, scales)
-
-    def loss_at_any_shape(
-        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
-    ) -> dict[str, Tensor]:
-        return objective(tokens, targets, gates, scales)
-
-    at_full_shape = torch.compile(loss_at_full_shape, backend=backend, dynamic=False)
-    at_any_shape = torch.compile(loss_at_any_shape, backend=backend)
+    at_full_shape = torch.compile(
+        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales), backend=backend, dynamic=False
+    )
+    at_any_shape = torch.compile(
+        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales), backend=backend
+    )
 
     def compiled(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
@@ -134,22 +127,10 @@ def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor", ranks: 
     _allow_no_fall_back()
     full_shape = full_micro_batch(recipe, ranks)
 
-    def block_at_full_shape(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
-        return block(x, scale)
-
-    def block_at_any_shape(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
-        return block(x, scale)
-
-    def head_at_full_shape(x: Tensor, targets: Tensor) -> Tensor:
-        return model.head_loss_sum(x, targets)
-
-    def head_at_any_shape(x: Tensor, targets: Tensor) -> Tensor:
-        return model.head_loss_sum(x, targets)
-
-    full_block = torch.compile(block_at_full_shape, backend=backend, dynamic=False)
-    any_block = torch.compile(block_at_any_shape, backend=backend)
-    full_head = torch.compile(head_at_full_shape, backend=backend, dynamic=False)
-    any_head = torch.compile(head_at_any_shape, backend=backend)
+    full_block = torch.compile(lambda block, x, scale: block(x, scale), backend=backend, dynamic=False)
+    any_block = torch.compile(lambda block, x, scale: block(x, scale), backend=backend)
+    full_head = torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend, dynamic=False)
+    any_head = torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend)
 
     def run_block(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
         return full_block(block, x, scale) if x.shape[:2] == full_shape else any_block(block, _dynamic(x), scale)

@@ -10,7 +10,7 @@ import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
 from efftrain_cli.model.linear import first_overflow
-from efftrain_cli.plan.step import Progress, StepPlan
+from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number
@@ -36,9 +36,8 @@ def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRe
     state.nonfinite.zero_()
     # Where the weights were not finite before the step, its gradient says nothing, and there is nothing to save.
     if wrong := nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors()}):
-        raise_unsound(
-            run, state, session, f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not"
-        )
+        what = f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not"
+        raise_unsound(run, state, session, what)
     # A share of the model can compute nothing by itself.
     alone = state.shards is None
     loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
@@ -115,10 +114,8 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
 def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan) -> tuple[float, dict[str, float]]:
     """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes
     nothing."""
-    recipe = replace(session.recipe, ouroboros=None)  # the step's own gradient, not those of steps before
-    forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
     state.model.zero_grad(set_to_none=True)
-    result = forward_backward(session.train_data.batch(plan).to(session.device), plan)
+    result = _step_again(session.recipe, state, session, plan)
     layers: dict[str, list[torch.Tensor]] = {}
     for name, parameter in state.model.named_parameters():
         layer = ".".join(name.split(".")[:2]) if name.startswith("h.") else name.split(".")[0]
@@ -132,15 +129,19 @@ def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan)
 def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict[str, str] | None:
     """Layer and role of the first sum that overflows in a narrow accumulator in a planned step; None where none
     does."""
-    recipe = session.recipe
-    if recipe.chunked_accumulation is None:
+    if session.recipe.chunked_accumulation is None:
         return None
-    recipe = replace(recipe, train=replace(recipe.train, compile="off"), ouroboros=None)
-    forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
-    batch = session.train_data.batch(plan).to(session.device)
-    found = first_overflow(state.model, lambda: forward_backward(batch, plan))
+    recipe = replace(session.recipe, train=replace(session.recipe.train, compile="off"))
+    found = first_overflow(state.model, lambda: _step_again(recipe, state, session, plan))
     state.model.zero_grad(set_to_none=True)
     return None if found is None else {"layer": found[0], "role": found[1]}
+
+
+def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:
+    """A planned step's own gradient, not those of steps before, in `.grad`."""
+    recipe = replace(recipe, ouroboros=None)
+    forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
+    return forward_backward(session.train_data.batch(plan).to(session.device), plan)
 
 
 # --- the way back ----------------------------------------------------------------------------------------------------

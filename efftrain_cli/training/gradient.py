@@ -113,18 +113,23 @@ def build_optimizer(recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Para
     return AdamW(parameters, kinds, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales)
 
 
+def build_state(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> TrainState:
+    """The state before step 1, in the size of a stage where the recipe has stages."""
+    model = build_model(recipe, vocab_size, device, stage)
+    return TrainState(model, build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device))
+
+
 def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> Objective:
     """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes
     first: it alone is the logged loss, and what divergence and comparisons read."""
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device) and not model.lockstep
     by_blocks = compiled and compiles_blocks(recipe, len(model.h))
-    recompute = checkpoints_activations(
-        recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=ranks.world_size
-    )
+    world = ranks.world_size
+    recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world)
     parts = CompiledParts(run_eagerly, model.head_loss_sum)
     if by_blocks:
-        parts = compile_parts(recipe, model, ranks=ranks.world_size)
+        parts = compile_parts(recipe, model, ranks=world)
     standardization = recipe.standardization_loss
     if standardization is not None:
         standardization.attach(model)
@@ -143,7 +148,7 @@ def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ran
                 losses["standardization_loss"] = divergences * targets.numel()
             return losses
 
-    return compile_whole(recipe, objective, ranks=ranks.world_size) if compiled and not by_blocks else objective
+    return compile_whole(recipe, objective, ranks=world) if compiled and not by_blocks else objective
 
 
 def build_forward_backward(
@@ -235,9 +240,8 @@ def build_forward_backward(
                     }
                     minimized = shares["ce"]
                     if standardization is not None and standardization.weight:
-                        minimized = (
-                            minimized + standardization.weight * (shares["standardization_loss"] * site_shares).sum()
-                        )
+                        divergence = (shares["standardization_loss"] * site_shares).sum()
+                        minimized = minimized + standardization.weight * divergence
                     for name, share in shares.items():
                         sums[name] = sums[name] + share.detach() if name in sums else share.detach()
                     if may_begin_early and number == micro_batches[-1].number:
@@ -250,9 +254,8 @@ def build_forward_backward(
             `losses`."""
             nonlocal agreed
             if lanes is not None:
-                sums = add_lanes(
-                    accumulate_here, micro_batches, parameters, plan, lanes_of(ranks, lanes), lanes, nothing
-                )
+                here = range(lanes * ranks.rank // ranks.world_size, lanes * (ranks.rank + 1) // ranks.world_size)
+                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, here, lanes, nothing)
             else:
                 sums = accumulate_here(micro_batches)
             if may_begin_early and early is None:  # this rank has no micro-batch
@@ -268,11 +271,9 @@ def build_forward_backward(
             elif not ranks.alone:
                 # A rank without one of the terms must still take part in its sum.
                 sums = {name: sums[name] if name in sums else zero.clone() for name, zero in nothing.items()}
-                gradients = (
-                    [] if model.lockstep else [p.grad for p in parameters if p.grad is not None]
-                )  # added up already
-                everything = [*gradients, *sums.values()]
-                (ranks.add_up if lanes is None else ranks.add_up_by_pairs)(everything)
+                # Of a model in lockstep the gradients are added up already.
+                gradients = [p.grad for p in parameters if p.grad is not None and not model.lockstep]
+                (ranks.add_up if lanes is None else ranks.add_up_by_pairs)([*gradients, *sums.values()])
             for name, share in sums.items():
                 losses[name] = losses[name] + share if name in losses else share
 
@@ -362,11 +363,6 @@ def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = F
     sizes = [plan.sequences_of(number) for number in range(first, last)]
     parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
     return [MicroBatch(number, *part) for number, part in enumerate(parts, first) if keep_empty or part[0].numel()]
-
-
-def lanes_of(ranks: Ranks, lanes: int) -> range:
-    """The lanes that are this rank's."""
-    return range(lanes * ranks.rank // ranks.world_size, lanes * (ranks.rank + 1) // ranks.world_size)
 
 
 def add_lanes(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import end_with_parent
+from efftrain_cli.training.launch import by_srun, end_with_parent
 from efftrain_cli.training.ranks import ALONE, FOREVER, Ranks
 from efftrain_cli.training.watch import Watch
 
@@ -32,16 +32,15 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
         UsageError: the environment is incomplete or makes no sense.
     """
     environment = os.environ
-    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in environment:
+    if by_srun():
         head = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+        port = 20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000  # jobs that share a node need their own
         values = {
             "RANK": environment.get("SLURM_PROCID"),
             "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS"),
             "LOCAL_RANK": environment.get("SLURM_LOCALID"),
             "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_host(head),
-            # Jobs that share a node need ports of their own.
-            "MASTER_PORT": environment.get("MASTER_PORT")
-            or str(20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000),
+            "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
         }
     elif int(environment.get("WORLD_SIZE", "1") or "1") > 1:
         values = {name: environment.get(name) for name in TORCHRUN}
@@ -53,24 +52,18 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
             f"several processes are wanted, but the environment lacks {', '.join(missing)}\n"
             "start them with --devices N, torchrun or srun, which set it"
         )
-    rank, world_size, local_rank, port = (
-        int(str(values[name])) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-    )
+    rank, world_size, local_rank, port = (int(str(values[name])) for name in (*TORCHRUN[:3], "MASTER_PORT"))
     if not 0 <= rank < world_size:
-        raise UsageError(
-            f"RANK = {rank} is not below WORLD_SIZE = {world_size}\nstart the processes with --devices N, torchrun or srun"
-        )
+        what = f"RANK = {rank} is not below WORLD_SIZE = {world_size}"
+        raise UsageError(f"{what}\nstart the processes with --devices N, torchrun or srun")
     return rank, world_size, local_rank, str(values["MASTER_ADDR"]), port
 
 
 def _first_host(nodes: str) -> str:
     """The first host of Slurm's compressed list: "gpu[03-05,9],login" -> "gpu03"."""
-    name, bracket, rest = nodes.partition("[")
-    if not bracket:
-        return nodes.split(",")[0]
-    head = name.split(",")[0] if "," in name else name
-    if "," in name:
-        return head
+    name, _, rest = nodes.partition("[")
+    if "," in name or not rest:
+        return name.split(",")[0]
     return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
 
 

@@ -53,12 +53,8 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             if child.poll() is None:
                 child.send_signal(number)
 
-    wanted = [
-        number
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, pass_on) for number in wanted}  # under nohup a hangup stays ignored
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # under nohup a hangup stays ignored
+    before = {n: signal.signal(n, pass_on) for n in signals if signal.getsignal(n) != signal.SIG_IGN}
     try:
         for rank in range(devices):
             environment = {
@@ -106,9 +102,8 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
         UsageError: `device` names one, or several runs are to share the machine.
     """
     if devices > 1 and jobs > 1:
-        raise UsageError(
-            f"--jobs {jobs} and --devices {devices}: runs beside each other take one device each\ngive one of the two"
-        )
+        both = f"--jobs {jobs} and --devices {devices}"
+        raise UsageError(f"{both}: runs beside each other take one device each\ngive one of the two")
     if devices > 1 and device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
 
@@ -126,7 +121,12 @@ def launch_this(devices: int) -> int:
 
 def is_one_of_several() -> bool:
     """Whether torchrun, srun or `--devices` has started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1") or "1") > 1 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return _number("WORLD_SIZE", 1) > 1 or _number("SLURM_STEP_NUM_TASKS", 1) > 1
+
+
+def by_srun() -> bool:
+    """Whether a step of srun has started this process as one of several, and nothing else has given it a rank."""
+    return _number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
 
 
 ALONE = {
@@ -170,10 +170,8 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
         if failed_at is not None and stuck - killed and time.monotonic() - failed_at > patience:
             names = ", ".join(map(str, sorted(stuck)))
             if not hung:  # else the message is out
-                print(
-                    f"error: rank {names} did not end within {PATIENCE:.0f} s of another and was killed",
-                    file=sys.stderr,
-                )
+                what = f"did not end within {PATIENCE:.0f} s of another and was killed"
+                print(f"error: rank {names} {what}", file=sys.stderr)
             for rank in stuck:
                 children[rank].kill()
             killed |= stuck
@@ -183,10 +181,8 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
     causes = {rank: code for rank, code in ended.items() if code not in harmless and rank not in killed}
     for rank, code in causes.items():
         if code < 0 and -code not in asked:
-            print(
-                f"error: rank {rank} was ended by {signal.Signals(-code).name}; the others have stopped",
-                file=sys.stderr,
-            )
+            what = f"was ended by {signal.Signals(-code).name}; the others have stopped"
+            print(f"error: rank {rank} {what}", file=sys.stderr)
     if not causes:
         return max((code for code in ended.values() if code >= 0), default=LostProcessError.exit_code)
     code = causes.get(0) or next(iter(causes.values()))
@@ -195,9 +191,11 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
 
 def process_rank() -> int:
     """This process's rank by its environment; 0 where it was started alone."""
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "RANK" not in os.environ:
-        return int(os.environ.get("SLURM_PROCID", "0"))
-    return int(os.environ.get("RANK", "0") or "0")
+    return _number("SLURM_PROCID" if by_srun() else "RANK", 0)
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name) or default)
 
 
 def speaks() -> bool:

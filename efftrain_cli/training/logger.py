@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DiskError, LostProcessError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
-from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_asked, stop_reason
+from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
 from efftrain_cli.model.generate import Sampling, generate_text
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.stability import Spike, Watch, message
@@ -22,7 +24,7 @@ from efftrain_cli.training.sharding import END
 from efftrain_cli.training.stages import GrowthRecord, growth_message, symmetry_warning, train_stages
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trained_model import load_run_tokenizer
-from efftrain_cli.training.trainer import StepRecord, read_records
+from efftrain_cli.training.trainer import StepRecord, read_records, saves_at
 
 SAMPLE_TOKENS = 48
 """Tokens of a text that is shown while training."""
@@ -39,8 +41,7 @@ class Logbook:
         self._rewinding = rewinding
         self._run, self._state, self._session, self._screen = run, state, session, screen
         every = session.recipe.checkpoint.every
-        self._every_seconds = parse_duration(every) if isinstance(every, str) else None
-        self._every_steps = None if isinstance(every, str) else every
+        self._every_seconds = parse_duration(every) if isinstance(every, str) else math.inf
         self._on_cpu = session.device.type == "cpu"
         self._pending: list[StepRecord] = []
         self._good = state.progress
@@ -60,7 +61,9 @@ class Logbook:
             DivergedError: a loss or gradient was not finite.
         """
         self._pending.append(record)
-        save_due = self._save_due(record.progress.step)
+        by_steps = saves_at(self._session.recipe.checkpoint, record.progress.step)
+        by_time = time.monotonic() - self._last_save >= self._every_seconds
+        save_due = record.progress.step > 0 and (by_steps or by_time)
         if save_due and not self._state.whole:
             self._state.wanted, save_due = True, False  # after the next step
         # Reading waits for the device, so on CUDA records are read about once a second.
@@ -113,9 +116,8 @@ class Logbook:
             raise_diverged(self._run, self._state, self._session, records[bad], self._good)
         for record, row in zip(records, rows, strict=True):
             if record.val_loss is not None and row["val_loss"] is None:
-                raise_unsound(
-                    self._run, self._state, self._session, f"step {row['step']}: the validation loss is not finite"
-                )
+                what = f"step {row['step']}: the validation loss is not finite"
+                raise_unsound(self._run, self._state, self._session, what)
         self._good = self._state.progress
         prompt = self._session.recipe.eval.sample
         if prompt is not None and rows and rows[-1]["val_loss"] is not None and not stop_asked():
@@ -131,7 +133,7 @@ class Logbook:
         if self._tokenizer is None:
             self._tokenizer = load_run_tokenizer(self._run.path)
         sampling = Sampling(seed=self._session.recipe.seed)
-        with interruptible() if self._session.ranks.alone else nullcontext():
+        with self._session.ranks.interruptible():
             text = "".join(generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS))
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
         shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + text)
@@ -150,13 +152,6 @@ class Logbook:
         self._named_seconds += trained + row["eval_seconds"] + row["checkpoint_seconds"]  # type: ignore
         row["other_seconds"] = max(0.0, wall - self._named_seconds)
         self._named_seconds += row["other_seconds"]  # type: ignore
-
-    def _save_due(self, step: int) -> bool:
-        if step == 0:
-            return False
-        if self._every_steps is not None:
-            return step % self._every_steps == 0
-        return time.monotonic() - self._last_save >= self._every_seconds  # type: ignore
 
     def save(self) -> float:
         """Saves the state, unless it is saved already; returns the seconds it took.
@@ -206,49 +201,58 @@ def train_and_log(
             validation loss were not finite, and nothing is saved; or, with `rewinding`, a spike lasted.
         DiskError: the last checkpoint could not be written.
     """
-    book = Logbook(run, state, session, screen, rewinding)
+    recipe, ranks, book = session.recipe, session.ranks, Logbook(run, state, session, screen, rewinding)
 
     def stop() -> None:
-        state.model.zero_grad(set_to_none=True)
         book.flush()
         book.save()
         run.sync()
-
-    def stop_from_another_thread() -> None:
-        stop()
-        print(report_stop(run, state), file=sys.stderr)
-
-    try:
-        with rescued_by(stop_from_another_thread):
-            for record in train_stages(
-                state, session.recipe, session.train_data, session.val_windows, until, session.ranks
-            ):
-                if isinstance(record, GrowthRecord):
-                    book.add_growth(record)
-                    continue
-                book.add(record)
-                if (warning := symmetry_warning(session.recipe, state)) is not None:
-                    run.event("symmetry", {"step": state.progress.step, "warning": warning})
-                    screen.say(f"warning: {warning}")
-    except LostProcessError:
-        if state.shards is None:  # else a part of the state is lost with the process
-            stop()
         if not state.whole:
-            screen.say(
-                "the processes held parts of the state between two checkpoints: the newest checkpoint is where to go on"
-            )
-        raise
-    except Stop:
-        stop()
-        if state.shards is not None:
-            state.shards.lead(END)
-        raise
+            what = "the processes held parts of the state between two checkpoints"
+            screen.say(f"{what}: the newest checkpoint is where to go on")
+
+    with stopped_by(stop, state, lambda: print(report_stop(run, state), file=sys.stderr)):
+        for record in train_stages(state, recipe, session.train_data, session.val_windows, until, ranks):
+            if isinstance(record, GrowthRecord):
+                book.add_growth(record)
+                continue
+            book.add(record)
+            if (warning := symmetry_warning(recipe, state)) is not None:
+                run.event("symmetry", {"step": state.progress.step, "warning": warning})
+                screen.say(f"warning: {warning}")
     book.save()
     if state.shards is not None:
         state.shards.lead(END)
-    session.ranks.end(state.progress.step)
-    session.ranks.enter("end")
+    ranks.end(state.progress.step)
+    ranks.enter("end")
     return book.val_loss
+
+
+@contextmanager
+def stopped_by(stop: Callable[[], None], state: TrainState, report: Callable[[], None]) -> Iterator[None]:
+    """Training inside that a signal or a lost process ends calls `stop`, which keeps what there is; and `report` after
+    it, where another thread must do it."""
+
+    def stop_here() -> None:
+        state.model.zero_grad(set_to_none=True)
+        stop()
+
+    def stop_from_another_thread() -> None:
+        stop_here()
+        report()
+
+    try:
+        with rescued_by(stop_from_another_thread):
+            yield
+    except LostProcessError:
+        if state.shards is None:  # else a part of the state is lost with the process
+            stop_here()
+        raise
+    except Stop:
+        stop_here()
+        if state.shards is not None:
+            state.shards.lead(END)
+        raise
 
 
 def report_stop(run: Run, state: TrainState) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -73,27 +73,23 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
     Raises:
         OutOfMemoryError: memory ran out inside.
     """
-    try:
+    sequences, seq_len = summary.largest_micro_batch
+    smaller = "lower model.seq_len or the model's size"
+    if sequences > 1:
+        tokens = recipe.train.micro_batch_tokens
+        smaller = f"set train.micro_batch_tokens = {sequences // 2 * seq_len} (now {tokens})"
+    if recipe.train.activation_checkpointing is not True:
+        smaller += ", or train.activation_checkpointing = true (slower, much less memory)"
+    free = "The step's result does not depend on either."
+    if any(method.cut_matters() for method in recipe.methods.values()):
+        free = "The step's result does not depend on checkpointing; by its method it depends on micro_batch_tokens."
+    with _out_of_memory_as(
+        lambda error: (
+            f"out of memory; the largest micro-batch planned is {sequences} sequences of {seq_len} tokens: "
+            f"{smaller}. {free} [{str(error).splitlines()[0] if str(error) else 'MemoryError'}]"
+        )
+    ):
         yield
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        sequences, seq_len = summary.largest_micro_batch
-        if sequences > 1:
-            smaller = (
-                f"set train.micro_batch_tokens = {sequences // 2 * seq_len} (now {recipe.train.micro_batch_tokens})"
-            )
-        else:
-            smaller = "lower model.seq_len or the model's size"
-        if recipe.train.activation_checkpointing is not True:
-            smaller += ", or train.activation_checkpointing = true (slower, much less memory)"
-        free = "The step's result does not depend on either."
-        if any(method.cut_matters() for method in recipe.methods.values()):
-            free = "The step's result does not depend on checkpointing; by its method it depends on micro_batch_tokens."
-        raise OutOfMemoryError(
-            f"out of memory; the largest micro-batch planned is {sequences} sequences of {seq_len} tokens: {smaller}. "
-            f"{free} [{str(error).splitlines()[0] if str(error) else 'MemoryError'}]"
-        ) from None
 
 
 @contextmanager
@@ -110,8 +106,8 @@ def building_errors(recipe: Recipe, vocab_size: int, device: torch.device, stage
     parameters = model_parameters(recipe, padded_vocab_size(recipe, vocab_size), stage)
     needed = 16 * parameters
 
-    def refusal(there: str) -> OutOfMemoryError:
-        return OutOfMemoryError(
+    def refusal(there: str) -> str:
+        return (
             f"out of memory: a model of {human_count(parameters)} parameters needs {human_bytes(needed)} for weights, gradients and "
             f"moments, {there}. Lower model.n_layer (now {model.n_layer}) or model.n_embd (now {model.n_embd}), or train on a "
             "device with more memory"
@@ -120,13 +116,22 @@ def building_errors(recipe: Recipe, vocab_size: int, device: torch.device, stage
     with suppress(OSError, ValueError):  # a system that does not say
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if device.type == "cpu" and needed > memory:
-            raise refusal(f"and this machine has {human_bytes(memory)} in all")
+            raise OutOfMemoryError(refusal(f"and this machine has {human_bytes(memory)} in all"))
+    with _out_of_memory_as(lambda _: refusal(f"more than {device} has free")):
+        yield
+
+
+@contextmanager
+def _out_of_memory_as(message: Callable[[BaseException], str]) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS, which allocate beside
+        # PyTorch's allocator.
+        by_name = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not by_name and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
-        raise refusal(f"more than {device} has free") from None
+        raise OutOfMemoryError(message(error)) from None
 
 
 _OUT_OF_MEMORY = (
@@ -136,12 +141,3 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = str(error)
-    # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS, which allocate beside
-    # PyTorch's allocator.
-    return any(words in text for words in _OUT_OF_MEMORY)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import EfftrainError, HungError, LostProcessError, UsageError
-from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
+from efftrain_cli.foundation.signals import Stop, ask_to_stop, interruptible, stop_asked
 from efftrain_cli.training.buckets import buckets, flattened, scatter
 from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
 from efftrain_cli.training.watch import UNLIMITED, WAITING, Watch
@@ -66,6 +66,10 @@ class Ranks:
         """Tells the others' watchers what this rank begins, and of which step: that it gets on."""
         if self.watch is not None:
             self.watch.enter(phase, step)
+
+    def interruptible(self, rescuable: bool = False) -> AbstractContextManager[None]:
+        """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step, in `go_on`."""
+        return interruptible(rescuable) if self.alone else nullcontext()
 
     def exchanged(self) -> Exchanged | None:
         """What this rank has spent on the others since the last call; None where it is alone."""

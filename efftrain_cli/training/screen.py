@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import human_count, human_seconds, stop_output
@@ -59,9 +58,7 @@ class TrainingScreen:
             threading.Thread(target=self._keep_alive, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._bar is not None:
             self._bar.stop()

@@ -34,7 +34,7 @@ from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.rows import read_origin
-from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer, compute_dtype
+from efftrain_cli.training.gradient import build_forward_backward, build_state, compute_dtype
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.sharding import shards
@@ -64,9 +64,8 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     if "," in name:
         raise UsageError(f"--device {name}: names one device\nuse --devices N to train on N of them")
     if not ranks.alone and name not in ("auto", "cpu", "cuda"):
-        raise UsageError(
-            f"--device {name}: each of the {ranks.world_size} processes takes its own device\nuse --device cuda or cpu"
-        )
+        what = f"each of the {ranks.world_size} processes takes its own device"
+        raise UsageError(f"--device {name}: {what}\nuse --device cuda or cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not ranks.alone and torch.cuda.is_available():
@@ -81,9 +80,8 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         count = torch.cuda.device_count()
         if device.index >= count:
             there = "there is only cuda:0" if count == 1 else f"there are cuda:0 to cuda:{count - 1}"
-            raise UsageError(
-                f"--device {name}: {there}; CUDA_VISIBLE_DEVICES may hide others. Use --device cuda for the first"
-            )
+            hidden = "CUDA_VISIBLE_DEVICES may hide others"
+            raise UsageError(f"--device {name}: {there}; {hidden}. Use --device cuda for the first")
         # What is allocated, timed and compiled without naming a device then belongs to this one.
         torch.cuda.set_device(device)
     return device
@@ -126,10 +124,7 @@ def fresh_state(session: Session, stage: int = 0) -> TrainState:
     # A model to be sharded may not fit a device as a whole.
     device = torch.device("cpu") if shards(session.recipe, session.ranks) else session.device
     with building_errors(session.recipe, session.corpus.vocab_size, device, stage):
-        model = build_model(session.recipe, session.corpus.vocab_size, device, stage)
-        return TrainState(
-            model=model, optimizer=build_optimizer(session.recipe, model), nonfinite=torch.zeros((), device=device)
-        )
+        return build_state(session.recipe, session.corpus.vocab_size, device, stage)
 
 
 def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
@@ -138,11 +133,9 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     sequences, seq_len = summary.largest_micro_batch
     alone = replace(session.recipe, parallel=None)  # one micro-batch has no lanes
     forward_backward = build_forward_backward(alone, state.model, session.device, dict(state.method_tensors))
-    micro_batches = 1
-    if "steps" in session.recipe.varies:
-        # A step that measures needs memory for the gradient of one half while it computes the other's.
-        micro_batches = 2
-        sequences *= 2
+    # A step that measures needs memory for the gradient of one half while it computes the other's.
+    micro_batches = 2 if "steps" in session.recipe.varies else 1
+    sequences *= micro_batches
     # Sums of lanes that wait for their neighbours, as memory that is really used.
     waiting = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
     held = [torch.ones_like(parameter) for _ in range(waiting) for parameter in state.model.parameters()]
@@ -182,11 +175,8 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
     starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
     origin = read_origin(run.path)
     before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
-    changed = {
-        key: f"{key} {printable(str(before[key]))} -> {now[key]}"
-        for key in now
-        if before.get(key) not in (None, now[key])
-    }
+    different = [key for key in now if before.get(key) not in (None, now[key])]
+    changed = {key: f"{key} {printable(str(before[key]))} -> {now[key]}" for key in different}
     if str(before.get("device")).partition(":")[0] == session.device.type:
         changed.pop("device", None)  # which one it is of several decides nothing: its name is compared too
     if session.device.type != "cpu":
@@ -254,9 +244,8 @@ def project_commit(folder: Path) -> dict[str, object] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False, timeout=10
-        )
+        command = ["git", "-C", str(folder), *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here, or a file system that does not answer
     return result.stdout.strip() if result.returncode == 0 else None

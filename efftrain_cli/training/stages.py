@@ -7,7 +7,6 @@ model, its optimizer and its progress.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import LostProcessError
-from efftrain_cli.foundation.signals import Stop, interruptible
+from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.methods.growth_operators import GrowthState, grow, width_asymmetry
 from efftrain_cli.methods.staged_growth import SYMMETRY_CHECK_STEPS, SYMMETRY_TOLERANCE, StagedGrowth, parse_operator
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_model, build_optimizer, compute_dtype
+from efftrain_cli.training.gradient import build_state, compute_dtype
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
 from efftrain_cli.training.trainer import StepRecord, evaluate, train
@@ -64,10 +63,9 @@ def growth_state(state: TrainState) -> GrowthState:
 
 def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
     """Gives `state` the fresh model and optimizer of a stage."""
-    device = next(state.model.parameters()).device
-    model = build_model(recipe, state.model.config.vocab_size, device, stage)
+    fresh = build_state(recipe, state.model.config.vocab_size, state.model.device, stage)
     # Both at once: nothing may see the model of one stage with the optimizer of another.
-    state.model, state.optimizer = model, build_optimizer(recipe, model)
+    state.model, state.optimizer = fresh.model, fresh.optimizer
 
 
 def grow_stage(state: TrainState, recipe: Recipe) -> None:
@@ -91,9 +89,7 @@ def grow_stage(state: TrainState, recipe: Recipe) -> None:
 def load_grown(state: TrainState, grown: GrowthState) -> None:
     """Copies grown tensors into a state of their size. Without optimizer tensors the optimizer is as if it had never
     stepped."""
-    optimizer = {
-        f"{key}.{name}": tensor for key, tensors in grown.optimizer.items() for name, tensor in tensors.items()
-    }
+    optimizer = {f"{key}.{name}": t for key, tensors in grown.optimizer.items() for name, t in tensors.items()}
     load_tensors(state, dict(grown.parameters), optimizer or state.optimizer.tensors())
 
 
@@ -108,12 +104,11 @@ def train_stages(
     """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a
     GrowthRecord is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a
     run that goes on from there grows first."""
-    device = next(state.model.parameters()).device
-    dtype = compute_dtype(recipe.train.dtype, device)
+    dtype = compute_dtype(recipe.train.dtype, state.model.device)
 
     def measure() -> float:
         ranks.enter("evaluate")
-        with interruptible() if ranks.alone else nullcontext():
+        with ranks.interruptible():
             return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks))
 
     while True:

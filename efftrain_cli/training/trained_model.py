@@ -50,7 +50,11 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
     progress = progress_from_json(json.loads((path / "progress.json").read_text(encoding="utf-8")))
     # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products add in fp32.
     model = build_model(replace(recipe, chunked_accumulation=None), tokenizer.vocab_size, device, progress.stage)
-    _load_weights(model, path / "model.safetensors")
+    weights = path / "model.safetensors"
+    try:
+        model.load_state_dict(read_tensors(weights))
+    except RuntimeError as error:
+        raise CheckpointError(f"{weights} does not fit the recipe beside it and the run's tokenizer: {error}") from None
     model = folded(model).eval()
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     return TrainedModel(
@@ -78,9 +82,8 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     model, _ = read_hf(directory)
     model.to(device).eval()
     shape = model.config
-    recipe = load_recipe(
-        "small", [f"model.{name}={getattr(shape, name)}" for name in ("n_layer", "n_head", "n_embd", "seq_len")]
-    )
+    sizes = ("n_layer", "n_head", "n_embd", "seq_len")
+    recipe = load_recipe("small", [f"model.{name}={getattr(shape, name)}" for name in sizes])
     weights = directory / "model.safetensors"
     try:
         source = json.loads((directory / EXPORTED_FROM).read_text(encoding="utf-8"))
@@ -146,10 +149,3 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
             f"{str(expected)[:12]}): its tokens would mean other text"
         )
     return tokenizer
-
-
-def _load_weights(model: GPT, path: Path) -> None:
-    try:
-        model.load_state_dict(read_tensors(path))
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the recipe beside it and the run's tokenizer: {error}") from None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import LostProcessError
-from efftrain_cli.foundation.signals import Stop, interruptible
+from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
@@ -112,7 +112,7 @@ def train(
     def evaluated(record: StepRecord) -> tuple[StepRecord, Tensor]:
         ranks.enter("evaluate", state.progress.step)
         watch, positions = Stopwatch(device), None
-        with _interruptible(ranks), _together(state, ranks):
+        with ranks.interruptible(), _together(state, ranks):
             loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
             if recipe.eval.positions:
                 positions = loss_by_position(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
@@ -144,7 +144,7 @@ def train(
         # A new shape may have to be compiled, while the device is still busy with earlier steps.
         training, compiled = Stopwatch(device, idle=may_compile and bool(new_shapes)), compile_seconds()
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
-        with _interruptible(ranks, rescuable=True), _together(state, ranks):
+        with ranks.interruptible(rescuable=True), _together(state, ranks):
             batch = ahead[1] if ahead is not None and ahead[0] == plan else batch_of(plan)
             result = forward_backward(batch, plan)
             ranks.enter("data")
@@ -203,12 +203,6 @@ def saves_at(checkpoint: Checkpoint, step: int) -> bool:
     return isinstance(checkpoint.every, int) and step % checkpoint.every == 0
 
 
-def _interruptible(ranks: Ranks, rescuable: bool = False) -> AbstractContextManager[None]:
-    """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step, in
-    `Ranks.go_on`."""
-    return interruptible(rescuable) if ranks.alone else nullcontext()
-
-
 def _together(state: TrainState, ranks: Ranks) -> AbstractContextManager[None]:
     """Work in which every rank needs the others' shares of the weights."""
     return nullcontext() if state.shards is None else ranks.carrying(CONNECTION)
@@ -262,7 +256,7 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
     rows = []
     for record, measured in zip(records, read, strict=True):
         val_loss = measured.pop("val_loss", math.nan)
-        progress, plan, result = record.progress, record.plan, record.result
+        progress, plan, result, exchanged = record.progress, record.plan, record.result, record.exchanged
         row: dict[str, object] = {
             "step": progress.step,
             "segment": progress.segment,
@@ -294,10 +288,8 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "cpu_seconds": record.training.cpu_seconds if record.devices == 1 else None,
                 "compile_seconds": record.compile_seconds,
                 # What FSDP2 sends is part of the passes, where no stopwatch sees it.
-                "comm_seconds": None
-                if record.exchanged is None or state.shards is not None
-                else record.exchanged.comm_seconds(),
-                "wait_seconds": None if record.exchanged is None else record.exchanged.wait_seconds,
+                "comm_seconds": exchanged.comm_seconds() if exchanged and state.shards is None else None,
+                "wait_seconds": exchanged.wait_seconds if exchanged else None,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,
                 "flops_without_logits": result.flops_without_logits,
@@ -315,11 +307,9 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
 def _scalars(record: StepRecord) -> dict[str, Tensor]:
     """Everything of a record that is on the device, by column."""
     scalars = {} if record.result is None else dict(record.result.scalars)
-    return (
-        scalars
-        if record.val_loss is None
-        else {**scalars, **(record.position_losses or {}), "val_loss": record.val_loss}
-    )
+    if record.val_loss is not None:
+        scalars |= {**(record.position_losses or {}), "val_loss": record.val_loss}
+    return scalars
 
 
 def finite_or_none(value: float) -> float | None:

@@ -135,9 +135,8 @@ class Watch:
             silent = time.monotonic() - self._answered
             if silent > self._limit and self._phase not in UNLIMITED:
                 if self._rank == 1:
-                    _say(
-                        f"the run hangs: rank 0, which keeps what the ranks tell each other, has not answered for {silent:.0f} s"
-                    )
+                    what = "rank 0, which keeps what the ranks tell each other, has not answered"
+                    _say(f"the run hangs: {what} for {silent:.0f} s")
                 os._exit(HUNG_FIRST if PARENT in os.environ else 1)
 
     def _judge(self, beats: dict[int, tuple[int, float]]) -> tuple[list[int], str] | None:
@@ -186,11 +185,9 @@ def judge(places: Mapping[int, Place], silent: Mapping[int, float], limit: float
     Args:
         silent: seconds since each rank's watcher was heard last.
     """
-    still = {rank for rank, place in places.items() if silent[rank] > limit and place.phase not in UNLIMITED}
-    working = {
-        rank for rank, place in places.items() if place.phase not in UNLIMITED | WAITING and place.seconds > place.limit
-    }
-    hung = still | working
+    limited = {rank: place for rank, place in places.items() if place.phase not in UNLIMITED}
+    still = {rank for rank in limited if silent[rank] > limit}
+    hung = still | {rank for rank, p in limited.items() if p.phase not in WAITING and p.seconds > p.limit}
     if not hung and all(place.phase in WAITING and place.seconds > limit for place in places.values()):
         hung = set(places)  # nobody works, and nobody's sum arrives
     if not hung:

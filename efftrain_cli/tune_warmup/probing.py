@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import say
-from efftrain_cli.foundation.errors import DivergedError, LostProcessError
-from efftrain_cli.foundation.signals import Stop, rescued_by, stop_reason
+from efftrain_cli.foundation.errors import DivergedError
+from efftrain_cli.foundation.signals import stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.directory import Run
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
 from efftrain_cli.training.following import lead, release
-from efftrain_cli.training.logger import Logbook
+from efftrain_cli.training.logger import Logbook, stopped_by
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session, environment_of, fresh_state, origin_of
-from efftrain_cli.training.sharding import END
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup.receipts import write_receipt
@@ -147,40 +146,28 @@ def _train_until_clear(
     critical = search.grid.critical(probe.steps)
 
     def stop() -> None:
-        state.model.zero_grad(set_to_none=True)
         book.flush()
         save(run, state, session.recipe)
         run.event("end", {"status": "stopped", "step": state.progress.step})
         run.sync()
 
-    def stop_from_another_thread() -> None:
-        stop()
+    def report() -> None:
         say(f"stopped by {stop_reason()}: give the same command again to go on")
 
-    try:
-        with rescued_by(stop_from_another_thread):
-            for record in train(
-                state, session.recipe, session.train_data, session.val_windows, probe.horizon, session.ranks
-            ):
-                book.add(record)
-                if record.val_loss is None:
-                    continue
-                step = record.progress.step
-                curve.append((step, float(record.val_loss)))
-                if fluctuation(curve)[0] > search.threshold:
-                    return None
-                if search.calm and step < probe.horizon:
-                    first_look = critical + search.grid.window
-                    chance = chance_of_fluctuation(curve, critical, first_look, probe.horizon, search.threshold)
-                    if chance < search.calm:
-                        return chance
-    except LostProcessError:
-        if state.shards is None:  # else a part of the state is lost with the process
-            stop()
-        raise
-    except Stop:
-        stop()
-        if state.shards is not None:
-            state.shards.lead(END)
-        raise
+    with stopped_by(stop, state, report):
+        for record in train(
+            state, session.recipe, session.train_data, session.val_windows, probe.horizon, session.ranks
+        ):
+            book.add(record)
+            if record.val_loss is None:
+                continue
+            step = record.progress.step
+            curve.append((step, float(record.val_loss)))
+            if fluctuation(curve)[0] > search.threshold:
+                return None
+            if search.calm and step < probe.horizon:
+                first_look = critical + search.grid.window
+                chance = chance_of_fluctuation(curve, critical, first_look, probe.horizon, search.threshold)
+                if chance < search.calm:
+                    return chance
     return None
