@@ -119,11 +119,8 @@ def bench(
     ranks: Ranks = ALONE,
 ) -> BenchResult:
     """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of half as many. Of
-    several ranks, all call it; the times are this one's.
-
-    Args:
-        profile: where torch.profiler's trace of two whole steps is written, for chrome://tracing.
-    """
+    several ranks, all call it; the times are this one's. To `profile` goes torch.profiler's trace of two whole steps,
+    for chrome://tracing."""
     # The schedule's first steps are not what a run is made of: benchmark the full length and batch.
     recipe = replace(
         recipe,
@@ -152,12 +149,10 @@ def bench(
                 times.append(time.perf_counter() - start)
                 rows.append(row)
         memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
-        memories = torch.zeros(ranks.world_size, dtype=torch.float64)
-        memories[ranks.rank] = memory
+        memories = ranks.everyones(memory)
         if ranks.alone:
             phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
         else:
-            ranks.sum_of(memories)
             phases = _shared_phases(times, rows, ranks)
         if profile is not None:
             _profile(stepping, profile, device)
@@ -198,7 +193,7 @@ def bench(
         compiled_graphs=compiled_graphs() - graphs,
         phases=phases,
         devices=ranks.world_size,
-        peak_memory_by_device=tuple(map(int, memories.tolist())),
+        peak_memory_by_device=tuple(memories),
         flops_per_token_recomputed=_recomputed(section, model, per_token, ranks),
         ring_speed_limit=None if section is None else section.ring_speed(model.config),
         rivals=beside,

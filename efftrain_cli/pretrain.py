@@ -234,11 +234,8 @@ def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) ->
 
 
 def _plan(session: Session, progress: Progress, steps: int | None) -> PlanSummary:
-    """The plan from `progress` on.
-
-    Raises:
-        RecipeError: it reads the corpus more than once and the recipe does not allow that.
-    """
+    """The plan from `progress` on; a RecipeError where it reads the corpus more than once and the recipe does not allow
+    that."""
     summary = summarize_plan(session.recipe, progress, session.corpus.vocab_size, steps)
     check_ranks(session.recipe, summary, session.ranks)
     session.train_data.check_budget(summary.windows, session.recipe.data)
@@ -323,9 +320,8 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
         seconds = probe(session, last, summary) * flops_left / last.model.flops_per_token().with_logits
     ranks = session.ranks
     shared = "" if ranks.alone else f", if {ranks.world_size} devices share it evenly and at no cost"
-    console.print(
-        f"time       about {human_seconds(seconds / ranks.world_size)} of training, by a probe of the largest micro-batch{shared}"
-    )
+    time = f"about {human_seconds(seconds / ranks.world_size)} of training"
+    console.print(f"time       {time}, by a probe of the largest micro-batch{shared}")
 
 
 def show_header(console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary) -> None:

@@ -98,11 +98,8 @@ def describe_cut(cut: Recipe, half: int) -> str:
 
 
 def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
-    """Compares rows and the tensors after `step` of two runs; returns how many rows and tensors are equal.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Compares rows and the tensors after `step` of two runs; returns how many rows and tensors there are, or raises a
+    CheckpointError where they differ."""
     have, want = _rows(cut), _rows(whole)
     differing = [number for number in sorted(have.keys() | want.keys()) if have.get(number) != want.get(number)]
     tensors, expected = _tensors(checkpoint_path(cut, step)), _tensors(checkpoint_path(whole, step))

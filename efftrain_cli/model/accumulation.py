@@ -69,11 +69,7 @@ def _mix_(bits: Tensor) -> Tensor:
 
 def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tensor:
     """Rounds `x`, fp32 or fp64, to `bits` explicit mantissa bits, in place; ties go to even. Beyond the largest number:
-    infinity.
-
-    Args:
-        scratch: of the integer type as wide as `x`, same shape.
-    """
+    infinity. `scratch`: of the integer type as wide as `x`, same shape."""
     drop, whole = _dropped(x, bits)
     if drop <= 0:
         return x
@@ -86,12 +82,8 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
 
 def round_stochastic_(x: Tensor, bits: int, random: Tensor, scratch: Tensor | None = None) -> Tensor:
     """Rounds `x`, fp32 or fp64, to `bits` mantissa bits, in place, away from zero with the probability of the part that
-    is dropped.
-
-    Args:
-        random: int32, the shape of `x`; the high ones of its 32 random bits are used.
-        scratch: int32, the shape of `x`; for fp32.
-    """
+    is dropped. `random`: int32, the shape of `x`; the high ones of its 32 random bits are used. `scratch`: int32, the
+    shape of `x`; for fp32."""
     drop, whole = _dropped(x, bits)
     if drop <= 0:
         return x
@@ -100,9 +92,8 @@ def round_stochastic_(x: Tensor, bits: int, random: Tensor, scratch: Tensor | No
         whole.add_(wide << (drop - 32) if drop >= 32 else wide >> (32 - drop)).bitwise_and_(-(1 << drop))
         return x
     keep_nan = x.isnan() if x.device.type == "cuda" else None
-    scratch = (
-        torch.bitwise_right_shift(random, 32 - drop, out=scratch) if scratch is not None else random >> (32 - drop)
-    )
+    unused = 32 - drop
+    scratch = torch.bitwise_right_shift(random, unused, out=scratch) if scratch is not None else random >> unused
     whole.add_(scratch.bitwise_and_((1 << drop) - 1)).bitwise_and_(-(1 << drop))
     return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
 
@@ -112,14 +103,11 @@ def round_in_range_(
 ) -> Tensor:
     """Rounds `x`, fp32 or fp64, in place to the numbers of the format (1, exponent_bits, bits): exponents 2 - 2^(e-1)
     to 2^(e-1) - 1, as IEEE 754's; smaller numbers are multiples of its smallest one, larger ones become its largest.
-    What is not finite stays.
+    What is not finite stays. Returns how many numbers became the largest one: 0-d int64.
 
     Args:
         exponent_bits: 2 to 7.
         random: int32, the shape of `x`, for stochastic rounding; None rounds to nearest.
-
-    Returns:
-        How many numbers became the largest one: 0-d int64.
     """
     bias = 2 ** (exponent_bits - 1) - 1
     smallest, largest, step = 2.0 ** (1 - bias), 2.0**bias * (2 - 2.0**-bits), 2.0 ** (1 - bias - bits)

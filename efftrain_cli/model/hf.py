@@ -147,8 +147,6 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     Raises:
         CheckpointError: it describes another function than this GPT computes; every such key is named.
     """
-    if not isinstance(hf_config, dict):
-        raise CheckpointError("config.json is not a JSON object: it does not describe a model")
     problems = [
         f"{key} = {json.dumps(hf_config[key])} (must be {' or '.join(json.dumps(value) for value in allowed)})"
         for key, allowed in ARCHITECTURE.items()

@@ -15,11 +15,8 @@ def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
     there; compiled code keeps what it found when it was compiled, so each kind of shape needs a graph of its own.
 
     PyTorch itself prefers cuDNN where that is fast and safe (sm90 and sm100 from 2.11 on), and its choice stands where
-    one shape is asked for again and again. cuDNN makes a plan for every shape, so where shapes keep changing it is left
-    out.
-
-    Args:
-        same_shape: one shape is asked for again and again.
+    one shape is asked for again and again (`same_shape`). cuDNN makes a plan for every shape, so where shapes keep
+    changing it is left out.
     """
     if device.type != "cuda" or same_shape:
         yield

@@ -14,33 +14,23 @@ ParameterKind = Literal[
     "last_norm",  # the layer norm before the head, or the scale and shift in its place
 ]
 
-_OUTSIDE: dict[str, ParameterKind] = {
-    "wte.weight": "token_embedding",
-    "wpe.weight": "position_embedding",
-    "ln_f.weight": "last_norm",
-    "ln_f.bias": "last_norm",
+# Module -> the kinds of its weight and of its bias.
+_OUTSIDE: dict[str, tuple[ParameterKind, ...]] = {
+    "wte": ("token_embedding",),
+    "wpe": ("position_embedding",),
+    "ln_f": ("last_norm", "last_norm"),
 }
-_IN_BLOCK: dict[str, ParameterKind] = {
-    "ln_1.weight": "vector",
-    "ln_1.bias": "vector",
-    "attn.c_attn.weight": "fused_matrix",
-    "attn.c_attn.bias": "fused_vector",
-    "attn.c_proj.weight": "matrix",
-    "attn.c_proj.bias": "vector",
-    "ln_2.weight": "vector",
-    "ln_2.bias": "vector",
-    "mlp.c_fc.weight": "matrix",
-    "mlp.c_fc.bias": "vector",
-    "mlp.c_proj.weight": "matrix",
-    "mlp.c_proj.bias": "vector",
-    "attn.c_attn_affine.weight": "fused_vector",
-    "attn.c_attn_affine.bias": "fused_vector",
-    "attn.c_proj_affine.weight": "vector",
-    "attn.c_proj_affine.bias": "vector",
-    "mlp.c_fc_affine.weight": "vector",
-    "mlp.c_fc_affine.bias": "vector",
-    "mlp.c_proj_affine.weight": "vector",
-    "mlp.c_proj_affine.bias": "vector",
+_IN_BLOCK: dict[str, tuple[ParameterKind, ...]] = {
+    "ln_1": ("vector", "vector"),
+    "attn.c_attn": ("fused_matrix", "fused_vector"),
+    "attn.c_proj": ("matrix", "vector"),
+    "ln_2": ("vector", "vector"),
+    "mlp.c_fc": ("matrix", "vector"),
+    "mlp.c_proj": ("matrix", "vector"),
+    "attn.c_attn_affine": ("fused_vector", "fused_vector"),
+    "attn.c_proj_affine": ("vector", "vector"),
+    "mlp.c_fc_affine": ("vector", "vector"),
+    "mlp.c_proj_affine": ("vector", "vector"),
 }
 
 
@@ -50,9 +40,9 @@ def parameter_kind(name: str) -> ParameterKind:
     Raises:
         ValueError: GPT-2 has no such parameter.
     """
-    kind = _OUTSIDE.get(name)
-    if kind is None and name.startswith("h."):
-        kind = _IN_BLOCK.get(name.split(".", 2)[-1])
-    if kind is None:
+    module, _, end = name.rpartition(".")
+    kinds = _IN_BLOCK.get(module.split(".", 2)[-1], ()) if name.startswith("h.") else _OUTSIDE.get(module, ())
+    found = dict(zip(("weight", "bias"), kinds, strict=False))
+    if end not in found:
         raise ValueError(f"the parameter {name!r} is not GPT-2's: add its kind to model/parameter_kinds.py")
-    return kind
+    return found[end]

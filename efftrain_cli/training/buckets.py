@@ -85,9 +85,7 @@ class EarlySum:
         if len(self._under_way) == IN_FLIGHT:  # memory for a few buckets, not for a second copy of the gradient
             self._receive()
         self._left -= 1
-        gradients = [
-            tensor.grad if isinstance(tensor, nn.Parameter) else tensor for tensor in self._buckets[self._left]
-        ]
+        gradients = [t.grad if isinstance(t, nn.Parameter) else t for t in self._buckets[self._left]]
         bucket = [gradient for gradient in gradients if gradient is not None]
         flat = flattened(bucket)
         self._under_way.append((bucket, flat, self._ranks.begin_sum(flat)))

@@ -145,11 +145,7 @@ def newest_sound(
 
 
 def _check_finite(path: Path, files: frozenset[str]) -> None:
-    """Refuses a checkpoint with weights or moments that are not finite: an older version saved those too.
-
-    Raises:
-        CheckpointError: naming the first of them.
-    """
+    """Refuses a checkpoint with weights or moments that are not finite: an older version saved those too."""
     for name in sorted({"model.safetensors", "optimizer.safetensors"} & files):
         if wrong := nonfinite_tensors(read_tensors(path / name)):
             raise CheckpointError(f"{path / name}: {some_tensors(wrong)} not finite")
@@ -231,11 +227,7 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
 
 
 def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> None:
-    """Compares the tokenizer that a run was trained with, by the data of its origin, with that of a corpus.
-
-    Raises:
-        CheckpointError: it is another.
-    """
+    """Refuses, by a CheckpointError, a corpus that has another tokenizer than a run by the data of its origin."""
     if (origin["tokenizer_hash"], origin["vocab_size"]) != (corpus.tokenizer_sha256, corpus.vocab_size):
         raise CheckpointError(
             f"run {name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, {origin['tokenizer_hash'][:12]}...) than "
@@ -324,11 +316,8 @@ def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
 
 
 def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) -> None:
-    """Refuses to start where the checkpoints that are kept, and the one being written beside them, would not fit.
-
-    Args:
-        folder: on the disk of the run; need not exist.
-        there: checkpoints that the run has already.
+    """Refuses to start where the checkpoints that are kept, and the one being written beside them, would not fit on the
+    disk of `folder`, which need not exist; the run has `there` already.
 
     Raises:
         DiskError: with bytes needed and free.

@@ -83,7 +83,7 @@ def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor
     """`objective` compiled as a whole, loss included: the softmax then stays in registers.
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
-    goes through one graph with dynamic shapes. torch.compile keeps its graphs by function, hence two functions. It does
+    goes through one graph with dynamic shapes. torch.compile keeps its graphs by function, hence two of them. It does
     not look at which kernels attention may choose from, so what `attention_kernels` allows for one kind of shape is not
     forced on the other.
     """

@@ -22,13 +22,10 @@ from efftrain_cli.training.trainer import StepRecord, finite_or_none
 
 
 def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRecord, before: Progress) -> NoReturn:
-    """Records the first step that was not finite, saves the state before it, and ends the run.
+    """Records the first step that was not finite, saves the state before it, and ends the run with a DivergedError.
 
     The update of that step and of all later ones was not applied, so weights and moments are still those of `before`.
     The step's gradient is computed again for the report: nothing was measured for it during training.
-
-    Raises:
-        DivergedError: always.
     """
     assert record.plan is not None
     plan = record.plan
@@ -82,12 +79,8 @@ def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRe
 
 
 def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> NoReturn:
-    """Ends a run whose weights, moments or validation loss are not finite. Nothing is saved: the newest checkpoint is
-    from before that, and is left alone.
-
-    Raises:
-        DivergedError: always; it names the checkpoint to go on from.
-    """
+    """Ends a run whose weights, moments or validation loss are not finite with a DivergedError that names the
+    checkpoint to go on from: the newest, which is from before that. Nothing is saved."""
     progress = state.progress
     # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
     run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
@@ -153,11 +146,7 @@ LASTING = 10
 
 
 def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
-    """Ends a session whose loss has stayed above its usual value for `LASTING` steps.
-
-    Raises:
-        DivergedError: always.
-    """
+    """Ends a session whose loss has stayed above its usual value for `LASTING` steps with a DivergedError."""
     run.event("diverged", {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows})
     raise DivergedError(
         f"step {progress.step}: the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps. Lower optim.lr, "

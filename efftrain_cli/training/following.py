@@ -166,11 +166,7 @@ def _follow(device: str, ranks: Ranks) -> None:
 
 
 def _train_along(heard: Mapping[str, Any], session: Session) -> None:
-    """Trains from the state that rank 0 shares, to the end.
-
-    Raises:
-        Rewinding: rank 0 will share another state.
-    """
+    """Trains from the state that rank 0 shares, to the end or until it will share another."""
     recipe, ranks, until = session.recipe, session.ranks, heard["until"]
     state = fresh_state(session)
     progress = progress_from_json(heard["progress"])

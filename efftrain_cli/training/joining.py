@@ -73,9 +73,8 @@ def _open_store(address: str, port: int, world_size: int, rank: int, client: boo
     import torch.distributed as dist
 
     kept = client or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        address, port, None if kept else world_size, is_master=rank == 0 and not kept, timeout=JOINING
-    )
+    waits_for = None if kept else world_size
+    store = dist.TCPStore(address, port, waits_for, is_master=rank == 0 and not kept, timeout=JOINING)
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

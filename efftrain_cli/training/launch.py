@@ -96,11 +96,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
 
 
 def check_devices(device: str, devices: int, jobs: int = 1) -> None:
-    """Refuses what `--devices` cannot stand beside: `--device cuda:1` and `--jobs 2`.
-
-    Raises:
-        UsageError: `device` names one, or several runs are to share the machine.
-    """
+    """Refuses, by a UsageError, what `--devices` cannot stand beside: `--device cuda:1` and `--jobs 2`."""
     if devices > 1 and jobs > 1:
         both = f"--jobs {jobs} and --devices {devices}"
         raise UsageError(f"{both}: runs beside each other take one device each\ngive one of the two")
@@ -139,11 +135,8 @@ ALONE = {
 
 
 def refuse_several(command: str) -> None:
-    """Refuses to run a command of one process as one of several, which would all do the same in one folder.
-
-    Raises:
-        UsageError: torchrun or srun has started several of them.
-    """
+    """Refuses, by a UsageError, to run a command of one process as one of several that torchrun or srun has started:
+    all would do the same in one folder."""
     if command in ALONE and is_one_of_several():
         raise UsageError(
             f"{command} is one process, and was started as one of several by torchrun or srun\n"

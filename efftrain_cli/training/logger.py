@@ -55,11 +55,7 @@ class Logbook:
         """Newest validation loss, nats per token."""
 
     def add(self, record: StepRecord) -> None:
-        """Takes one record; reads, writes and saves what is due.
-
-        Raises:
-            DivergedError: a loss or gradient was not finite.
-        """
+        """Takes one record; reads, writes and saves what is due. Raises as `flush`."""
         self._pending.append(record)
         by_steps = saves_at(self._session.recipe.checkpoint, record.progress.step)
         by_time = time.monotonic() - self._last_save >= self._every_seconds
@@ -125,11 +121,7 @@ class Logbook:
 
     def _show_sample(self, step: int, prompt: str) -> None:
         """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is
-        untouched.
-
-        Raises:
-            Stop: a signal came meanwhile; the rows are written already.
-        """
+        untouched; and a signal may stop it, as the rows are written already."""
         if self._tokenizer is None:
             self._tokenizer = load_run_tokenizer(self._run.path)
         sampling = Sampling(seed=self._session.recipe.seed)

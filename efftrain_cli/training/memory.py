@@ -52,27 +52,17 @@ def checkpoints_activations(
         return train.activation_checkpointing
     if device.type != "cuda":
         return False
-    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // config.seq_len))
+    rows, seq_len, copies = config.padded_vocab_size, config.seq_len, gradient_copies(recipe, ranks)
+    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // seq_len))
     needed = training_bytes(
-        config,
-        config.padded_vocab_size,
-        sequences,
-        config.seq_len,
-        dtype=dtype,
-        compiled=compiled,
-        recompute=False,
-        gradients=gradient_copies(recipe, ranks),
+        config, rows, sequences, seq_len, dtype=dtype, compiled=compiled, recompute=False, gradients=copies
     )
     return needed > USABLE * torch.cuda.get_device_properties(device).total_memory
 
 
 @contextmanager
 def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
-    """Turns running out of memory, of the device or the host, into an error that names what to change.
-
-    Raises:
-        OutOfMemoryError: memory ran out inside.
-    """
+    """Turns running out of memory, of the device or the host, into an OutOfMemoryError that names what to change."""
     sequences, seq_len = summary.largest_micro_batch
     smaller = "lower model.seq_len or the model's size"
     if sequences > 1:
@@ -94,13 +84,11 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
 
 @contextmanager
 def building_errors(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> Iterator[None]:
-    """Refuses a model that cannot fit before it is built, and names the way out where memory runs out meanwhile.
+    """Refuses, by an OutOfMemoryError, a model that cannot fit before it is built, and one where memory runs out
+    meanwhile.
 
     Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured
     first: weights, gradients and two moments in fp32, 16 bytes a parameter, against the whole memory of the machine.
-
-    Raises:
-        OutOfMemoryError: it does not fit.
     """
     model = recipe.model_at(stage)
     parameters = model_parameters(recipe, padded_vocab_size(recipe, vocab_size), stage)

@@ -116,9 +116,8 @@ def replay(
     late: list[Mapping[str, Tensor] | None] = [None] * (count - 1) + [modules.take(count)]
     for module in range(count - 1, 0, -1):
         late[module - 1], deltas = replayed(modules, module, step, after)
-        after |= {
-            f"{PREFIX}delta.{step - count + module}.{module - 1}.{number}": delta for number, delta in deltas.items()
-        }
+        batch = step - count + module
+        after |= {f"{PREFIX}delta.{batch}.{module - 1}.{number}": delta for number, delta in deltas.items()}
     return late, after, reduce(add, losses)
 
 
@@ -192,9 +191,8 @@ def _norm_of(norms: Sequence[Tensor]) -> Tensor:
 
 def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Takes the tensors whose name begins with `prefix`, by the rest of it."""
-    return {
-        name.removeprefix(prefix): tensors.pop(name) for name in [name for name in tensors if name.startswith(prefix)]
-    }
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
 def fault(after: Tensors, before: Tensors) -> Tensor:
@@ -223,9 +221,8 @@ def cut_gpt(
         else:
             leaves[-1][name] = parameter
     leaves[0]["wte.weight"] = lookup
-    masks = [
-        [end - blocks <= block < end for block in range(len(model.h))] for blocks, end in zip(split, ends, strict=True)
-    ]
+    every = range(len(model.h))
+    masks = [[end - blocks <= block < end for block in every] for blocks, end in zip(split, ends, strict=True)]
 
     def run_module(module: int, x: Tensor, targets: Tensor | None) -> Tensor:
         with lookup_apart(model, lookup) if module == 1 else nullcontext():

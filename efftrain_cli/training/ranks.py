@@ -41,7 +41,8 @@ class Rewinding(BaseException):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who this process is among those of its run."""
+    """Who this process is among those of its run. What needs the others raises a LostProcessError where one has
+    ended."""
 
     rank: int = 0
     world_size: int = 1
@@ -88,20 +89,13 @@ class Ranks:
             Rewinding: rank 0 has gone back to an earlier state.
             EfftrainError: the ranks are at different steps: a bug.
         """
-        if self.alone:
-            return
         if self._agree(step):
             ask_to_stop("a signal to another process")
             raise Stop("a signal to another process")
 
     def end(self, step: int) -> None:
-        """The last agreement: all ranks have trained to the end.
-
-        Raises:
-            Rewinding: rank 0 has gone back to an earlier state.
-        """
-        if not self.alone:
-            self._agree(step)
+        """The last agreement: all ranks have trained to the end, unless one raises `Rewinding`."""
+        self._agree(step)
 
     def rewind(self) -> None:
         """Rank 0 interrupts the others, who come to their next agreement, and gives them another state afterwards.
@@ -109,28 +103,24 @@ class Ranks:
         Raises:
             Stop: a rank was asked to stop.
         """
-        if not self.alone and self._agree(0, rewinding=True):
+        if self._agree(0, rewinding=True):
             raise Stop("a signal to another process")
 
     def _agree(self, step: int, rewinding: bool = False) -> bool:
-        """Whether a rank was asked to stop.
-
-        Raises:
-            Rewinding: on the other ranks, where rank 0 rewinds and nobody was asked to stop.
-            EfftrainError: the ranks are at different steps: a bug.
-        """
+        """Whether a rank was asked to stop. Where none was and rank 0 rewinds, `Rewinding` on the others."""
+        if self.alone:
+            return False
         self.enter("exchange")
         began = time.perf_counter()
         said = torch.tensor([int(stop_asked()), int(rewinding), step, -step])
-        self._carry(lambda dist: dist.all_reduce(said, op=dist.ReduceOp.MAX))
+        self.largest(said)
         self._spent.wait_seconds += time.perf_counter() - began
         asked, back, latest, earliest = said.tolist()
         if back and not rewinding and not asked:
             raise Rewinding
         if latest != -earliest and not back:
-            raise EfftrainError(
-                f"the ranks of this run are at different steps, {-earliest} and {latest}: please report it"
-            )
+            steps = f"{-earliest} and {latest}"
+            raise EfftrainError(f"the ranks of this run are at different steps, {steps}: please report it")
         return bool(asked)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -242,11 +232,7 @@ class Ranks:
             self.store.set(key, json.dumps(values))
 
     def hear(self, key: str) -> dict[str, Any]:
-        """Waits for what another rank announces under `key`.
-
-        Raises:
-            LostProcessError: rank 0 has ended.
-        """
+        """Waits for what another rank announces under `key`."""
         assert self.store is not None
         try:
             self.store.wait([key], FOREVER)
@@ -255,11 +241,7 @@ class Ranks:
             raise _lost(self.rank) from None
 
     def everyones(self, value: object) -> list[Any]:
-        """What every rank gives here, JSON values, on all ranks, in their order.
-
-        Raises:
-            LostProcessError: another rank has ended.
-        """
+        """What every rank gives here, JSON values, on all ranks, in their order."""
         if self.alone:
             return [value]
         said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -292,17 +274,12 @@ class Ranks:
             raise _lost(self.rank, "it says why")
         if different:
             raise UsageError(
-                "the processes of this run differ, so they would not train one model: "
-                + "; ".join(different)
-                + "\nstart all of them from the same installation, recipe and data"
+                f"the processes of this run differ, so they would not train one model: {'; '.join(different)}\n"
+                "start all of them from the same installation, recipe and data"
             )
 
     def _carry(self, work: Any) -> None:
-        """Does `work(torch.distributed)`.
-
-        Raises:
-            LostProcessError: another rank has ended.
-        """
+        """Does `work(torch.distributed)`, as `carrying`."""
         import torch.distributed as dist
 
         phase = self.phase
@@ -315,11 +292,7 @@ class Ranks:
 
     @contextmanager
     def carrying(self, words: tuple[str, ...] = ("",)) -> Iterator[None]:
-        """Work that needs the other ranks. `words` tell the errors of a lost connection from others.
-
-        Raises:
-            LostProcessError: another rank has ended.
-        """
+        """Work that needs the other ranks. `words` tell the errors of a lost connection from others."""
         try:
             yield
         except RuntimeError as error:

@@ -57,9 +57,7 @@ class Ring:
         first = ranks.rank - self._position
         self._next, self._before = first + (self._position + 1) % size, first + (self._position - 1) % size
         self._mine = [k for k in range(1, late.modules.count + 1) if late.section.device_of(k) == self._position]
-        self._peers = ranks.group(
-            [[position + size * ring for ring in range(self.rings.world_size)] for position in range(size)]
-        )
+        self._peers = ranks.group([range(position, ranks.world_size, size) for position in range(size)])
         """The ranks with these modules in every ring; None where there is one ring."""
         self._mailbox: list[Tensor] = []  # where the ring is one rank
         self._sent: list[Any] = []

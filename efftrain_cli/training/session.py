@@ -88,11 +88,7 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 
 
 def _local_index(ranks: Ranks) -> int:
-    """Index of this rank's CUDA device. srun may show each process its own device only, which then is the first.
-
-    Raises:
-        UsageError: there are more processes on this machine than devices.
-    """
+    """Index of this rank's CUDA device. srun may show each process its own device only, which then is the first."""
     there = torch.cuda.device_count()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))  # set by torchrun and --devices
     if here > there:
@@ -196,13 +192,13 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
 def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
     """Where a run comes from: everything that could explain a difference between two runs. Holds no environment
     variables, so no keys."""
-    corpus, recipe = session.corpus, session.recipe
+    corpus, recipe, root = session.corpus, session.recipe, Path(__file__).resolve().parent.parent.parent
     return {
         "recipe": recipe_name,
         "command": list(arguments),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "efftrain": __version__,
-        "git_commit": _git_commit(),
+        "git_commit": _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None,
         "project": project_commit(Path.cwd()),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -226,11 +222,6 @@ def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> d
             "valid_bytes_per_token": corpus.bytes_per_token,
         },
     }
-
-
-def _git_commit() -> str | None:
-    root = Path(__file__).resolve().parent.parent.parent
-    return _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
 
 
 def project_commit(folder: Path) -> dict[str, object] | None:

@@ -91,24 +91,14 @@ class Shards:
         if self.ranks.rank == 0:
             self.ranks.order(order)
 
-    def next_step(self, state: TrainState) -> None:
-        """Rank 0 begins the next step; the others do as they are asked until it does.
-
-        Raises:
-            Rewinding: rank 0 has gone back to an earlier state.
-        """
-        if self.ranks.rank == 0:
-            self.ranks.order(GO)
-        else:
-            self.serve(state, GO)
-
     def serve(self, state: TrainState, until: int) -> None:
-        """What the other ranks do until rank 0 orders `until`.
+        """Rank 0 orders `until`; the others do as they are asked until it does.
 
         Raises:
             Rewinding: rank 0 has gone back to an earlier state.
         """
-        while (order := self.ranks.order()) != until:
+        self.lead(until)
+        while self.ranks.rank and (order := self.ranks.order()) != until:
             if order == REWIND:
                 raise Rewinding
             if order == GATHER:

@@ -6,6 +6,7 @@ model, its optimizer and its progress.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -176,9 +177,8 @@ def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
     progress = state.progress
     if progress.stage == 0 or progress.step - progress.stage_step != SYMMETRY_CHECK_STEPS:
         return None
-    factor = 1
-    for kind, times in map(parse_operator, recipe.stages[progress.stage].operators):
-        factor *= times if kind == "width" else 1
+    operators = map(parse_operator, recipe.stages[progress.stage].operators)
+    factor = math.prod(times for kind, times in operators if kind == "width")
     if factor == 1:
         return None
     with torch.no_grad():

@@ -63,11 +63,9 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
     Raises:
         CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied then.
     """
+    pairs = {"model": (model_tensors(state), model), "optimizer": (state.optimizer.tensors(), optimizer)}
     problems = []
-    for kind, have, given in (
-        ("model", model_tensors(state), model),
-        ("optimizer", state.optimizer.tensors(), optimizer),
-    ):
+    for kind, (have, given) in pairs.items():
         problems += [f"{kind} tensor {name} is missing" for name in have.keys() - given.keys()]
         problems += [f"{kind} tensor {name} is not part of this model" for name in given.keys() - have.keys()]
         problems += [
@@ -78,7 +76,7 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
     if problems:
         raise CheckpointError("the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20]))
     with torch.no_grad():
-        for have, given in ((model_tensors(state), model), (state.optimizer.tensors(), optimizer)):
+        for have, given in pairs.values():
             for name, tensor in have.items():
                 tensor.copy_(given[name])
 

@@ -17,10 +17,8 @@ def wait_for(device: torch.device) -> None:
 class Stopwatch:
     """Seconds between two points of the device's own time line; reading them waits for the device, so read late.
 
-    Args:
-        idle: start only when the device has done all it was given. Else host work that holds back the next kernels, as
-            compilation does, may pass while the device still has earlier work to do: subtracting it would then leave
-            too little.
+    `idle`: start only when the device has done all it was given. Else host work that holds back the next kernels, as
+    compilation does, may pass while the device still has earlier work to do: subtracting it would leave too little.
     """
 
     def __init__(self, device: torch.device, idle: bool = False) -> None:

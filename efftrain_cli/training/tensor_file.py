@@ -48,11 +48,7 @@ def tensor_buffers(tensors: Mapping[str, Tensor]) -> list[memoryview]:
 
 
 def write_buffers(path: Path, buffers: Sequence[memoryview]) -> None:
-    """Writes a new file.
-
-    Raises:
-        OSError: the disk is full or not writable.
-    """
+    """Writes a new file, or raises an OSError."""
     with path.open("xb") as file:
         for buffer in buffers:
             file.write(buffer)

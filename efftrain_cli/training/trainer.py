@@ -8,6 +8,7 @@ no step waits for the device.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import LostProcessError
@@ -29,8 +31,8 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.training.compiling import compile_seconds, compiles, freeze_objects, micro_batch_shapes
 from efftrain_cli.training.gradient import autocast, build_forward_backward, build_ring, compute_dtype
-from efftrain_cli.training.positions import loss_by_position
 from efftrain_cli.training.ranks import ALONE, CONNECTION, Ranks
+from efftrain_cli.training.sharding import GO
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
 from efftrain_cli.training.watch import FIRST
@@ -82,6 +84,34 @@ def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, r
     return total / (windows.shape[0] * seq_len)
 
 
+def position_starts(seq_len: int) -> list[int]:
+    """Where the stretches of positions begin whose losses are averaged: at 0, then at 1/16, 1/8, 1/4 and 1/2 of the
+    context."""
+    return sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8)})
+
+
+def loss_by_position(
+    model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
+) -> dict[str, Tensor]:
+    """Mean cross-entropy of validation windows (n, seq_len + 1) by stretch of positions, at full length with all
+    blocks: column `val_loss_from_POSITION` -> 0-d fp32, nats per token. It is a second forward pass over them; the
+    ranks share the windows."""
+    device = next(model.parameters()).device
+    seq_len = windows.shape[1] - 1
+    chunks = windows.split(max(1, micro_batch_tokens // seq_len))
+    sums = torch.zeros(len(chunks), seq_len, device=device)
+    with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
+        for number in range(ranks.rank, len(chunks), ranks.world_size):
+            chunk = chunks[number].to(device, non_blocking=True)
+            logits = model.head(model.hidden(chunk[:, :-1])).float()
+            losses = F.cross_entropy(logits.flatten(0, 1), chunk[:, 1:].flatten(), reduction="none")
+            sums[number] = losses.view(-1, seq_len).sum(0)
+    ranks.add_up([sums])
+    means = sums.sum(0) / windows.shape[0]
+    starts = position_starts(seq_len)
+    return {f"val_loss_from_{start}": means[start:end].mean() for start, end in itertools.pairwise([*starts, seq_len])}
+
+
 def train(
     state: TrainState,
     recipe: Recipe,
@@ -94,10 +124,8 @@ def train(
     stage of a staged recipe ends; its caller then grows the state and trains on.
 
     A fresh state yields a record for step 0 first. The last step is evaluated whatever ends the run. A step whose loss
-    or gradient is not finite changes nothing, nor does any later one; `read_records` tells.
-
-    Args:
-        val_windows: (n, seq_len + 1) token ids, the fixed validation set.
+    or gradient is not finite changes nothing, nor does any later one; `read_records` tells. `val_windows` are
+    (n, seq_len + 1) token ids, the fixed validation set.
     """
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
@@ -134,7 +162,7 @@ def train(
         and not stage_ended(recipe, state.progress)
     ):
         if state.shards is not None:
-            state.shards.next_step(state)
+            state.shards.serve(state, GO)
         plan = plan_step(recipe, state.progress, sharing.world_size)
         ranks.exchanged()  # of an evaluation, which is not this step's
         new_shapes = micro_batch_shapes(plan) - shapes

@@ -180,11 +180,8 @@ class Watch:
 
 
 def judge(places: Mapping[int, Place], silent: Mapping[int, float], limit: float) -> tuple[list[int], str] | None:
-    """The ranks that hang, and a message that names rank, step and phase; None while all is well.
-
-    Args:
-        silent: seconds since each rank's watcher was heard last.
-    """
+    """The ranks that hang, and a message that names rank, step and phase; None while all is well. `silent`: seconds
+    since each rank's watcher was heard last."""
     limited = {rank: place for rank, place in places.items() if place.phase not in UNLIMITED}
     still = {rank for rank in limited if silent[rank] > limit}
     hung = still | {rank for rank, p in limited.items() if p.phase not in WAITING and p.seconds > p.limit}
