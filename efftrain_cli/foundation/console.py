@@ -100,8 +100,7 @@ _silent = False
 
 
 def silence() -> None:
-    """`--quiet`: consoles that are made from now on print nothing, and no progress is shown. Warnings and errors go to
-    standard error all the same."""
+    """`--quiet`: consoles made from now on print nothing, and no progress is shown; warnings and errors are."""
     global _silent
     _silent = True
 

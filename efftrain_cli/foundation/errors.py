@@ -1,5 +1,4 @@
-"""The ways a command can end, each with its exit code. A message names the thing, its value, the rule and the way
-out."""
+"""The ways a command can end, each with its exit code. A message names thing, value, rule and way out."""
 
 from __future__ import annotations
 
@@ -8,8 +7,7 @@ from dataclasses import dataclass
 
 
 class EfftrainError(Exception):
-    """A mistake or fault that the user can act on: printed without a traceback, then the process exits with
-    `exit_code`."""
+    """A mistake or fault that the user can act on: printed without a traceback, with `exit_code`."""
 
     exit_code = 1
 
@@ -100,8 +98,6 @@ class RunLockedError(EfftrainError):
 
 class LostProcessError(EfftrainError):
     """Another process of a run on several devices has ended, so this one cannot go on."""
-
-    exit_code = 1
 
 
 class HungError(LostProcessError):

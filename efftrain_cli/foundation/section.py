@@ -13,8 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 SECTION = ConfigDict(extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False)
-"""Configuration of every section: unknown keys are errors, nothing is silently converted, numbers are finite,
-docstrings are descriptions."""
+"""Unknown keys are errors, nothing is silently converted, numbers are finite, docstrings are descriptions."""
 
 _SUFFIX = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _COUNT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBT]?)\s*", re.IGNORECASE)
@@ -26,7 +25,7 @@ def parse_count(value: Any) -> Any:
     Raises:
         ValueError: the number is not whole.
     """
-    if isinstance(value, bool) or not isinstance(value, (str, float)):
+    if not isinstance(value, (str, float)):
         return value
     if isinstance(value, str):
         match = _COUNT.fullmatch(value)

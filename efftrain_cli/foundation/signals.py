@@ -128,8 +128,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Asks the system to send SIGTERM to this process when its parent ends, however it ends. Linux only; elsewhere
-    nothing."""
+    """On Linux, has the system send SIGTERM to this process when its parent ends, however it ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it has ended already

@@ -55,11 +55,9 @@ class Accumulator:
     chunk: int = Field(default=0, ge=0)
     """Products per chunk; 0: no chunks."""
     exponent_bits: int = Field(default=8, ge=2, le=8)
-    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range. Beyond its largest number the accumulator
-    saturates."""
+    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range; beyond its largest number it saturates."""
     fast_accumulation: bool = False
-    """With fidelity = "hardware": the tensor core's own accumulator throughout, instead of going over to fp32 now and
-    then."""
+    """With fidelity = "hardware": the tensor core's own accumulator throughout, never promoted to fp32 in between."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -71,8 +69,7 @@ class ChunkedAccumulation(Method):
     also_called: ClassVar[Mapping[str, str]] = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
     operands: Operands = "fp32"
-    """Format of activations and weights; 8-bit ones have one scale per tensor, a power of two, taken from its largest
-    magnitude."""
+    """Format of activations and weights; an 8-bit tensor has one scale, a power of two, by its largest magnitude."""
     gradient_operands: Operands | None = None
     """Format of the gradients that come into a layer; absent: as operands."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
@@ -82,8 +79,7 @@ class ChunkedAccumulation(Method):
     head: bool = False
     """Whether the head, the product with the vocabulary, takes part; the papers keep the last layer wide."""
     fidelity: Literal["blocked", "intra_fp32", "exact", "hardware"] = "blocked"
-    """Emulated: rounded after every 32 products, only between chunks, or after every product (for tests: very slow). Or
-    the GPU's own."""
+    """Emulated: rounded after every 32 products, only between chunks, after each (very slow); or the GPU's own."""
     forward: Accumulator | None = None
     """Sums of the output, over a layer's inputs; absent: fp32."""
     grad_input: Accumulator | None = None
@@ -118,12 +114,11 @@ class ChunkedAccumulation(Method):
                 )
             if self.rounding == "stochastic":
                 breaches.append('fidelity = "hardware" rounds to nearest; rounding = "stochastic" is emulated only')
-        else:
-            if fast := [name for name, role in present.items() if role.fast_accumulation]:
-                breaches.append(
-                    f'fidelity = "{self.fidelity}" knows no fast_accumulation, given in {", ".join(fast)}: it is a switch of GPUs and needs '
-                    'fidelity = "hardware"; emulation takes bits and chunk'
-                )
+        elif fast := [name for name, role in present.items() if role.fast_accumulation]:
+            breaches.append(
+                f'fidelity = "{self.fidelity}" knows no fast_accumulation, given in {", ".join(fast)}: it is a switch of GPUs and needs '
+                'fidelity = "hardware"; emulation takes bits and chunk'
+            )
         if breaches:
             raise ValueError("; ".join(breaches))
         return self
@@ -141,10 +136,8 @@ class ChunkedAccumulation(Method):
         if self.fidelity == "hardware" and width % UNIT:
             yield "model.n_embd", f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.fidelity)"
         if self.fidelity == "hardware" and self.head and recipe.model.vocab_multiple % UNIT:
-            yield (
-                "model.vocab_multiple",
-                f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)",
-            )
+            rule = f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)"
+            yield "model.vocab_multiple", rule
 
     def warnings(self, recipe: Recipe) -> Iterator[str]:
         for name, lengths in self.lengths(recipe).items():

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
+from efftrain_cli.methods.staged_growth import Depth, Moments, Operator, StagedGrowth, Symmetry
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 from efftrain_cli.optim.groups import GroupScale
 
@@ -45,8 +45,7 @@ class GrowthState:
 
 
 def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
-    """`tensor` in its k-fold shape, unscaled. Of a matrix the blocks beside the diagonal are copies too where
-    `fill`."""
+    """`tensor` in its k-fold shape, unscaled; with `fill` a matrix's blocks beside the diagonal are copies too."""
     import torch
 
     if kind.startswith("fused"):  # q, k and v grow one by one, not the fused matrix
@@ -85,12 +84,7 @@ def _generator(seed: int, name: str) -> object:
 
 
 def grow_width(
-    state: GrowthState,
-    factor: int = 2,
-    *,
-    moments: Literal["paper", "ema", "reset"] = "ema",
-    symmetry: Literal["none", "offdiag", "noise"] = "offdiag",
-    seed: int = 0,
+    state: GrowthState, factor: int = 2, *, moments: Moments = "ema", symmetry: Symmetry = "offdiag", seed: int = 0
 ) -> GrowthState:
     """The state of a model `factor` times as wide, with `factor` times as many heads of the same size.
 
@@ -147,11 +141,7 @@ def _identity_layer(part: str, like: Tensor) -> Tensor:
 
 
 def grow_depth(
-    state: GrowthState,
-    factor: int = 2,
-    *,
-    mode: Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"] = "zero_out_proj",
-    moments: Literal["paper", "ema", "reset"] = "ema",
+    state: GrowthState, factor: int = 2, *, mode: Depth = "zero_out_proj", moments: Moments = "ema"
 ) -> GrowthState:
     """The state of a model with `factor` times as many layers.
 
@@ -159,7 +149,7 @@ def grow_depth(
     `identity` and `zero_out_proj` leave loss and logits bit for bit. A copied layer copies its moments too. An inserted
     `zero_out_proj` layer starts with moments and step counter 0: before growth its gradients were 0 except in the two
     projections. An inserted `identity` layer does so with `moments="paper"`, and then 3/4 of its MLP units are dead for
-    ever (0 in and 0 out is a saddle); with "ema" it takes its source's moments, whose first steps wake them. (The
+    good (0 in and 0 out is a saddle); with "ema" it takes its source's moments, whose first steps wake them. (The
     released code put eye matrices into the moments here; we do not.)
 
     Raises:

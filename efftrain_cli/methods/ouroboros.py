@@ -44,11 +44,9 @@ class Ouroboros(Method):
     modules: int = Field(ge=1)
     """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""
     variant: Literal["stash", "replay"] = "stash"
-    """A late gradient is that of the weights of its own step ("stash"), or is computed again at today's weights from
-    the stored input."""
+    """A late gradient is that of its own step's weights ("stash"), or computed again at today's from a stored input."""
     embedding_gradient: Literal["sum", "mean"] = "sum"
-    """How the tied matrix joins the gradients of its two uses, of different ages: as in the authors' code, or half of
-    that."""
+    """How the gradients of the tied matrix's two uses are joined: as in the authors' code, or half of that."""
     split: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Blocks of each module, in order; default: equal FLOPs on every device, with the head counted."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -143,8 +141,7 @@ class Ouroboros(Method):
         return self.split or balanced_split(self.modules, shape)
 
     def in_flight_bytes(self, shape: Shape, batch_size: int) -> int:
-        """Bytes in flight between two full steps, fp32: tau_k gradients of each module, or of its inputs and one of
-        their gradients."""
+        """See `Method`: tau_k fp32 gradients of each module, or of its inputs and one of their gradients."""
         if self.modules == 1:
             return 0
         stale = range(self.modules - 1, 0, -1)

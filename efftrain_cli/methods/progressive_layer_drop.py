@@ -47,8 +47,7 @@ GAMMA_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ProgressiveLayerDrop(Method):
-    """Progressive layer dropping: skip whole blocks at random, more of them later in training and deeper in the
-    model."""
+    """Progressive layer dropping: skip whole blocks at random, more of them later in training, deep ones more often."""
 
     varies: ClassVar[frozenset[str]] = frozenset({"blocks"})
     shards: ClassVar[bool] = False
@@ -58,8 +57,7 @@ class ProgressiveLayerDrop(Method):
     }
 
     theta: float = Field(default=0.5, gt=0, le=1)
-    """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops
-    nothing."""
+    """Keep probability that the last block approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops nothing."""
     steps: int = Field(ge=0)
     """T, optimizer steps of the whole run, which set the pace gamma = 100 / T; 0: no ramp, theta is constant."""
     keep: Literal["equation", "code"] = "equation"
@@ -103,8 +101,7 @@ class ProgressiveLayerDrop(Method):
         return tuple(1 - (block - before) / n_layer * drop for block in range(1, n_layer + 1))
 
     def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
-        """Factor of each block's two residual branches in 1-based `step`: 1 / p_l of the equation, for both values of
-        `keep`."""
+        """Factor of each block's two branches in 1-based `step`: 1 / p_l of the equation, for both values of `keep`."""
         drop = 1 - self.theta_at(step)
         return tuple(1 / (1 - block / n_layer * drop) for block in range(1, n_layer + 1))
 

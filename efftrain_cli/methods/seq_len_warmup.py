@@ -29,6 +29,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -100,9 +101,7 @@ class SeqLenWarmup(Method):
                 )
             if any(length < 1 for length in self.lengths):
                 breaches.append(f"lengths = {list(self.lengths)}: a length is at least 1 token")
-            if any(end < 1 for end in self.until) or any(
-                later <= end for end, later in zip(self.until, self.until[1:], strict=False)
-            ):
+            if any(later <= end for end, later in pairwise((0, *self.until))):
                 breaches.append(f"until = {list(self.until)}: steps are 1 or more and rise from phase to phase")
             if self.steps is not None:
                 breaches.append(
@@ -145,8 +144,7 @@ class SeqLenWarmup(Method):
         return batch_size if self.batch == "sequences" else batch_size * full // seq_len
 
     def sequences_per_window_at(self, seq_len: int, full: int) -> int:
-        """Sequences of `seq_len` tokens that one window of `full` tokens gives. Those that a batch does not need, and
-        the remainder, are discarded."""
+        """Sequences of `seq_len` tokens from one window of `full` tokens; what a batch does not need is discarded."""
         return 1 if self.mode == "truncate" else full // seq_len
 
     @property

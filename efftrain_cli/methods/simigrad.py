@@ -72,8 +72,7 @@ class SimiGrad(Method):
     lr_scaling: Literal["sqrt", "linear", "none"] = "sqrt"
     """How the learning rate follows the batch size relative to train.batch_size."""
     lr_adjust_factor: float = Field(default=1.0, gt=0, le=1)
-    """f in (0, 1]: damps that, so that the learning rate is multiplied by 1 + f (s - 1), s being the scaling's own
-    factor."""
+    """f in (0, 1] damps that: the learning rate is multiplied by 1 + f (s - 1), where s is the scaling's own factor."""
     mode: Literal["default", "reference"] = "default"
     """"reference" follows the released code's batch sizes exactly, defects included."""
 
@@ -253,8 +252,7 @@ def similarity(dots: Dots) -> float | None:
 
 
 def mean_dots(window: Sequence[Dots]) -> Dots:
-    """Means of the three products. phi of these is a ratio of means: less noisy than a mean of cosines, and nearly
-    unbiased."""
+    """Means of the three products: their phi is less noisy than a mean of cosines, and nearly unbiased."""
     a_dot_b, a_square, b_square = (math.fsum(column) / len(window) for column in zip(*window, strict=True))
     return a_dot_b, a_square, b_square
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from efftrain_cli.plan.step import Progress
     from efftrain_cli.recipe.recipe import Recipe
 
+Moments = Literal["paper", "ema", "reset"]
+Symmetry = Literal["none", "offdiag", "noise"]
+Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"]
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
 """S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the target model. The
 authors' released constants, measured on their GPT-2 runs; for both at once they give 2.455 (`SAME_LOSS_STEPS_BOTH`)."""
@@ -91,10 +94,6 @@ def _check_operator(text: str) -> str:
     return text
 
 
-def _parse_value(value: object) -> object:
-    return parse_count(value) if isinstance(value, str) else value
-
-
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StageModel:
     """How a stage's model differs from `[model]`."""
@@ -115,7 +114,7 @@ class Switch:
     """The run's "steps", "tokens" or "flops" reach `value`; the validation loss falls to `value` ("loss"); or its slope
     d log loss / d log FLOPs, fitted to the last `window` evaluations of the stage, rises to `value` ("slope").
     Evaluations during the learning rate's warmup and re-warmup do not count."""
-    value: Annotated[float, BeforeValidator(_parse_value)]
+    value: Annotated[float, BeforeValidator(lambda value: parse_count(value) if isinstance(value, str) else value)]
     """The threshold: counts as in 300_000_000 or "300M"; nats per token for "loss"; negative for "slope" (the paper's
     released thresholds: -0.0575 before doubling the depth, -0.0475 before doubling the width)."""
     window: int = Field(default=15, ge=5)
@@ -123,8 +122,7 @@ class Switch:
     times: int = Field(default=3, ge=1)
     """Evaluations in a row at which the slope must be at or above the threshold."""
     latest: Annotated[Count, Field(ge=1)] | None = None
-    """Tokens of the run at which the stage ends even if the rule has not been met; a plan assumes that a stage by
-    "loss" or "slope" lasts until then."""
+    """Tokens of the run at which the stage ends in any case; a plan assumes them for a stage by "loss" or "slope"."""
 
     def reads_val_loss(self) -> bool:
         """Whether the rule needs the validation losses of the stage."""
@@ -159,8 +157,7 @@ class Stage:
     model: StageModel = Field(default_factory=StageModel)
     """What differs from `[model]`; in the stages after the first the operators already say it."""
     operators: tuple[Annotated[str, AfterValidator(_check_operator)], ...] = ()
-    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), or with a factor,
-    "width:3"."""
+    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), or as "width:3"."""
     switch: Switch | None = None
     """When this stage ends; not for the last."""
     lr: float | None = Field(default=None, gt=0)
@@ -179,15 +176,13 @@ class StagedGrowth(Method):
 
     also_called: ClassVar[Mapping[str, str]] = {"": "growth"}
 
-    moments: Literal["paper", "ema", "reset"] = "ema"
+    moments: Moments = "ema"
     """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the
     running averages would be, in every block ("ema"); or all 0, as a control ("reset")."""
-    symmetry: Literal["none", "offdiag", "noise"] = "offdiag"
-    """What makes the copies of a widened model differ: nothing, blocks that cancel (the loss stays), or noise (it does
-    not)."""
-    depth: Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"] = "zero_out_proj"
-    """What the inserted layers of a deepened model compute: the identity in two ways (the loss stays), or what the
-    copied layers compute (it does not)."""
+    symmetry: Symmetry = "offdiag"
+    """What makes a wider model's copies differ: nothing, blocks that cancel (the loss stays), noise (it does not)."""
+    depth: Depth = "zero_out_proj"
+    """What a deeper model's new layers compute: the identity in two ways (the loss stays), or a copy (it does not)."""
     dynamics: Literal["target", "small"] = "target"
     """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small":
     matrices and the last layer norm at lr / k and k times the weight decay, eps / k)."""
@@ -265,8 +260,7 @@ class StagedGrowth(Method):
 
 
 def shapes_of_stages(target: tuple[int, int, int], stages: Sequence[Stage]) -> list[Shape]:
-    """The model of each stage: the first is `target` with its own changes, the others grow from it by their
-    operators."""
+    """The model of each stage: first `target` with the stage's changes, then what the operators make of it."""
     first = stages[0].model
     layers, heads, width = target
     shapes = [Shape(first.n_layer or layers, first.n_head or heads, first.n_embd or width)]

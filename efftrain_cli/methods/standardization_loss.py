@@ -47,8 +47,7 @@ SITES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StandardizationLoss(Method):
-    """Standardization loss: activations are drawn towards mean 0 and variance 1 by a term of the loss, not by
-    layers."""
+    """Standardization loss: draw activations towards mean 0 and variance 1 by a term of the loss, not by layers."""
 
     shards: ClassVar[bool] = False
     prefix: ClassVar[str] = "std"
@@ -63,16 +62,13 @@ class StandardizationLoss(Method):
     """Activations: the outputs of c_attn and c_fc, before attention and GELU; what ln_1, ln_2 and ln_f take in or
     would; or the outputs of all linear layers of the blocks."""
     moments: Literal["channel", "token"] = "channel"
-    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token over its channels, as
-    in a layer norm."""
+    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token over its channels."""
     affine: bool = False
-    """Let a learned scale and shift of each channel follow the sites; they fold into the neighbouring matrices
-    afterwards."""
+    """Let a learned scale and shift of each channel follow the sites; they fold into neighbouring matrices later."""
     eps: float = Field(default=1e-6, gt=0)
     """Added to the variance inside the logarithm; the paper has none."""
     skip_first_position: bool = False
-    """Leave the first position of each sequence, whose activations are often far larger than all others', out of the
-    moments."""
+    """Leave each sequence's first position, whose activations are often far the largest, out of the moments."""
 
     def names(self) -> tuple[str, ...]:
         """The activations that are asked for, of a block and of the end."""

@@ -90,8 +90,7 @@ MANTISSA_BITS = {"fp32": 23, "bf16": 7, "fp8_e4m3": 3, "fp8_e5m2": 2}
 
 
 def product_bits(a: str, b: str) -> int:
-    """Mantissa bits of an exact product of operands in formats `a` and `b`: (1 + m_a) + (1 + m_b) significant bits, one
-    implicit."""
+    """Mantissa bits of exact products of formats `a` and `b`: (1 + m_a) + (1 + m_b) significant ones, one implicit."""
     return MANTISSA_BITS[a] + MANTISSA_BITS[b] + 1
 
 

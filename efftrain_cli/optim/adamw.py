@@ -29,8 +29,7 @@ _CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 class AdamW:
-    """PyTorch's fused AdamW (Loshchilov and Hutter 2019), its second moments views of one flat buffer that can be
-    measured in one go. An `Optimizer`."""
+    """An `Optimizer`: PyTorch's fused AdamW (Loshchilov and Hutter 2019), all second moments in one flat buffer."""
 
     gradient_powers: Mapping[str, int] = {"exp_avg": 1, "exp_avg_sq": 2, "step": 0}
 
@@ -44,8 +43,7 @@ class AdamW:
         weight_decay: float,
         scales: Mapping[str, GroupScale] | None = None,
     ) -> None:
-        """`kinds` says by name what weight decay acts on; `scales` names parameters with lr, eps and weight decay
-        factors."""
+        """`kinds` says what weight decay acts on; `scales` names parameters with lr, eps and weight decay factors."""
         groups: dict[tuple[bool, GroupScale], list[nn.Parameter]] = {}
         for name, parameter in parameters.items():
             scale = (scales or {}).get(name, GroupScale())

@@ -20,8 +20,3 @@ def decays(kind: ParameterKind) -> bool:
     """Weight decay acts on matrices, except the position embeddings: rows that no short sequence reaches get no
     gradient, and decay alone would shrink them."""
     return kind in ("token_embedding", "matrix", "fused_matrix")
-
-
-def is_hidden_matrix(kind: ParameterKind) -> bool:
-    """Whether Muon updates it: the matrices of the blocks, not the embeddings and not the head."""
-    return kind in ("matrix", "fused_matrix")

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.groups import is_hidden_matrix
 from efftrain_cli.optim.optimizer import WithoutCompiler
 
 MOMENTUM = 0.95
@@ -27,8 +26,7 @@ class _TorchMuon(WithoutCompiler, torch.optim.Muon):
 
 
 class Muon:
-    """torch.optim.Muon with torch's default adjustment of the learning rate, sqrt(max(1, rows / columns)). An
-    `Optimizer`."""
+    """An `Optimizer`: torch's Muon with its default adjustment of the learning rate, sqrt(max(1, rows / columns))."""
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
 
@@ -43,7 +41,7 @@ class Muon:
         weight_decay: float,
     ) -> None:
         """`lr_ratio` is Muon's learning rate over that of AdamW; `betas` and `eps` are AdamW's."""
-        matrices = {name: parameter for name, parameter in parameters.items() if is_hidden_matrix(kinds[name])}
+        matrices = {name: parameter for name, parameter in parameters.items() if kinds[name].endswith("matrix")}
         self._lr_ratio = lr_ratio
         self._adamw = AdamW(
             {name: parameter for name, parameter in parameters.items() if name not in matrices},

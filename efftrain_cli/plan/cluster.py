@@ -55,8 +55,7 @@ class Cluster:
         return min(self.bandwidth, self.between) if self.nodes > 1 else self.bandwidth
 
     def ring(self, size: float, devices: int | None = None, bandwidth: float | None = None) -> float:
-        """Seconds in which so many bytes, of which every device has its own, are added up on all: twice around a
-        ring."""
+        """Seconds in which that many bytes of every device are added up on all: twice around a ring."""
         count = self.devices if devices is None else devices
         if count == 1:
             return 0.0
@@ -140,8 +139,7 @@ def step_time(
 
 
 def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str) -> int:
-    """Bytes of one device, by `training_bytes`: the state, or its share and two gathered blocks with the embedding;
-    activations."""
+    """Bytes of one device, by `training_bytes`: activations, and the state or its share and two gathered blocks."""
     model = recipe.model
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     copies = gradient_copies(recipe, cluster.devices)
@@ -200,7 +198,6 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
             f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each needs one\n"
             f"use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
-    lanes = recipe.parallel is not None and recipe.parallel.lanes is not None
     found = []
     for strategy in STRATEGIES:
         if strategy == "hybrid" and cluster.nodes in (1, cluster.devices):
@@ -220,7 +217,7 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
                 parameters=parameters,
                 micro_batches=here,
                 sums=2 if plan.measure_similarity else 1,
-                lanes=lanes,
+                lanes=recipe.lanes is not None,
             )
         seconds = sum(count * times[kind].total for kind, count in kinds.items())
         sequences = -(-largest[0] // accumulation_steps(recipe, *largest[:2], cluster.devices))

@@ -64,8 +64,7 @@ def likely_vocabulary(tokenizer: str) -> int:
 
 
 def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
-    """What training `recipe`, to step `until` or to its end, is expected to cost; None where its vocabulary is not
-    known before the data is prepared."""
+    """What training `recipe` costs, to step `until` or its end; None where only preparing shows the vocabulary."""
     vocab_size = vocabulary_of(recipe.data.tokenizer)
     if vocab_size is None:
         return None
@@ -101,10 +100,8 @@ def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
 
 
 def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
-    """Gradients of the whole model that one of so many ranks holds at once: the methods' too, and those of lanes that
-    wait for their neighbours in the tree."""
-    lanes = None if recipe.parallel is None else recipe.parallel.lanes
-    waiting = 0 if lanes is None else max(0, (lanes // ranks).bit_length() - 1)
+    """Gradients of the whole model that one of so many ranks holds: methods' too, and lanes' that wait."""
+    waiting = max(0, ((recipe.lanes or 0) // ranks).bit_length() - 1)
     return 1 + waiting + sum(method.gradients_held for method in recipe.methods.values())
 
 

@@ -34,8 +34,7 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
 
 
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
-    """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with `vocab_rows` rows of the
-    embedding."""
+    """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with so many rows of the embedding."""
     model = recipe.model if stage is None else recipe.model_at(stage)
     return parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm, recipe.affine)
 
@@ -55,11 +54,11 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
     train = recipe.train
     n_layer, optim = _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
 
-    seq_len, sequences_per_window, batch_size = full, 1, train.batch_size
+    seq_len, per_window, batch_size = full, 1, train.batch_size
     if recipe.seq_len_warmup is not None:
         seq_len = recipe.seq_len_warmup.seq_len_at(step, full)
         batch_size = recipe.seq_len_warmup.batch_size_at(seq_len, full, train.batch_size)
-        sequences_per_window = recipe.seq_len_warmup.sequences_per_window_at(seq_len, full)
+        per_window = recipe.seq_len_warmup.sequences_per_window_at(seq_len, full)
     if recipe.batch_size_warmup is not None:
         batch_size = recipe.batch_size_warmup.batch_size_at(progress.sequences, train.batch_size)
     if recipe.simigrad is not None and progress.batch_size:
@@ -72,31 +71,22 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
         progress.lr_warmup_tokens,
         optim.decay_tokens or train.tokens,
     )
-    measure_similarity = False
+    measures = False
     if recipe.simigrad is not None:
-        measure_similarity = recipe.simigrad.measures_at(step)
+        measures = recipe.simigrad.measures_at(step)
         lr *= recipe.simigrad.lr_factor(batch_size, train.batch_size)
     if progress.stage:
         lr *= rewarmup_factor(step - progress.stage_step, recipe.stages[progress.stage].rewarmup_steps)
 
-    keep, branch_scales = _keep_all(n_layer), None
+    keep, scales = _keep_all(n_layer), None
     if recipe.progressive_layer_drop is not None:
         keep = recipe.progressive_layer_drop.keep_probabilities(step, n_layer)
-        branch_scales = recipe.progressive_layer_drop.branch_scales(step, n_layer)
+        scales = recipe.progressive_layer_drop.branch_scales(step, n_layer)
 
     evaluate = step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens
+    micro_batches = accumulation_steps(recipe, batch_size, seq_len, ranks)
     return StepPlan(
-        step,
-        lr,
-        batch_size,
-        seq_len,
-        accumulation_steps(recipe, batch_size, seq_len, ranks),
-        progress.windows,
-        sequences_per_window,
-        keep,
-        evaluate,
-        branch_scales,
-        measure_similarity,
+        step, lr, batch_size, seq_len, micro_batches, progress.windows, per_window, keep, evaluate, scales, measures
     )
 
 
@@ -111,13 +101,12 @@ def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int
 
 def shares(recipe: Recipe, ranks: int = 1) -> int:
     """What the number of a step's micro-batches is a multiple of."""
-    multiple = ranks if recipe.parallel is None or recipe.parallel.lanes is None else recipe.parallel.lanes
+    multiple = recipe.lanes or ranks
     return multiple if recipe.simigrad is None else math.lcm(multiple, 2)
 
 
 def full_plan(recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1) -> StepPlan:
-    """A step that no schedule shortens: every block runs, and all is measured that a step may measure. For probes; its
-    learning rate is 0."""
+    """A step that no schedule shortens, with all blocks and all measurements. For probes; its learning rate is 0."""
     scales = None if recipe.progressive_layer_drop is None else (1.0,) * n_layer
     measures = recipe.simigrad is not None
     return StepPlan(1, 0.0, sequences, seq_len, micro_batches, 0, 1, _keep_all(n_layer), False, scales, measures)

@@ -30,8 +30,7 @@ class Progress(NamedTuple):
     stage_step: int = 0
     """Step after which this stage began: 0, or the step at which the model grew."""
     stage_curve: tuple[tuple[int, float], ...] = ()
-    """Recent (schedule_tokens, validation loss in nats per token) of this stage, newest last, where its switch reads
-    them."""
+    """Recent (schedule_tokens, validation loss) of this stage, newest last, where its switch reads them."""
     windows: int = 0
     """Full-length windows of the corpus consumed."""
     sequences: int = 0
@@ -86,8 +85,7 @@ class StepPlan(NamedTuple):
     """Compare the gradients of the two halves of the batch."""
 
     def first_sequence(self, micro_batch: int) -> int:
-        """Number of the sequence with which a micro-batch (from 0, in the whole step) begins; the larger ones come
-        first."""
+        """Number of the first sequence of a micro-batch (from 0, in the whole step); the larger ones come first."""
         size, larger = divmod(self.batch_size, self.accumulation_steps)
         return micro_batch * size + min(micro_batch, larger)
 
@@ -119,8 +117,7 @@ class Batch:
 
 
 class MicroBatch(NamedTuple):
-    """A part of a step that one forward and backward pass takes: `tokens` and `targets` are int64 (sequences,
-    seq_len)."""
+    """What one forward and backward pass takes: `tokens` and `targets` are int64 (sequences, seq_len)."""
 
     number: int
     """From 0, in the whole step."""

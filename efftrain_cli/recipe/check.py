@@ -253,8 +253,7 @@ class Check:
         self.add(key, rule, None if is_table else value, suggestion)
 
     def _nearest_key(self, key: str, is_table: bool) -> str | None:
-        """The valid dotted key that an unknown one most likely means: by alias, then by spelling, in its own section
-        first."""
+        """The valid dotted key that an unknown one means: by alias, then by spelling, in its own section first."""
         key = unnumbered(key).lower().replace("-", "_")
         section, _, name = key.rpartition(".")
         same_kind = [k for k in self.known if (k in self.sections) == is_table] or list(self.known)
@@ -274,8 +273,7 @@ class Check:
         return best if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8 else None
 
     def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
-        """(field, rule) of everything that pydantic finds wrong; rule None: missing; field "": the section as a
-        whole."""
+        """(field, rule) of what pydantic finds wrong; rule None: missing; field "": the section as a whole."""
         try:
             cls(**arguments)
             return
@@ -345,8 +343,7 @@ _TYPES = {
 
 
 def rule_of(breach: Any, path: list[str]) -> str:
-    """A pydantic error in the words of a recipe, such as "must be at least 1". `path` is its place: keys, and numbers
-    of items."""
+    """A pydantic error in a recipe's words, as "must be at least 1". `path`: keys, and numbers of items."""
     kind, context = breach["type"], breach.get("ctx", {})
     item = next((part for part in path[1:] if part.isdigit()), None)
     if kind == "value_error":

@@ -215,8 +215,7 @@ def _text(path: Path) -> str:
 
 
 def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
-    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked at the same
-    time."""
+    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked too."""
     lines = _text(path).split("\n")
     file = shown_path(path)
     section = ""

@@ -77,6 +77,11 @@ class Recipe:
         return () if self.standardization_loss is None else self.standardization_loss.affine_names()
 
     @property
+    def lanes(self) -> int | None:
+        """Lanes of [parallel]; None where results may depend on the number of devices by rounding."""
+        return None if self.parallel is None else self.parallel.lanes
+
+    @property
     def ring(self) -> Ouroboros | None:
         """The method whose gradients are late, where any is."""
         return self.ouroboros if self.ouroboros is not None and self.ouroboros.modules > 1 else None
@@ -107,8 +112,7 @@ class Recipe:
 
 
 def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections that are methods and present, by name; [[stages]] alone are staged training too, with its
-    defaults."""
+    """The sections that are methods and present, by name; [[stages]] alone are staged training too."""
     found = {name: sections[name] for name in methods_in(Recipe) if sections.get(name) is not None}
     if sections.get("stages"):
         found.setdefault("staged_growth", StagedGrowth())

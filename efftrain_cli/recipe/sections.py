@@ -189,8 +189,7 @@ class Eval:
     windows: int = Field(default=64, ge=1)
     """Validation windows, of seq_len tokens each."""
     positions: bool = False
-    """Report the validation loss by position in the context too, as columns val_loss_from_POSITION; doubles what
-    evaluation costs."""
+    """Report the validation loss by position too, as columns val_loss_from_POSITION; doubles what evaluation costs."""
     sample: str | None = None
     """Show what the model writes after this text at each evaluation; it changes nothing of the training."""
 

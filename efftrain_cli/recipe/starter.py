@@ -56,8 +56,7 @@ every = {eval.every}
 
 
 def starter(name: str, base: str, recipe: Recipe) -> str:
-    """The text of a recipe `name` on `base`, with the values of `recipe`, which is `base` and what the user
-    overrides."""
+    """The text of a recipe `name` on `base`; `recipe` is `base` with what the user overrides."""
     values = {**flat_values(recipe), "base": base}
     text = _TEMPLATE.replace("{name}", name)
     return re.sub(r"\{([\w.]+)\}", lambda key: toml_value(values[key[1]]), text)

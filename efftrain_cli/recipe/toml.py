@@ -36,13 +36,17 @@ def _toml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered from 0: "stages.0.lr". A
     table without keys stays {}: a section that is present is on."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        if _is_tables(value):
             value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{key}.") or {key: {}}
@@ -64,14 +68,11 @@ def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] | None = N
         width = max((len(line) for line, key in written if key in comments), default=0)
         return [f"{line:<{width}}  # {comments[key]}" if key in comments else line for line, key in written]
 
-    def is_tables(value: Any) -> bool:
-        return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
-
-    plain = {n: v for n, v in values.items() if not isinstance(v, Mapping) and not is_tables(v)}
+    plain = {n: v for n, v in values.items() if not isinstance(v, Mapping) and not _is_tables(v)}
     yield from body(plain, "")
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from ("", f"[{_toml_key(name)}]", *body(value, f"{name}."))
-        elif is_tables(value):
+        elif _is_tables(value):
             for index, item in enumerate(value):
                 yield from ("", f"[[{_toml_key(name)}]]", *body(item, f"{name}.{index}."))

@@ -49,7 +49,7 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
             f"a step of {smallest} sequences cannot be shared by {sharing} {'devices' if ring is None else 'rings'}: each needs one\n"
             f"use at most --devices {smallest * ranks.world_size // sharing}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
-    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    lanes = recipe.lanes
     cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
     if lanes is None and cut:
         raise UsageError(

@@ -175,7 +175,7 @@ def build_forward_backward(
     objective = build_objective(recipe, model, device, ranks)
     full_shape = full_micro_batch(recipe, ranks.world_size)
     layer_drop, accumulation = recipe.progressive_layer_drop, recipe.chunked_accumulation
-    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    lanes = recipe.lanes
     late = late_gradients(recipe, model, device)
     parameters = list(model.parameters())
     nothing = {"ce": torch.zeros((), device=device)}

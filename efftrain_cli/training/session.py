@@ -179,7 +179,7 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
         changed.pop("threads", None)
     if not changed:
         return now
-    lanes = None if recipe.parallel is None else recipe.parallel.lanes
+    lanes = recipe.lanes
     note = f"note: continued with {', '.join(changed.values())}"
     if list(changed) == ["devices"] and lanes is not None:
         note += f": by parallel.lanes = {lanes} the same bits"
@@ -209,7 +209,7 @@ def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> d
         # How many runs a sweep trains side by side on this machine: they slow each other down.
         "jobs": int(os.environ.get("EFFTRAIN_JOBS", "1")),
         "world_size": session.ranks.world_size,
-        "lanes": None if recipe.parallel is None else recipe.parallel.lanes,
+        "lanes": recipe.lanes,
         "dtype": compute_dtype(recipe.train.dtype, session.device),
         "data": {
             "train_hash": corpus.train.sha256,

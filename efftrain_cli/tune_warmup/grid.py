@@ -248,6 +248,11 @@ class Grid:
             return replace(self.recipe, batch_size_warmup=warmup)
         return replace(self.recipe, seq_len_warmup=warmup)
 
+    def ramp(self, start: int, steps: int) -> int | None:
+        """Sequences of the batch's ramp in this setting; None where the batch is not warmed up."""
+        ramp = self.recipe_with(start, steps).batch_size_warmup
+        return None if ramp is None else ramp.sequences
+
     @cached_property
     def _tokens(self) -> dict[tuple[int, int, int], int]:
         return {}

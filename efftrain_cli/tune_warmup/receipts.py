@@ -60,11 +60,10 @@ def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> N
     table.writerow(COLUMNS.split(","))
     for receipt in receipts:
         probe = receipt.probe
-        ramp = search.grid.recipe_with(probe.start, probe.steps).batch_size_warmup
         beside = (receipt.calm, receipt.max_grad_norm, receipt.max_adam_sqrt_v, receipt.max_loss_ratio)
         table.writerow(
             [
-                *(probe.name, probe.start, probe.steps, "" if ramp is None else ramp.sequences, probe.seed),
+                *(probe.name, probe.start, probe.steps, search.grid.ramp(probe.start, probe.steps), probe.seed),
                 *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
                 *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
                 *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),

@@ -166,8 +166,7 @@ def announce(console: Console, search: Search, probe: Probe, receipts: Sequence[
 
 
 def _setting(search: Search, probe: Probe) -> str:
-    ramp = search.grid.recipe_with(probe.start, probe.steps).batch_size_warmup if search.kind == "batch" else None
-    ramped = "" if ramp is None else f" ({ramp.sequences} sequences)"
+    ramped = f" ({search.grid.ramp(probe.start, probe.steps)} sequences)" if search.kind == "batch" else ""
     start = f"start {probe.start}, " if search.grid.start_name else ""
     seed = f", seed {probe.seed}" if len(search.all_seeds) > 1 else ""
     return f"{start}{probe.steps:,} steps{ramped}{seed}, seen for {probe.horizon:,}"

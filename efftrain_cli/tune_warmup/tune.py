@@ -237,10 +237,9 @@ def _finish(
             f"no stable setting was found; {tuned} holds {search.grid.rule_of_thumb}, marked as not stable, and "
             f"{folder / 'receipts.csv'} the receipts"
         )
-    recipe = search.grid.recipe_with(outcome.start, outcome.steps)
     setting = f"{outcome.steps} steps" if search.kind == "lr" else f"start {outcome.start}, {outcome.steps} steps"
-    if search.kind == "batch" and recipe.batch_size_warmup is not None:
-        setting += f", a ramp of {recipe.batch_size_warmup.sequences} sequences"
+    if search.kind == "batch":
+        setting += f", a ramp of {search.grid.ramp(outcome.start, outcome.steps)} sequences"
     if not outcome.complete:
         more = share_up(search.budget_to_go_on(_as_they_stand(folder, search, receipts)), budget)
         console.print(f"more       the same command with {more} or more goes on from here", markup=False)

@@ -11,7 +11,7 @@ from tests.laws.test_floors import PACKAGE
 
 MOST = {
     "seq_len_warmup": 9,  # tune-warmup's grid, the middle shape that is compiled, a recipe to begin with
-    "batch_size_warmup": 7,  # tune-warmup
+    "batch_size_warmup": 4,  # tune-warmup's grid
     "progressive_layer_drop": 4,
     "simigrad": 5,  # its progress and its measurement are values of a step
     "chunked_accumulation": 7,  # `efftrain accumulation`, and models that are read without it
