@@ -109,9 +109,7 @@ def open_to_write(path: Path, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError:
         if path.is_symlink():
-            raise CheckpointError(
-                f"{path} is a symbolic link: nothing is written through it. Remove the link"
-            ) from None
+            raise CheckpointError(f"{path} is a symbolic link: nothing is written through it; remove it") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

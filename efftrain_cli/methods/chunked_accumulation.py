@@ -169,9 +169,7 @@ class ChunkedAccumulation(Method):
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         if self.fidelity == "hardware":
-            return [
-                "Linear layers multiply in fp8 where the device has such units; on a CPU fast_accumulation has no effect."
-            ]
+            return ["Linear layers multiply in fp8 where the device can; on a CPU fast_accumulation has no effect."]
         return [
             f"Narrow accumulators are emulated (fidelity \"{self.fidelity}\"), so steps take longer than fp32's; the papers' savings "
             "are those of special hardware."

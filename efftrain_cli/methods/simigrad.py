@@ -46,6 +46,7 @@ CHUNK = 1 << 16
 """Elements per chunk of a dot product on the CPU."""
 Dots = tuple[float, float, float]
 """(<A,B>, |A|^2, |B|^2) of the mean gradients of a batch's two halves."""
+Window = tuple[Dots, ...]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -214,9 +215,7 @@ class SimiGrad(Method):
             "simigrad_lr_factor": self.lr_factor(batch_size, recipe.train.batch_size),
         }
 
-    def decide(
-        self, step: int, batch_size: int, window: tuple[Dots, ...], dots: Dots | None
-    ) -> tuple[int, tuple[Dots, ...]]:
+    def decide(self, step: int, batch_size: int, window: Window, dots: Dots | None) -> tuple[int, Window]:
         """Batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`, or nothing.
 
         Default: a measurement joins the window; a full window is decided on and cleared, so that no decision sees

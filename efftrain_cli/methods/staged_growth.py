@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 Moments = Literal["paper", "ema", "reset"]
 Symmetry = Literal["none", "offdiag", "noise"]
 Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"]
+Curve = tuple[tuple[int, float], ...]
+"""(schedule_tokens, validation loss) of evaluations, newest last."""
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
 """S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the target model. The
 authors' released constants, measured on their GPT-2 runs; for both at once they give 2.455 (`SAME_LOSS_STEPS_BOTH`)."""
@@ -143,9 +145,7 @@ class Switch:
         ends = range(len(curve) - self.times + 1, len(curve) + 1)
         return all(log_log_slope(*zip(*curve[end - self.window : end], strict=True)) >= self.value for end in ends)
 
-    def with_evaluation(
-        self, curve: tuple[tuple[int, float], ...], tokens: int, loss: float
-    ) -> tuple[tuple[int, float], ...]:
+    def with_evaluation(self, curve: Curve, tokens: int, loss: float) -> Curve:
         """The curve with one more (schedule_tokens, loss), as long as the rule needs it."""
         return (*curve, (tokens, loss))[-(self.window + self.times - 1) :]
 
@@ -254,9 +254,8 @@ class StagedGrowth(Method):
 
     def preserves_loss(self, operators: Iterable[Operator]) -> bool:
         """Whether these operators, in this section's variants, claim to leave loss and logits as they are."""
-        return all(
-            self.symmetry != "noise" if kind == "width" else not self.depth.startswith("copy") for kind, _ in operators
-        )
+        keeps = {"width": self.symmetry != "noise", "depth": not self.depth.startswith("copy")}
+        return all(keeps[kind] for kind, _ in operators)
 
 
 def shapes_of_stages(target: tuple[int, int, int], stages: Sequence[Stage]) -> list[Shape]:

@@ -22,9 +22,7 @@ def fill_gradients(parameters: Sequence[Tensor]) -> None:
 def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     """The parameters' gradients, zeros where there is none; `.grad` is None afterwards, so that a new sum can begin."""
     fill_gradients(parameters)
-    gradients = []
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for parameter in parameters:
-        assert parameter.grad is not None
-        gradients.append(parameter.grad)
         parameter.grad = None
     return gradients

@@ -39,12 +39,10 @@ def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) 
     return parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm, recipe.affine)
 
 
-def token_flops(
-    recipe: Recipe, vocab_rows: int, seq_len: int, blocks: float, stage: int | None = None
-) -> FlopsPerToken:
+def token_flops(recipe: Recipe, rows: int, seq_len: int, blocks: float, stage: int | None = None) -> FlopsPerToken:
     """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
     model = recipe.model if stage is None else recipe.model_at(stage)
-    return flops_per_token(model.n_embd, seq_len, vocab_rows, blocks, model.norm, recipe.affine)
+    return flops_per_token(model.n_embd, seq_len, rows, blocks, model.norm, recipe.affine)
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
@@ -118,11 +116,9 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     schedule_step = progress.schedule_step + 1
     schedule_tokens = progress.schedule_tokens + result.tokens
     lr_warmup_tokens = schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens
-    batch_size, simigrad_window = progress.batch_size, progress.simigrad_window
+    batch_size, window = progress.batch_size, progress.simigrad_window
     if recipe.simigrad is not None:
-        batch_size, simigrad_window = recipe.simigrad.decide(
-            plan.step, plan.batch_size, simigrad_window, result.simigrad_dots
-        )
+        batch_size, window = recipe.simigrad.decide(plan.step, plan.batch_size, window, result.simigrad_dots)
     return Progress(  # in the order of its fields: keywords would take as long as all the rest
         plan.step,
         progress.segment,
@@ -141,7 +137,7 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
         lr_warmup_tokens,
         progress.best_loss,
         progress.evaluation_due,
-        simigrad_window,
+        window,
     )
 
 

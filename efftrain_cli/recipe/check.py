@@ -239,9 +239,7 @@ class Check:
         return None if any(item is None for item in built) else tuple(built)
 
     def _unknown(self, key: str, value: Any) -> None:
-        is_table = isinstance(value, Mapping) or (
-            isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-        )
+        is_table = isinstance(value[0] if isinstance(value, list) and value else value, Mapping)
         suggestion = self._nearest_key(key, is_table)
         rule = "unknown section" if is_table else "unknown key"
         if suggestion is None:

@@ -42,9 +42,7 @@ class Draft:
 
     def origin(self, key: str) -> str:
         """Where `key` was written, or the table around it, or the file."""
-        while key and key not in self.origins:
-            key = key.rpartition(".")[0]
-        return self.origins.get(key) or shown_path(self.path)
+        return _place(key, shown_path(self.path), self.origins)
 
 
 def shown_path(path: Path) -> str:
@@ -241,10 +239,9 @@ def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
                 draft.unread.add(f"{section}.{key[0]}".lstrip("."))
             lines[number - 1] = ""
     else:
-        first = draft.problems[-MOST_MISTAKES]
-        raise RecipeError(
-            _not_a_recipe(path, f"{MOST_MISTAKES} of its first {number} lines are not TOML, {first.source} the first")
-        )
+        first = draft.problems[-MOST_MISTAKES].source
+        why = f"{MOST_MISTAKES} of its first {number} lines are not TOML, {first} the first"
+        raise RecipeError(_not_a_recipe(path, why))
     draft.unread.add("")  # too damaged to say what is missing
     return {}
 

@@ -430,6 +430,12 @@ def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
     assert counter.frame_count == 2
 
 
+def test_verify_resume_sees_blocks_dropped_before_and_after_the_stop() -> None:
+    slow = recipe(ProgressiveLayerDrop(theta=0.5, steps=100_000))
+    (cut,) = slow.methods["progressive_layer_drop"].shortened(slow, 4, 4).values()
+    assert cut == ProgressiveLayerDrop(theta=0.5, steps=8)
+
+
 def test_unwise_settings_are_named() -> None:
     assert warnings_of(recipe(ProgressiveLayerDrop(steps=40))) == []
     assert warnings_of(recipe(ProgressiveLayerDrop(theta=0.7, steps=0))) == []

@@ -576,6 +576,12 @@ def test_combinations_that_cannot_work_are_refused(folder: Path, overrides: list
     assert key in problems("tiny", *overrides)
 
 
+def test_a_section_with_a_mistake_is_still_refused_beside_another(folder: Path) -> None:
+    mistaken = "simigrad={target=7.0, min_batch_size=2, max_batch_size=8}"
+    found = problems("tiny", mistaken, "ouroboros.modules=2", "batch_size_warmup={start=1, increment=1, sequences=100}")
+    assert found.keys() == {"simigrad.target", "simigrad", "batch_size_warmup"}
+
+
 def test_a_recipe_built_in_python_obeys_the_same_rules(folder: Path) -> None:
     from dataclasses import replace
 
