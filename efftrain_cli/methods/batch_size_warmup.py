@@ -16,7 +16,7 @@ consumed_t counts the sequences trained before the step. It attaches to `plan_st
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class BatchSizeWarmup(Method):
     """Batch size warmup: begin with few sequences per step and add `increment` at a time over `sequences` sequences."""
 
-    varies: ClassVar[frozenset[str]] = frozenset({"batch"})
-    also_called: ClassVar[Mapping[str, str]] = {"": "rampup_batch_size batch_warmup batch_size_rampup"}
+    varies: ClassVar = frozenset({"batch"})
+    also_called: ClassVar = {"": "rampup_batch_size batch_warmup batch_size_rampup"}
 
     start: int = Field(ge=1)
     """Sequences per step at the beginning."""

@@ -24,7 +24,7 @@ moments stay fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import astuple
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -64,9 +64,9 @@ class Accumulator:
 class ChunkedAccumulation(Method):
     """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators, in chunks."""
 
-    shards: ClassVar[bool] = False
-    prefix: ClassVar[str] = "chunked"
-    also_called: ClassVar[Mapping[str, str]] = {"": "accumulation chunk_accumulation fp8 low_precision"}
+    shards: ClassVar = False
+    prefix: ClassVar = "chunked"
+    also_called: ClassVar = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
     operands: Operands = "fp32"
     """Format of activations and weights; an 8-bit tensor has one scale, a power of two, by its largest magnitude."""

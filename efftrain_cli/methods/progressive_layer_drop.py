@@ -27,7 +27,7 @@ weights and follows its momentum, and every parameter's Adam step count stays th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -49,12 +49,10 @@ GAMMA_STEPS = 100
 class ProgressiveLayerDrop(Method):
     """Progressive layer dropping: skip whole blocks at random, more of them later in training, deep ones more often."""
 
-    varies: ClassVar[frozenset[str]] = frozenset({"blocks"})
-    shards: ClassVar[bool] = False
-    prefix: ClassVar[str] = "pld"
-    also_called: ClassVar[Mapping[str, str]] = {
-        "": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"
-    }
+    varies: ClassVar = frozenset({"blocks"})
+    shards: ClassVar = False
+    prefix: ClassVar = "pld"
+    also_called: ClassVar = {"": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"}
 
     theta: float = Field(default=0.5, gt=0, le=1)
     """Keep probability that the last block approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops nothing."""

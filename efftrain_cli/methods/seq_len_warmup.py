@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 class SeqLenWarmup(Method):
     """Sequence length warmup: train on short sequences first and lengthen them over `steps` optimizer steps."""
 
-    varies: ClassVar[frozenset[str]] = frozenset({"length"})
-    also_called: ClassVar[Mapping[str, str]] = {
+    varies: ClassVar = frozenset({"length"})
+    also_called: ClassVar = {
         "": "slw curriculum curriculum_learning seqlen_warmup sequence_length_warmup",
         "start": "start_seq_len min_difficulty",
         "steps": "total_curriculum_step",

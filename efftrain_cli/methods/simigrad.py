@@ -26,7 +26,7 @@ step uses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -53,10 +53,10 @@ Window = tuple[Dots, ...]
 class SimiGrad(Method):
     """SimiGrad: adapt the batch size so that the gradients of the batch's two halves keep a given cosine similarity."""
 
-    varies: ClassVar[frozenset[str]] = frozenset({"batch", "steps"})
-    shards: ClassVar[bool] = False
-    gradients_held: ClassVar[int] = 1  # that of the other half
-    also_called: ClassVar[Mapping[str, str]] = {"": "adaptive_batch"}
+    varies: ClassVar = frozenset({"batch", "steps"})
+    shards: ClassVar = False
+    gradients_held: ClassVar = 1  # that of the other half
+    also_called: ClassVar = {"": "adaptive_batch"}
 
     target: float = Field(gt=-1, lt=1)
     """gamma, the cosine similarity to hold, in (-1, 1)."""

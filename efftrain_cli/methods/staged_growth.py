@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -174,7 +174,7 @@ class Stage:
 class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
 
-    also_called: ClassVar[Mapping[str, str]] = {"": "growth"}
+    also_called: ClassVar = {"": "growth"}
 
     moments: Moments = "ema"
     """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the

@@ -20,7 +20,7 @@ output.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -49,12 +49,9 @@ SITES: dict[str, tuple[str, ...]] = {
 class StandardizationLoss(Method):
     """Standardization loss: draw activations towards mean 0 and variance 1 by a term of the loss, not by layers."""
 
-    shards: ClassVar[bool] = False
-    prefix: ClassVar[str] = "std"
-    also_called: ClassVar[Mapping[str, str]] = {
-        "": "standardisation_loss std_loss sloss",
-        "weight": "lambda coefficient",
-    }
+    shards: ClassVar = False
+    prefix: ClassVar = "std"
+    also_called: ClassVar = {"": "standardisation_loss std_loss sloss", "weight": "lambda coefficient"}
 
     weight: float = Field(ge=0)
     """Factor of the divergence, a mean over sites and channels in nats; 0 measures it and changes nothing."""

@@ -56,11 +56,8 @@ class Cluster:
 
     def ring(self, size: float, devices: int | None = None, bandwidth: float | None = None) -> float:
         """Seconds in which that many bytes of every device are added up on all: twice around a ring."""
-        count = self.devices if devices is None else devices
-        if count == 1:
-            return 0.0
-        speed = self.slowest if bandwidth is None else bandwidth
-        return 2 * (count - 1) * (size / count / speed + self.latency)
+        count = devices or self.devices
+        return 2 * (count - 1) * (size / count / (bandwidth or self.slowest) + self.latency)
 
 
 class StepTime(NamedTuple):

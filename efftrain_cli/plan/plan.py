@@ -35,13 +35,13 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
 
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
     """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with so many rows of the embedding."""
-    model = recipe.model if stage is None else recipe.model_at(stage)
+    model = recipe.model_at(stage)
     return parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm, recipe.affine)
 
 
 def token_flops(recipe: Recipe, rows: int, seq_len: int, blocks: float, stage: int | None = None) -> FlopsPerToken:
     """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
-    model = recipe.model if stage is None else recipe.model_at(stage)
+    model = recipe.model_at(stage)
     return flops_per_token(model.n_embd, seq_len, rows, blocks, model.norm, recipe.affine)
 
 

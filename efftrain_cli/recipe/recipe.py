@@ -59,9 +59,9 @@ class Recipe:
     stages: tuple[Stage, ...] = ()
     """Stages of staged training, in order; without any, [model] is trained from start to end."""
 
-    def model_at(self, stage: int) -> Model:
-        """The model that a stage (from 0) trains: [model] where there are no stages, and in the last."""
-        if not self.stages:
+    def model_at(self, stage: int | None) -> Model:
+        """The model that a stage (from 0) trains: [model] where there are none, in the last, and with None."""
+        if stage is None or not self.stages:
             return self.model
         shapes = shapes_of_stages((self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages)
         return replace(self.model, **shapes[stage]._asdict())
