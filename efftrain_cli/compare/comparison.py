@@ -77,18 +77,16 @@ def read_sound(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]
         DataError: none can be read.
     """
 
-    def attempt(path: Path) -> RunNumbers | DataError:
-        try:
-            return read_numbers(path)
-        except DataError as error:
-            return error
-
+    runs, left_out = [], []
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(attempt, paths))
-    left_out = [error for error in found if isinstance(error, DataError)]
-    if left_out and len(left_out) == len(found):
+        for future in [pool.submit(read_numbers, path) for path in paths]:
+            try:
+                runs.append(future.result())
+            except DataError as error:
+                left_out.append(error)
+    if left_out and not runs:
         raise left_out[0]
-    return [run for run in found if isinstance(run, RunNumbers)], tuple(map(str, left_out))
+    return runs, tuple(map(str, left_out))
 
 
 def compare(
@@ -166,7 +164,7 @@ def compare(
         points=points,
         measures=tuple(rows),
         cells=cells,
-        differences=tuple(compare_groups(groups, base, rows, cells, points, target_loss, margin, losses_withheld)),
+        differences=tuple(compare_groups(groups, base, rows, cells, points, margin, losses_withheld)),
         zero_shot=tuple(compare_zero_shot(groups, base, allow, withheld)),
         costs=costs,
     )
@@ -192,18 +190,12 @@ def _named(groups: Sequence[Group], name: str) -> Group:
 
 def _default_baseline(groups: Sequence[Group]) -> Group:
     over = [group for group in groups if any(not run.pending for run in group.runs)] or list(groups)
-    finished = [group for group in over if any(run.status == "finished" for run in group.runs)]
-    plain = [group for group in over if not _methods(group)]
     if len({group.recipe_name for group in groups}) == 1 and len(groups) > 1:
         return min(over, key=rank_of)
-    if len(plain) == 1:
-        return plain[0]
-    return (finished or over)[0]
-
-
-def _methods(group: Group) -> set[str]:
     shared = {"model", "data", "optim", "train", "eval", "checkpoint", "wandb", "base"}
-    return {key.split(".")[0] for key in group.recipe} - shared
+    plain = [group for group in over if {key.split(".")[0] for key in group.recipe} <= shared]
+    finished = [group for group in over if any(run.status == "finished" for run in group.runs)]
+    return plain[0] if len(plain) == 1 else (finished or over)[0]
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
@@ -233,12 +225,8 @@ def _trial_notes(every: Sequence[Group], groups: Sequence[Group], trials: Sequen
     counts = {group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every) for group in groups}
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())
-        notes.append(
-            Label(
-                "warning",
-                f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is",
-            )
-        )
+        text = f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is"
+        notes.append(Label("warning", text))
     return notes
 
 

@@ -24,6 +24,7 @@ from efftrain_cli.compare.measures import (
     schedule_position,
     why_not_matched,
 )
+from efftrain_cli.compare.reading import RunNumbers
 
 PRIMARY = "final_loss"
 """The measure that decides; the others are shown beside it and corrected as one family."""
@@ -82,7 +83,6 @@ def compare_groups(
     rows: Sequence[Measure],
     cells: dict[tuple[str, str], Cell],
     points: dict[str, EqualPoint],
-    target: float | None,
     margin: float | None,
     withheld: str,
 ) -> list[Difference]:
@@ -94,7 +94,7 @@ def compare_groups(
         if not measure.tested or (measure.tested == "difference" and _says_nothing_new(measure, points, groups)):
             continue
         for group in others:
-            estimate, exact, reason = _one(measure, base, group, cells, points, target)
+            estimate, exact, reason = _one(measure, base, group, cells, points)
             if withheld and reason != "none":
                 reason = withheld
             found.append((measure, group, estimate, exact, reason))
@@ -110,7 +110,7 @@ def compare_groups(
             estimate,
             exact,
             decisions.get(i, Decision("undecided", None)),
-            _shared(base, group),
+            tuple(seed for seed in base.seeds if seed in group.seeds),
             reason,
         )
         for i, (measure, group, estimate, exact, reason) in enumerate(found)
@@ -128,17 +128,8 @@ def _says_nothing_new(measure: Measure, points: dict[str, EqualPoint], groups: S
     return all(end <= 1.001 * value for end in ends)
 
 
-def _shared(base: Group, group: Group) -> tuple[int, ...]:
-    return tuple(sorted(set(base.seeds) & set(group.seeds)))
-
-
 def _one(
-    measure: Measure,
-    base: Group,
-    group: Group,
-    cells: dict[tuple[str, str], Cell],
-    points: dict[str, EqualPoint],
-    target: float | None,
+    measure: Measure, base: Group, group: Group, cells: dict[tuple[str, str], Cell], points: dict[str, EqualPoint]
 ) -> tuple[Estimate, ExactTest | None, str]:
     """The estimate, the exact test that decides in its place, and why nothing may be judged ("" where it may)."""
     nothing = Estimate(math.nan)
@@ -166,7 +157,7 @@ def _one(
     if measure.tested == "match":
         estimate, exact = _matched(measure.axis, base, group)
     else:
-        estimate, exact = _from_cells(measure, base, group, cells, target)
+        estimate, exact = _from_cells(measure, base, group, cells)
     if exact is not None:
         return estimate, exact, reason or _too_few(exact, base, group)
     return estimate, None, reason or (estimate.reason if estimate.p is None else "")
@@ -183,33 +174,30 @@ def _too_few(test: ExactTest, base: Group, group: Group) -> str:
 def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]) -> str:
     """Why the two stand at different places of their learning rates' decay; "" where they do not."""
 
-    def position(side: Group) -> float | None:
-        """Of its finished runs, on average; None where nothing decays, NaN where it is unknown."""
-        found = []
-        for run in side.runs:
-            if run.status == "finished" and len(run.evaluated["step"]):
-                axis = measure.axis if measure.key.startswith("loss_at_") else "tokens"
-                at = points[axis].value if measure.key.startswith("loss_at_") else float(run.evaluated[axis][-1])
-                found.append(schedule_position(run, axis, at))
-        there = [value for value in found if value is not None]
+    at_point = measure.key.startswith("loss_at_")
+    axis = measure.axis if at_point else "tokens"
+    ends = [
+        [run for run in side.runs if run.status == "finished" and len(run.evaluated["step"])] for side in (base, group)
+    ]
+
+    def position(runs: Sequence[RunNumbers]) -> float | None:
+        """On average; None where nothing decays, NaN where it is unknown."""
+        places = [
+            schedule_position(run, axis, points[axis].value if at_point else float(run.evaluated[axis][-1]))
+            for run in runs
+        ]
+        there = [place for place in places if place is not None]
         return sum(there) / len(there) if there else None
 
-    if not all(
-        any(run.status == "finished" and len(run.evaluated["step"]) for run in side.runs) for side in (base, group)
-    ):
+    if not all(ends):
         return ""
-    a, b = position(base), position(group)
+    a, b = map(position, ends)
     unknown = [side.label for side, at in ((base, a), (group, b)) if at is not None and math.isnan(at)]
     if unknown:
         return f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at the run's end"
-    if a is None and b is None:
-        return ""
     if a is not None and b is not None:
-        return (
-            ""
-            if abs(a - b) <= SAME_SCHEDULE
-            else f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
-        )
+        apart = abs(a - b) > SAME_SCHEDULE
+        return f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %" if apart else ""
     known, decaying, constant = (a, base, group) if b is None else (b, group, base)
     # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
     if known is not None and known < 1 - SAME_SCHEDULE:
@@ -234,18 +222,16 @@ def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest 
 
 
 def _from_cells(
-    measure: Measure, base: Group, group: Group, cells: dict[tuple[str, str], Cell], target: float | None
+    measure: Measure, base: Group, group: Group, cells: dict[tuple[str, str], Cell]
 ) -> tuple[Estimate, ExactTest | None]:
     """By t where every run has a number; by ranks where a run failed, or did not reach the target, or the measure
     asks."""
     before, after = cells[measure.key, base.label], cells[measure.key, group.label]
     by_run = [*zip(base.runs, before.values, strict=True), *zip(group.runs, after.values, strict=True)]
     bounds = [run.failed or value in (NOT_REACHED, FAILED) for run, value in by_run]
-    missing = [
-        str(value) for (_, value), bound in zip(by_run, bounds, strict=True) if isinstance(value, str) and not bound
-    ]
-    if missing:
-        return Estimate(math.nan, reason=f"{', '.join(dict.fromkeys(missing))}: no claim"), None
+    why = dict.fromkeys(v for (_, v), bound in zip(by_run, bounds, strict=True) if isinstance(v, str) and not bound)
+    if why:
+        return Estimate(math.nan, reason=f"{', '.join(why)}: no claim"), None
     if measure.tested == "rank" or any(bounds):
         sides = []
         for runs, cell in ((base.runs, before), (group.runs, after)):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from efftrain_cli.compare.fairness import Label
+    from efftrain_cli.compare.groups import Group
     from efftrain_cli.compare.inference import Estimate, ExactTest
     from efftrain_cli.compare.zero_shot import ZeroShotDifference
 
@@ -44,17 +45,12 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
                 if row[0]:  # the others go on with the question above them
                     console.print(escape(row[0]), highlight=False)
                 for name, value in zip(table.header[1:], row[1:], strict=True):
-                    if value in ("-", ""):
-                        continue
-                    console.print(
-                        f"  [dim]{escape(name)}[/dim] {escape(value)}".replace("[dim][/dim] ", ""), highlight=False
-                    )
+                    if value not in ("-", ""):
+                        dim = f"[dim]{escape(name)}[/dim] " if name else ""
+                        console.print(f"  {dim}{escape(value)}", highlight=False)
         else:
-            # No head over a table of names and values.
-            head = any(table.header)
-            shown = RichTable(
-                box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False, show_header=head, padding=(0, 0)
-            )
+            shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False, padding=(0, 0))
+            shown.show_header = any(table.header)  # no head over a table of names and values
             for i, name in enumerate(table.header):
                 shown.add_column(escape(name), no_wrap=i < len(table.header) - 1, overflow="fold")
             for row in table.rows:
@@ -70,11 +66,14 @@ def print_labels(console: Console, labels: Sequence[Label]) -> None:
     from rich.markup import escape
 
     style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}
-    for severity in SIGNS:
-        for label in labels:
-            if label.severity == severity:
-                sign = SIGNS[severity]
-                console.print(f"[{style[severity]}]{sign}:[/{style[severity]}] {escape(label.text)}", highlight=False)
+    for label in gravest_first(labels):
+        sign = f"[{style[label.severity]}]{SIGNS[label.severity]}:[/]"
+        console.print(f"{sign} {escape(label.text)}", highlight=False)
+
+
+def gravest_first(labels: Sequence[Label]) -> list[Label]:
+    """Labels in the order of SIGNS."""
+    return sorted(labels, key=lambda label: list(SIGNS).index(label.severity))
 
 
 def opening(comparison: Comparison) -> list[str]:
@@ -137,73 +136,55 @@ def _escape_latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
+_COLUMNS = (
+    "section measure unit recipe baseline seeds values mean sd difference kind low high p p_holm shared_seeds method verdict "
+    "exploratory"
+)
+
+
 def comma_separated(comparison: Comparison) -> str:
     """One row per measure and recipe at full precision: values by seed, mean, spread, and the test against the
     baseline."""
-    header = [
-        "section",
-        "measure",
-        "unit",
-        "recipe",
-        "baseline",
-        "seeds",
-        "values",
-        "mean",
-        "sd",
-        "difference",
-        "kind",
-        "low",
-        "high",
-        "p",
-        "p_holm",
-        "shared_seeds",
-        "method",
-        "verdict",
-        "exploratory",
-    ]
     rows: list[list[str]] = []
-    exploratory = str(comparison.exploratory).lower()
-    tests = {(d.measure.key, d.label): d for d in comparison.differences}
+
+    def add(of: tuple[str, str, str], group: Group, values: Sequence[object], test: Sequence[str], *mean: str) -> None:
+        who = [group.label, str(group is comparison.baseline).lower(), " ".join(map(str, group.seeds))]
+        # A reason may hold spaces, so values are set apart by semicolons.
+        numbers = [";".join(map(str, values)), *(mean or ("", ""))]
+        rows.append([*of, *who, *numbers, *(test or [""] * 9), str(comparison.exploratory).lower()])
+
     for measure in comparison.measures:
         for group in comparison.groups:
             cell = comparison.cells.get((measure.key, group.label), Cell((), None, None))
-            row = [
-                measure.section,
-                measure.key,
-                measure.unit,
-                group.label,
-                str(group is comparison.baseline).lower(),
-                " ".join(map(str, group.seeds)),
-                # A reason may hold spaces, so values are set apart by semicolons.
-                ";".join(str(value) for value in cell.values),
+            test = []
+            if (d := comparison.difference(measure.key, group.label)) is not None:
+                test = _test(d.estimate, measure.tested, d.exact or d.estimate, d.p_holm, len(d.seeds), d.verdict)
+            add(
+                (measure.section, measure.key, measure.unit),
+                group,
+                cell.values,
+                test,
                 _blank(cell.mean),
                 _blank(cell.sd),
-            ]
-            test = tests.get((measure.key, group.label))
-            if test is not None:
-                e = test.estimate
-                p, method = (test.exact.p, test.exact.method) if test.exact is not None else (e.p, e.method)
-                row += [_blank(e.mean), measure.tested, _blank(e.low), _blank(e.high), _blank(p), _blank(test.p_holm)]
-                row += [str(len(test.seeds)), method, test.verdict]
-            else:
-                row += [""] * 9
-            rows.append([*row, exploratory])
+            )
     for score in comparison.zero_shot:
         for group in comparison.groups:
-            values = score.scores[group.label]
-            row = ["Zero-shot", f"{score.task}/{score.protocol}/{score.limit}/{score.metric}", "", group.label]
-            row += [str(group is comparison.baseline).lower(), " ".join(map(str, group.seeds))]
-            row += [";".join("missing" if value is None else str(value) for value in values), "", ""]
-            difference = next((d for d in score.differences if d.label == group.label), None)
-            if difference is None:
-                row += [""] * 9
-            else:
-                e = difference.over_seeds
-                corrected = _blank(difference.p_holm)
-                row += [_blank(e.mean), "difference", _blank(e.low), _blank(e.high), _blank(e.p), corrected, str(e.n)]
-                row += [e.method, difference.verdict]
-            rows.append([*row, exploratory])
-    return csv_text(header, rows)
+            values = ["missing" if value is None else value for value in score.scores[group.label]]
+            z = next((d for d in score.differences if d.label == group.label), None)
+            test = (
+                []
+                if z is None
+                else _test(z.over_seeds, "difference", z.over_seeds, z.p_holm, z.over_seeds.n, z.verdict)
+            )
+            add(("Zero-shot", f"{score.task}/{score.protocol}/{score.limit}/{score.metric}", ""), group, values, test)
+    return csv_text(_COLUMNS.split(), rows)
+
+
+def _test(
+    estimate: Estimate, kind: str, test: Estimate | ExactTest, p_holm: float | None, n: int, verdict: str
+) -> list[str]:
+    numbers = (estimate.low, estimate.high, test.p, p_holm)
+    return [_blank(estimate.mean), kind, *map(_blank, numbers), str(n), test.method, verdict]
 
 
 def _blank(value: float | None) -> str:
@@ -212,7 +193,7 @@ def _blank(value: float | None) -> str:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Everything as plain values, at full precision; None where there is no number."""
-    by_run = [measure for measure in comparison.measures if measure.tested != "match"]
+    by_run = [measure.key for measure in comparison.measures if measure.tested != "match"]
     return {
         "schema_version": SCHEMA_VERSION,
         "verdicts": verdict_sentences(comparison),
@@ -242,28 +223,18 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                         "status": run.status,
                         "marks": list(run.marks),
                         "steps": run.step,
-                        "seconds": {
-                            "train_seconds": run.seconds,
-                            **run.other_seconds,
-                            "wall_seconds": run.wall_seconds,
-                        },
+                        "seconds": run.all_seconds,
                         "speeds_gflops": list(run.speeds),
-                        "measures": {
-                            measure.key: _number(comparison.cells[measure.key, group.label].values[i])
-                            for measure in by_run
-                        },
-                        "missing": {
-                            measure.key: value
-                            for measure in by_run
-                            if isinstance(value := comparison.cells[measure.key, group.label].values[i], str)
-                        },
+                        "measures": {key: _number(cell.values[i]) for key, cell in cells.items()},
+                        "missing": {k: cell.values[i] for k, cell in cells.items() if isinstance(cell.values[i], str)},
                     }
                     for i, run in enumerate(group.runs)
                 ],
-                "mean": {measure.key: comparison.cells[measure.key, group.label].mean for measure in by_run},
-                "sd": {measure.key: comparison.cells[measure.key, group.label].sd for measure in by_run},
+                "mean": {key: cell.mean for key, cell in cells.items()},
+                "sd": {key: cell.sd for key, cell in cells.items()},
             }
             for group in comparison.groups
+            for cells in [{key: comparison.cells[key, group.label] for key in by_run}]
         ],
         "differences": [
             {

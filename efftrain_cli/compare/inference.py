@@ -164,32 +164,6 @@ def _shift_p(estimate: Estimate, shift: float) -> tuple[float, float]:
     return float(special.stdtr(estimate.df, t)), float(special.stdtr(estimate.df, -t))
 
 
-def better_p(estimate: Estimate) -> float:
-    """One-sided p-value of "the method is no better"."""
-    at_least, at_most = _shift_p(estimate, 0.0)
-    return at_most if estimate.log else at_least
-
-
-def noninferiority_p(estimate: Estimate, margin: float) -> float:
-    """One-sided p-value of "the method is worse by `margin` or more"; a ratio's margin is the share lost, 0.05 for 5
-    %."""
-    _check_margin(margin)
-    at_least, at_most = _shift_p(estimate, -math.log1p(margin) if estimate.log else margin)
-    return at_most if estimate.log else at_least
-
-
-def equivalence_p(estimate: Estimate, margin: float) -> float:
-    """p-value of "the two differ by `margin` or more": the larger of two one-sided tests (Schuirmann 1987)."""
-    _check_margin(margin)
-    size = math.log1p(margin) if estimate.log else margin
-    return max(_shift_p(estimate, size)[0], _shift_p(estimate, -size)[1])
-
-
-def _check_margin(margin: float) -> None:
-    if not (math.isfinite(margin) and margin > 0):
-        raise ValueError(f"a margin is a positive number, not {margin}")
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What an estimate says about a question, at error rate ALPHA."""
@@ -214,10 +188,11 @@ def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None)
         ValueError: the margin is not positive.
     """
     tested = [i for i, result in enumerate(results) if result.p is not None]
-    p = dict(zip(tested, holm([claim_p(results[i], "different", None) for i in tested]), strict=True))
-    equal: dict[int, float] = {}
-    if margin is not None:
-        equal = dict(zip(tested, holm([claim_p(results[i], "equivalent", margin) for i in tested]), strict=True))
+
+    def corrected(direction: Direction) -> dict[int, float]:
+        return dict(zip(tested, holm([claim_p(results[i], direction, margin) for i in tested]), strict=True))
+
+    p, equal = corrected("different"), corrected("equivalent") if margin is not None else {}
     found = []
     for i, result in enumerate(results):
         outcome: Outcome = "undecided"
@@ -239,18 +214,24 @@ def is_better(result: Estimate | ExactTest) -> bool:
 
 
 def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | None) -> float:
-    """p-value of the claim that a direction makes; 1 where nothing was tested."""
+    """p-value of the claim that a direction makes; 1 where nothing was tested. A ratio's margin is the share lost, 0.05
+    for 5 %. Equivalence: the larger of two one-sided tests (Schuirmann 1987).
+
+    Raises:
+        ValueError: the claim needs a margin, and it is not positive.
+    """
     if direction == "different":
         return result.p if result.p is not None else 1.0
     if isinstance(result, ExactTest):
-        if direction != "better":
-            return 1.0
-        return result.p / 2 if result.wins > 0.5 else 1.0
-    if direction == "better":
-        return better_p(result)
-    return (
-        noninferiority_p(result, margin or 0.0) if direction == "noninferior" else equivalence_p(result, margin or 0.0)
-    )
+        return result.p / 2 if direction == "better" and result.wins > 0.5 else 1.0
+    margin = 0.0 if direction == "better" else margin or 0.0
+    if direction != "better" and not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"a margin is a positive number, not {margin}")
+    size = math.log1p(margin) if result.log else margin
+    if direction == "equivalent":
+        return max(_shift_p(result, size)[0], _shift_p(result, -size)[1])
+    # Better, or not worse by the margin: a lower loss, a higher ratio.
+    return _shift_p(result, -size)[1] if result.log else _shift_p(result, size)[0]
 
 
 def detectable(estimate: Estimate, alpha: float = ALPHA, power: float = POWER, one_sided: bool = False) -> float | None:
@@ -310,10 +291,9 @@ def rank_sum(
     if k == 0 or k == n:
         return ExactTest(1.0, 1.0, math.nan, "exact rank sum")
     p = _share_as_extreme(scores, k, int(scores[n - k :].sum()))
-    smallest = min(1.0, 2 / math.comb(n, k))
     pairs = order[n - k :, : n - k]
     wins = float((pairs < 0).mean() + 0.5 * (pairs == 0).mean())
-    return ExactTest(p, smallest, wins, "exact rank sum")
+    return ExactTest(p, min(1.0, 2 / math.comb(n, k)), wins, "exact rank sum")
 
 
 def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
@@ -336,17 +316,17 @@ def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> Ex
     shared = baseline.keys() & method.keys()
     na, nb = len(baseline), len(method)
     a, b = sum(baseline.values()), sum(method.values())
+    if not na or not nb:
+        return ExactTest(1.0, 1.0, math.nan, "Fisher's exact test")
     if len(shared) == na == nb and na >= MCNEMAR_FROM:
         only_a = sum(baseline[seed] and not method[seed] for seed in shared)
         only_b = sum(method[seed] and not baseline[seed] for seed in shared)
         p, smallest, words = mcnemar(only_a, only_b), 2 * 0.5**na, "McNemar's exact test"
     else:
-        p = float(stats.fisher_exact([[a, na - a], [b, nb - b]]).pvalue) if na and nb else 1.0
-        smallest = float(stats.fisher_exact([[na, 0], [0, nb]]).pvalue) if na and nb else 1.0
+        p = float(stats.fisher_exact([[a, na - a], [b, nb - b]]).pvalue)
+        smallest = float(stats.fisher_exact([[na, 0], [0, nb]]).pvalue)
         words = "Fisher's exact test"
-    wins = math.nan
-    if na and nb:
-        wins = (a * (nb - b) + 0.5 * (a * b + (na - a) * (nb - b))) / (na * nb)
+    wins = (a * (nb - b) + 0.5 * (a * b + (na - a) * (nb - b))) / (na * nb)
     return ExactTest(p, smallest, wins, words)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.recipe import with_defaults
@@ -18,27 +18,8 @@ from efftrain_cli.run.rows import Rows, RunDirectory, read_rows, read_run
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
 COLUMNS = (
-    "step",
-    "tokens",
-    "total_flops",
-    "train_seconds",
-    "val_loss",
-    "loss_ratio",
-    "seq_len",
-    "batch_size",
-    "lr",
-    "adam_sqrt_v_max",
-    "seconds",
-    "mfu",
-    "nonfinite",
-    "eval_seconds",
-    "checkpoint_seconds",
-    "compile_seconds",
-    "wall_seconds",
-    "segment",
-    "loss",
-    "grad_norm",
-    "cpu_seconds",
+    "step tokens total_flops train_seconds val_loss loss_ratio seq_len batch_size lr adam_sqrt_v_max seconds mfu nonfinite "
+    "eval_seconds checkpoint_seconds compile_seconds wall_seconds segment loss grad_norm cpu_seconds"
 )
 SITE = "std_kl_"
 """Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
@@ -132,6 +113,11 @@ class RunNumbers:
         return float(losses[-1]) if self.status == "finished" and len(losses) else None
 
     @property
+    def all_seconds(self) -> dict[str, float | None]:
+        """Seconds by what they were spent on, and of the wall clock."""
+        return {"train_seconds": self.seconds, **self.other_seconds, "wall_seconds": self.wall_seconds}
+
+    @property
     def sites(self) -> dict[str, Series]:
         """The divergence from N(0, 1) over the run's tokens, by site; empty without the standardization loss."""
         return {name.removeprefix(SITE): series for name, series in self.series.items() if name.startswith(SITE)}
@@ -149,7 +135,9 @@ def read_numbers(path: Path) -> RunNumbers:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    rows = read_rows(path, (*COLUMNS, *_site_columns(run.recipe))) if (path / "metrics.jsonl").exists() else _no_rows()
+    rows = Rows({name: np.empty(0) for name in COLUMNS.split()}, segments=0, nonfinite_segments=0, damaged=())
+    if (path / "metrics.jsonl").exists():
+        rows = read_rows(path, (*COLUMNS.split(), *_site_columns(run.recipe)))
     columns = dict(rows.columns)
     status = status_of(run, rows)
     marks = _marks(run, rows, status, int(_last(columns["step"])))
@@ -157,6 +145,11 @@ def read_numbers(path: Path) -> RunNumbers:
     columns["tokens"] = columns["tokens"] + _abandoned(run, columns["step"])
     last = {name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")}
     last_save = _last_save(run, int(last["step"]))
+    sums = {
+        name: float(np.nansum(columns[name])) + (last_save if name == "checkpoint_seconds" else 0.0)
+        for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds", "cpu_seconds")
+        if np.isfinite(columns[name]).any()
+    }
     ratio = columns["loss_ratio"][np.isfinite(columns["loss_ratio"])]
     return RunNumbers(
         name=run.name,
@@ -179,21 +172,13 @@ def read_numbers(path: Path) -> RunNumbers:
         rewinds=_count(run, "rewind"),
         tokens_per_second=last["tokens"] / last["train_seconds"] if last["train_seconds"] > 0 else None,
         mfu=_mean_mfu(columns),
-        other_seconds={
-            name: float(np.nansum(columns[name])) + (last_save if name == "checkpoint_seconds" else 0.0)
-            for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds")
-            if np.isfinite(columns[name]).any()
-        },
+        other_seconds={name: seconds for name, seconds in sums.items() if name != "cpu_seconds"},
         speeds=_speeds(run),
-        cpu_seconds=float(np.nansum(columns["cpu_seconds"])) if np.isfinite(columns["cpu_seconds"]).any() else None,
+        cpu_seconds=sums.get("cpu_seconds"),
         wall_seconds=None if (wall := _wall(columns)) is None else wall + last_save,
         series=_series(columns),
         zero_shot=_zero_shot(path, columns),
     )
-
-
-def _no_rows() -> Rows:
-    return Rows({name: np.empty(0) for name in COLUMNS}, segments=0, nonfinite_segments=0, damaged=())
 
 
 def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
@@ -231,19 +216,22 @@ def status_of(run: RunDirectory, rows: Rows) -> str:
 
 def _end(run: RunDirectory) -> str:
     """How the last segment ended, by its events; "" where it just breaks off."""
-    kinds = ("start", "resume", "rewind", "end", "diverged", "signal")
-    last: Mapping[str, Any] = next((event for event in reversed(run.events) if event.get("event") in kinds), {})
-    if last.get("event") == "end":
-        return str(last.get("status"))
-    return str(last.get("event")) if last.get("event") in ("diverged", "signal") else ""
+    for event in reversed(run.events):
+        match event.get("event"):
+            case "end":
+                return str(event.get("status"))
+            case "diverged" | "signal" as kind:
+                return str(kind)
+            case "start" | "resume" | "rewind":
+                break
+    return ""
 
 
 def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, ...]:
     marks = []
     budget = run.recipe.get("train", {}).get("tokens")
-    done = _last(rows.columns["tokens"]) if len(rows.columns["tokens"]) else 0
     if status != "finished":
-        share = f" ({100 * done / budget:.0f} % of its tokens)" if budget else ""
+        share = f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)" if budget else ""
         why = f" ({end})" if status == "crashed" and (end := _end(run)) else ""
         words = {"running": "still running", "stopped": "unfinished: stopped", "crashed": f"unfinished: crashed{why}"}
         marks.append(f"{words.get(status, status)} at step {step}{share}")
@@ -251,41 +239,33 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
         marks.append(f"rewound {_times(rewinds)}")
     if (resumes := max(rows.segments - 1 - rewinds, _count(run, "resume"))) > 0:
         marks.append(f"resumed {_times(resumes)}")
-    devices = dict.fromkeys(
-        str(e["device"]) for e in run.events if e.get("event") in ("start", "resume") and "device" in e
-    )
-    if len(devices) > 1:
-        marks.append(f"ran on {' and '.join(devices)}")
-    counts = dict.fromkeys(
-        str(e["devices"]) for e in run.events if e.get("event") in ("start", "resume") and "devices" in e
-    )
-    if len(counts) > 1:
-        marks.append(f"ran on {' and '.join(counts)} devices")
-    for key, word in (("threads", "threads"), ("dtype", "dtype"), ("torch", "PyTorch"), ("efftrain", "efftrain")):
-        # A run that was started by an older version says these in its origin alone.
-        values = dict.fromkeys(
-            str(e[key]) for e in (run.origin, *run.events) if e.get("event") in (None, "start", "resume") and key in e
-        )
+    starts = [event for event in run.events if event.get("event") in ("start", "resume")]
+    # A run that was started by an older version says all but its devices in its origin alone.
+    said = [run.origin, *starts]
+    for key, before, after, sources in (
+        ("device", "on", "", starts),
+        ("devices", "on", " devices", starts),
+        ("threads", "with threads", "", said),
+        ("dtype", "with dtype", "", said),
+        ("torch", "with PyTorch", "", said),
+        ("efftrain", "with efftrain", "", said),
+    ):
+        values = dict.fromkeys(str(source[key]) for source in sources if key in source)
         if len(values) > 1:
-            marks.append(f"ran with {word} {' and '.join(values)}")
+            marks.append(f"ran {before} {' and '.join(values)}{after}")
     for event in run.events:
         if event.get("event") == "override":
             changed = event.get("differences")
-            changes = [
-                str(entry[0])
-                for entry in (changed if isinstance(changed, list) else ())
-                if isinstance(entry, list) and entry
-            ]
-            marks.append(f"continued although what decides it had changed ({', '.join(changes) or 'unknown'})")
+            entries = changed if isinstance(changed, list) else []
+            changes = ", ".join(str(entry[0]) for entry in entries if isinstance(entry, list) and entry)
+            marks.append(f"continued although what decides it had changed ({changes or 'unknown'})")
     steps = rows.columns["step"]
     if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:
         marks.append(f"{gap} step{'s are' if gap > 1 else ' is'} missing in metrics.jsonl")
     if rows.nonfinite_segments and status != "diverged":
         marks.append(f"non-finite {_times(rows.nonfinite_segments)}")
     if rows.damaged:
-        marks.append(
-            f"{len(rows.damaged)} damaged line{'s' if len(rows.damaged) > 1 else ''} of metrics.jsonl left out"
-        )
+        marks.append(f"{counted(len(rows.damaged), 'damaged line')} of metrics.jsonl left out")
     return tuple(marks)
 
 
@@ -302,8 +282,7 @@ def recipe_name_of(run: RunDirectory) -> str:
     name = run.origin.get("recipe")
     if isinstance(name, str) and name:
         return Path(name).stem if name.endswith(".toml") else name
-    suffix = f"-seed{run.recipe.get('seed')}"
-    return run.name.removesuffix(suffix)
+    return run.name.removesuffix(f"-seed{run.recipe.get('seed')}")
 
 
 def _last(values: np.ndarray) -> float:

@@ -7,7 +7,7 @@ import json
 import shlex
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.formats import SIGNS
+from efftrain_cli.compare.formats import SIGNS, gravest_first
 from efftrain_cli.compare.groups import Group, shown
 from efftrain_cli.compare.plots import inline_svg, plots_of
 from efftrain_cli.compare.reading import RunNumbers
@@ -30,7 +30,7 @@ def report(comparison: Comparison) -> str:
         verdicts=verdict_sentences(comparison),
         headline=headline(comparison),
         first=first,
-        labels=[label for severity in SIGNS for label in comparison.labels if label.severity == severity],
+        labels=gravest_first(comparison.labels),
         signs=SIGNS,
         curves_note=_curves_note(comparison),
         figures=[inline_svg(plot, comparison) for plot in plots_of(comparison)],

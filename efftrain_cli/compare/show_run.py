@@ -65,7 +65,7 @@ def values_of_run(path: Path) -> dict[str, Any]:
             "measures": {
                 key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)
             },
-            "seconds": {"train_seconds": run.seconds, **run.other_seconds, "wall_seconds": run.wall_seconds},
+            "seconds": run.all_seconds,
             "zero_shot": [
                 {
                     "task": task,

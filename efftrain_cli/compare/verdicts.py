@@ -25,23 +25,19 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     if reason:
         shown = f" ({_gap(estimate)})" if not math.isnan(estimate.mean) else ""
         return f"{b} against {a}: {reason.replace('pending:', 'the verdict waits:')}{shown}."
+    decided = difference.verdict in ("better", "worse")
+    claim = f"{b} is {difference.verdict} than {a}" if decided else f"{b} against {a} is undecided"
     if difference.exact is not None:
-        return f"{b} {_claim(difference, a)}: {_ranks(difference.exact, difference.p_holm, comparison, group)}."
+        return f"{claim}: {_ranks(difference.exact, difference.p_holm, comparison, group)}."
     behind = f"{estimate.n} pairs" if estimate.method.startswith("paired") else estimate.method
     how = f"{_gap(estimate)}, {p_words(difference.p_holm)}, {behind}"
-    if difference.verdict in ("better", "worse"):
-        return f"{b} is {difference.verdict} than {a}: {how}.{_cost(comparison, group)}"
+    if decided:
+        return f"{claim}: {how}.{_cost(comparison, group)}"
     if difference.verdict == "equivalent":
         return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
     seen = difference.decision.could_see
     could = f" This study could have seen {seen:.2g} nats/token or more." if seen else ""
-    return f"{b} against {a} is undecided: {how}.{could}"
-
-
-def _claim(difference: Difference, baseline: str) -> str:
-    if difference.verdict in ("better", "worse"):
-        return f"is {difference.verdict} than {baseline}"
-    return f"against {baseline} is undecided"
+    return f"{claim}: {how}.{could}"
 
 
 def _ranks(test: ExactTest, p_holm: float | None, comparison: Comparison, group: Group) -> str:
@@ -92,12 +88,9 @@ def p_text(p: float | None) -> str:
 def short_verdict(difference: Difference) -> str:
     """The verdict in one or two words."""
     reason = difference.reason
-    for start, word in (
-        ("pending", "pending"),
-        ("not judged", "not judged"),
-        ("settings", "not judged"),
-        ("undecided", "undecided"),
-    ):
-        if reason.startswith(start):
+    for word in ("pending", "not judged", "undecided"):
+        if reason.startswith(word):
             return word
+    if reason.startswith("settings"):
+        return "not judged"
     return "no claim" if reason and reason != "none" else reason or difference.decision.outcome

@@ -18,17 +18,12 @@ def communication(run: Path) -> str | None:
 
     import numpy as np
 
-    rows = read_counting(run)
-    columns = {
-        name: np.array([row.get(name) for row in rows], float)
-        for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len")
-    }
-    there = np.isfinite(columns["comm_seconds"]) & np.isfinite(columns["wait_seconds"]) & (columns["seconds"] > 0)
-    if not there.any():
+    names = ("seconds", "comm_seconds", "wait_seconds", "seq_len")
+    columns = np.array([[row.get(name) for name in names] for row in read_counting(run)], float).reshape(-1, 4)
+    columns = columns[np.isfinite(columns[:, 1:3]).all(1) & (columns[:, 0] > 0)]
+    if not len(columns):
         return None
-    seconds, sums, waits, lengths = (
-        columns[name][there] for name in ("seconds", "comm_seconds", "wait_seconds", "seq_len")
-    )
+    seconds, sums, waits, lengths = columns.T
     text = f"{sums.sum() / seconds.sum():.0%} of the time went into adding up gradients, {waits.sum() / seconds.sum():.0%} into waiting for each other"
     bound = sums > seconds / 2
     if not bound.any():

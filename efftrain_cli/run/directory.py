@@ -21,9 +21,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, RunLockedError, UsageError, nearest
@@ -78,10 +77,8 @@ def run_path(name: str, root: Path | None = None) -> Path:
 def run_names() -> list[str]:
     """Names of the runs that exist, sorted."""
     root = runs_root()
-    if not root.is_dir():
-        return []
     try:
-        return sorted(path.name for path in root.iterdir() if _is_run(path))
+        return sorted(path.name for path in root.iterdir() if _is_run(path)) if root.is_dir() else []
     except OSError as error:
         raise DataError(f"{root} cannot be read: {error.strerror}. Make it readable, or set EFFTRAIN_RUNS") from None
 
@@ -110,10 +107,7 @@ def existing_run(name: str) -> Path:
 
 def unused_name(name: str) -> str:
     """`name`-2, `name`-3, ...: the first that is free."""
-    number = 2
-    while run_path(f"{name}-{number}").exists():
-        number += 1
-    return f"{name}-{number}"
+    return next(new for number in count(2) if not run_path(new := f"{name}-{number}").exists())
 
 
 class Run:
@@ -228,14 +222,12 @@ class Run:
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Appends to events.jsonl what is not a step, with the time of day."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._events.write([{"event": kind, "time": now, **fields}])
+        self._events.write([{"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}])
 
     def events(self) -> list[dict[str, Any]]:
         """What events.jsonl holds, oldest first; lines that are not JSON are passed over."""
-        return read_lines(
-            self.path / "events.jsonl"
-        )  # not `read_events`: a difference that was accepted must match to the letter
+        # Not `read_events`: a difference that was accepted must match to the letter.
+        return read_lines(self.path / "events.jsonl")
 
     def rows(self, until: int | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl that count, in order of steps, up to step `until`."""
@@ -253,10 +245,8 @@ class Run:
         for _, stretch in groupby(enumerate(missing), lambda place: place[1] - place[0]):
             steps = [number for _, number in stretch]
             self.event("gap", {"first": steps[0], "last": steps[-1]})
-            print(
-                f"warning: {self.path / 'metrics.jsonl'}: rows of steps {steps[0]} to {steps[-1]} are missing",
-                file=sys.stderr,
-            )
+            gap = f"rows of steps {steps[0]} to {steps[-1]} are missing"
+            print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
         """The number of the rows that this process will write: one more than that of any row, and than `after`; from
@@ -267,8 +257,8 @@ class Run:
     def sync(self) -> None:
         """Makes the rows so far survive a power failure."""
         delayed = self._metrics.delayed
-        for file in (self._metrics, self._events):
-            file.sync()
+        self._metrics.sync()
+        self._events.sync()
         if delayed and not self._metrics.delayed:
             self.event("rows_delayed", {"rows": delayed, "reason": "the disk was full; they are written now"})
         self._last_fsync = time.monotonic()
@@ -279,17 +269,11 @@ class Run:
         Raises:
             DiskError: rows or events could not be written until now; the message says how many, and where they are.
         """
-        try:
+        with contextlib.ExitStack() as stack:  # each is closed, whatever befalls those after it
+            stack.callback(os.close, self._folder)
+            for file in (self._lock, self._events, self._metrics):
+                stack.callback(file.close)
             self.sync()
-        finally:
-            with contextlib.ExitStack() as stack:
-                for close in (
-                    lambda: os.close(self._folder),
-                    self._lock.close,
-                    self._events.close,
-                    self._metrics.close,
-                ):
-                    stack.callback(close)
 
     def find_itself(self) -> None:
         """Follows the directory where it was renamed while this process owns it, and asks training to stop there;
@@ -320,9 +304,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except DiskError as lost:
@@ -336,14 +318,13 @@ class Run:
         sound = [path for path in checkpoints_of(self.path) if path not in self.damaged]
         newest_verified = max(self.verified & set(sound), key=checkpoint_step, default=None)
         for path in sound[:-keep]:
-            if path != newest_verified:
+            if path == newest_verified:
+                continue
+            try:
                 # Renamed first: a kill between two files must not leave half a checkpoint under its name.
-                gone = path.with_name(f"{path.name}.old.tmp")
-                try:
-                    path.rename(gone)
-                    shutil.rmtree(gone)
-                except OSError as error:
-                    print(f"warning: {path} could not be removed: {error.strerror}; training goes on", file=sys.stderr)
+                shutil.rmtree(path.rename(path.with_name(f"{path.name}.old.tmp")))
+            except OSError as error:
+                print(f"warning: {path} could not be removed: {error.strerror}; training goes on", file=sys.stderr)
 
     def set_aside(self, checkpoint: Path) -> Path:
         """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
@@ -398,13 +379,9 @@ def checkpoints_of(run: Path) -> list[Path]:
     """
     folder = run / "checkpoints"
     try:
-        found = [
-            path
-            for path in folder.iterdir()
-            if _CHECKPOINT.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-        ]
+        folders = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise unreadable(folder, error) from None
-    return sorted(found, key=checkpoint_step)
+    return sorted((path for path in folders if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step)

@@ -5,6 +5,7 @@ No torch, so that `efftrain checkpoint list` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -68,7 +69,11 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
                     raise CheckpointError(f"{directory / name} is damaged: its sha256 is not the one that was written")
         except OSError as error:
             raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
-    _check_progress(directory / "progress.json")
+    # What else may be wrong with the progress is found where it is read.
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        version = json.loads((directory / "progress.json").read_text(encoding="utf-8")).get("schema_version")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise newer_format(directory / "progress.json", version)
     return frozenset(expected)
 
 
@@ -78,17 +83,6 @@ def newer_format(path: Path, version: object) -> NewerFormatError:
         f"{path} has format {version}, this efftrain reads formats up to {SCHEMA_VERSION}. It was written by a newer efftrain: "
         "install that one. Nothing was changed"
     )
-
-
-def _check_progress(path: Path) -> None:
-    """Refuses progress of a newer format; what else may be wrong with it is found where it is read."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return
-    version = values.get("schema_version") if isinstance(values, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise newer_format(path, version)
 
 
 def _text(entries: object, version: object = SCHEMA_VERSION) -> str:

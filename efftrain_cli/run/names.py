@@ -26,11 +26,9 @@ def find_run(name: str) -> str:
     if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
         return path.name
     by_recipe = runs_by_recipe(existing)
-    found = by_recipe.get(name.removesuffix(".toml"), [])
-    what = f"recipe {name!r} has"
+    what, found = f"recipe {name!r} has", by_recipe.get(name.removesuffix(".toml"), [])
     if not found:
-        found = [run for run in existing if name and run.startswith(name)]
-        what = f"{name!r} is the beginning of"
+        what, found = f"{name!r} is the beginning of", [run for run in existing if name and run.startswith(name)]
     if len(found) == 1:
         run_path(found[0])  # a link is refused
         return found[0]

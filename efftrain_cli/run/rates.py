@@ -51,15 +51,10 @@ def measured_rate(device: str, n_layer: int, n_embd: int) -> Rate | None:
     """The rate to estimate a model's training time with: the newest benchmark on this machine, else the newest run; one
     of the same shape before all others. `device` is as --device names it; "auto" takes any."""
 
-    def fits(rate: Rate) -> bool:
-        return device == "auto" or (device == "cpu") == _is_cpu(rate.device)
-
     for found in (_benches(), _runs()):
-        rates = sorted(
-            filter(fits, found), key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time)
-        )
+        rates = [rate for rate in found if device == "auto" or (device == "cpu") == _is_cpu(rate.device)]
         if rates:
-            return rates[-1]
+            return sorted(rates, key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time))[-1]
     return None
 
 

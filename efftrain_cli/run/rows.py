@@ -221,11 +221,11 @@ def rows_of(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str, A
 
     damaged = dict(lines.damaged)
     rows, at = [], []
-    for index, (number, text) in enumerate(zip(lines.numbers, lines.texts, strict=True)):
+    for index, text in enumerate(lines.texts):
         row = parse(text)
         wrong = "it is not a JSON object" if row is None else _wrong_in(row, numbers)
         if row is None or wrong:
-            damaged[number] = wrong
+            damaged[lines.numbers[index]] = wrong
         else:
             rows.append({"segment": 0, **row})
             at.append(index)
@@ -276,14 +276,12 @@ def _odd(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int
     apart = step[2:] - step[:-2]
     neighbours = (segment[:-2] == segment[2:]) & (apart >= 1) & (apart <= 2)
     fits = (segment[1:-1] == segment[:-2]) & (step[1:-1] == step[:-2] + 1)
-    odd = {
-        int(i)
-        + 1: f"it says step {step[i + 1]:.0f} of segment {segment[i + 1]:.0f}, between steps {step[i]:.0f} and {step[i + 2]:.0f}"
-        for i in np.flatnonzero(neighbours & ~fits & ~checked[1:-1])
+    out_of_place = {
+        i: f"it says step {step[i]:.0f} of segment {segment[i]:.0f}, between steps {step[i - 1]:.0f} and {step[i + 1]:.0f}"
+        for i in (1 + np.flatnonzero(neighbours & ~fits & ~checked[1:-1])).tolist()
     }
-    for index in np.flatnonzero(~checked & np.isin(segment, segment[checked])):
-        odd[int(index)] = "it has no check value, the others of its segment have"
-    return odd
+    among_checked = np.flatnonzero(~checked & np.isin(segment, segment[checked])).tolist()
+    return out_of_place | dict.fromkeys(among_checked, "it has no check value, the others of its segment have")
 
 
 def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.ndarray], Damage] | None:
@@ -314,17 +312,12 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
     if not (np.isfinite(step) & (step >= 0) & (step < 2**53) & (step == np.floor(step))).all():
         return None
     odd = _odd(step, segment, np.array(lines.checked, bool))
-    if odd:
-        keep = np.ones(n, bool)
-        keep[list(odd)] = False
-        arrays = {name: values[keep] for name, values in arrays.items()}
     damaged = dict(lines.damaged) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
-    return arrays, tuple(sorted(damaged.items()))
+    return {name: np.delete(values, list(odd)) for name, values in arrays.items()}, tuple(sorted(damaged.items()))
 
 
 def _last_there(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
-    """One value per step where row `twice[i]` and the next are of one step: the later one, or the earlier where that is
-    null."""
+    """One value per step where row `twice[i]` and the next are of one step: the later one, else the earlier."""
     import numpy as np
 
     values = values.copy()

@@ -17,34 +17,12 @@ AXES = {
 """What a curve can be drawn over."""
 
 GROUPS = {
-    "train": (
-        "loss",
-        "tokens_discarded",
-        "windows",
-        "sequences",
-        "seq_len",
-        "batch_size",
-        "accumulation_steps",
-        "stage",
-        "segment",
-    ),
-    "val": ("val_loss",),
-    "optim": ("lr", "grad_norm"),
-    "throughput": (
-        "tokens_per_second",
-        "mfu",
-        "flops",
-        "flops_without_logits",
-        "seconds",
-        "eval_seconds",
-        "checkpoint_seconds",
-        "compile_seconds",
-        "comm_seconds",
-        "wait_seconds",
-        "wall_seconds",
-        "other_seconds",
-    ),
-    "stability": ("loss_ratio", "adam_sqrt_v_l1", "adam_sqrt_v_max", "nonfinite"),
+    "train": "loss tokens_discarded windows sequences seq_len batch_size accumulation_steps stage segment",
+    "val": "val_loss",
+    "optim": "lr grad_norm",
+    "throughput": "tokens_per_second mfu flops flops_without_logits seconds eval_seconds checkpoint_seconds compile_seconds "
+    "comm_seconds wait_seconds wall_seconds other_seconds",
+    "stability": "loss_ratio adam_sqrt_v_l1 adam_sqrt_v_max nonfinite",
 }
 METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).items()}
 """Prefix of a method's columns -> its section."""
@@ -59,21 +37,17 @@ LOWEST = ("train/loss", "val/loss")
 HIGHEST = ("stability/loss_ratio", "stability/adam_sqrt_v_max")
 """Series whose extreme says most."""
 
-_SERIES = {
-    column: NAMES.get(column, f"{group}/{column}") for group, columns in GROUPS.items() for column in columns
-} | AXES
+_SERIES = (
+    {column: f"{group}/{column}" for group, columns in GROUPS.items() for column in columns.split()} | AXES | NAMES
+)
 
 
 def series_of(column: str) -> str:
     """The grouped name of a column: "loss" is "train/loss", "pld_theta" is "theta" of the method with this prefix."""
-    if column in NAMES:
-        return NAMES[column]
     if column in _SERIES:
         return _SERIES[column]
     prefix, _, name = column.partition("_")
-    if name and prefix in METHODS:
-        return f"{METHODS[prefix]}/{name}"
-    return f"other/{column}"
+    return f"{METHODS[prefix]}/{name}" if name and prefix in METHODS else f"other/{column}"
 
 
 def grouped(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -73,35 +74,26 @@ class Stability:
 
 def measure(rows: Iterable[Row]) -> Stability:
     """The stability of the run whose rows these are: one per step, in order of steps."""
-    ratios: list[float] = []
-    beside: dict[str, list[float]] = {column: [] for column in CORRELATED}
-    worst, worst_step, max_sqrt_v, first_nonfinite = -math.inf, None, None, None
-    for row in rows:
-        step = int(str(row["step"]))
-        if row.get("nonfinite") is True and first_nonfinite is None:
-            first_nonfinite = step
-        root = number(row.get("adam_sqrt_v_max"))
-        if root is not None:
-            max_sqrt_v = root if max_sqrt_v is None else max(max_sqrt_v, root)
-        ratio = number(row.get("loss_ratio"))
-        if ratio is None:
-            continue
-        ratios.append(ratio)
-        for column, values in beside.items():
-            value = number(row.get(column))
-            values.append(math.nan if value is None else value)
-        if ratio > worst:
-            worst, worst_step = ratio, step
+    every = list(rows)
+    roots = [number(row.get("adam_sqrt_v_max")) for row in every]
+    by_ratio = [(ratio, row) for row in every if (ratio := number(row.get("loss_ratio"))) is not None]
+    ratios = [ratio for ratio, _ in by_ratio]
+    worst, at = max(by_ratio, key=lambda pair: pair[0], default=(None, None))
+    beside = {column: [number(row.get(column)) for _, row in by_ratio] for column in CORRELATED}
     return Stability(
         steps=len(ratios),
         above_slight=sum(ratio > SLIGHT for ratio in ratios),
         above_severe=sum(ratio > SEVERE for ratio in ratios),
-        max_loss_ratio=worst if ratios else None,
-        max_loss_ratio_step=worst_step,
-        max_sqrt_v=max_sqrt_v,
-        first_nonfinite_step=first_nonfinite,
+        max_loss_ratio=worst,
+        max_loss_ratio_step=None if at is None else _step(at),
+        max_sqrt_v=max((root for root in roots if root is not None), default=None),
+        first_nonfinite_step=next((_step(row) for row in every if row.get("nonfinite") is True), None),
         correlations={column: correlation(ratios, values) for column, values in beside.items()},
     )
+
+
+def _step(row: Row) -> int:
+    return int(str(row["step"]))
 
 
 def measure_run(path: Path) -> Stability:
@@ -112,10 +104,10 @@ def measure_run(path: Path) -> Stability:
     return measure(read_counting(path))
 
 
-def correlation(xs: Sequence[float], ys: Sequence[float]) -> Correlation | None:
-    """Pearson's r between two columns, over the steps where neither is NaN; None where fewer than three are left or one
-    of the columns is constant."""
-    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(x) and not math.isnan(y)]
+def correlation(xs: Sequence[float], ys: Sequence[float | None]) -> Correlation | None:
+    """Pearson's r between two columns, over the steps where the second is there; None where fewer than three are left
+    or one of the columns is constant."""
+    pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
     if len(pairs) < 3:
         return None
     first, second = zip(*pairs, strict=True)
@@ -157,6 +149,9 @@ def describe(stability: Stability) -> list[str]:
 
 # --- alarms ----------------------------------------------------------------------------------------------------------
 
+WINDOW = 32
+"""Steps behind what is usual."""
+
 
 class Spike(NamedTuple):
     """A jump of the training loss."""
@@ -170,17 +165,16 @@ class Spike(NamedTuple):
 
 @dataclass
 class SpikeAlarm:
-    """Says when the training loss jumps: above `ratio` times the median of the last `window` losses, and above that
+    """Says when the training loss jumps: above `ratio` times the median of the last WINDOW losses, and above that
     median by `deviations` times their usual scatter. One alarm per jump; it is armed again once the loss is back."""
 
     ratio: float = 1.5
     deviations: float = 6.0
-    window: int = 32
     lasting: int = 0
     """Steps since the present jump began, itself included; 0 where the loss is as usual."""
     usual: float = math.nan
-    """Median of the last `window` losses, nats per token."""
-    _losses: deque[float] = field(default_factory=deque)
+    """Median of the last WINDOW losses, nats per token."""
+    _losses: deque[float] = field(default_factory=partial(deque, maxlen=WINDOW))
 
     def read(self, row: Row) -> Spike | None:
         """The spike that begins with this row, if one does."""
@@ -188,17 +182,15 @@ class SpikeAlarm:
         if loss is None:
             return None
         spike = None
-        if len(self._losses) >= self.window // 4:
+        if len(self._losses) >= WINDOW // 4:
             usual = self.usual = median(self._losses)
             # 1.4826 makes the median absolute deviation the standard deviation where the scatter is normal.
             scatter = 1.4826 * median(abs(value - usual) for value in self._losses)
             high = loss > self.ratio * usual and loss > usual + self.deviations * scatter
             if high and not self.lasting:
-                spike = Spike(int(str(row["step"])), loss, usual)
+                spike = Spike(_step(row), loss, usual)
             self.lasting = self.lasting + 1 if high else 0
         self._losses.append(loss)
-        if len(self._losses) > self.window:
-            self._losses.popleft()
         return spike
 
 
@@ -214,14 +206,13 @@ class GradientJump(NamedTuple):
 @dataclass
 class EarlyWarning:
     """Says when the gradient norm, before clipping, leaves its usual range: above `ratio` times the median of the last
-    `window`. A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was often
+    WINDOW. A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was often
     first."""
 
     ratio: float = 6.0
-    window: int = 32
     least: int = 4
     """Norms that must be known before a warning: the first jumps come within the first ten steps."""
-    _norms: deque[float] = field(default_factory=deque)
+    _norms: deque[float] = field(default_factory=partial(deque, maxlen=WINDOW))
     _warned: bool = False
 
     def read(self, row: Row) -> GradientJump | None:
@@ -234,11 +225,9 @@ class EarlyWarning:
             usual = median(self._norms)
             high = norm > self.ratio * usual
             if high and not self._warned:
-                warning = GradientJump(int(str(row["step"])), norm, usual)
+                warning = GradientJump(_step(row), norm, usual)
             self._warned = high or (self._warned and norm > self.ratio / 2 * usual)
         self._norms.append(norm)
-        if len(self._norms) > self.window:
-            self._norms.popleft()
         return warning
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,8 @@ def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[P
     folder = run / FOLDER
     writer = Writer(folder)
     count, last = 0, -1
-    for row in read_counting(run):
-        writer.add(row)
-        count, last = count + 1, int(row["step"])
-    for _, row in as_written([run / "metrics.jsonl"], poll_seconds) if follow else ():
+    later = (row for _, row in as_written([run / "metrics.jsonl"], poll_seconds)) if follow else ()
+    for row in chain(read_counting(run), later):
         if isinstance(row.get("step"), int) and row["step"] > last:
             writer.add(row)
             count, last = count + 1, row["step"]

@@ -112,13 +112,12 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     except UsageError as error:
         if mode == "offline":
             raise
-        warning, mode = (
-            f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them later",
-            "offline",
-        )
+        warning = f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them later"
+        mode = "offline"
         session = _init(directory, mode, project, run_id, resume="allow")
-    state = run / "wandb" / STATE
-    sent = _last_sent(state)
+    state, sent = run / "wandb" / STATE, -1
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        sent = int(json.loads(state.read_text())["last_step"])
     count = replaced = 0
     metrics, events = run / "metrics.jsonl", run / "events.jsonl"
     old_events = len(directory.events)
@@ -137,7 +136,10 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
         session.log(grouped(record), step=step)
         sent, count = step, count + 1
     _finish(session)
-    _write_sent(state, sent)
+    try:
+        write_whole(state, json.dumps({"last_step": sent}))
+    except OSError as error:
+        raise DataError(f"{state}: {error}") from None
     if replaced:
         warning += f"{replaced} rows were written anew after a resume; `efftrain wandb-sync {directory.name}` makes a clean copy"
     return Synced(count, run_id, mode, run / "wandb", warning)
@@ -158,11 +160,9 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
         yield
     if tensorboard:
         print(f"tensorboard --logdir {run / 'tensorboard'}")
-    copies = (
-        sorted((run / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime) if mode != "off" else []
-    )
-    if copies:
-        print(f"wandb      offline copy in {copies[-1]}; send it with: wandb sync {copies[-1]}")
+    copies = (run / "wandb").glob("offline-run-*") if mode != "off" else ()
+    if copy := max(copies, key=lambda path: path.stat().st_mtime, default=None):
+        print(f"wandb      offline copy in {copy}; send it with: wandb sync {copy}")
 
 
 @contextlib.contextmanager
@@ -176,7 +176,13 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
     try:
         yield
     finally:
-        done = stop_follower(follower)
+        if follower.stdin is not None:
+            with contextlib.suppress(OSError):
+                follower.stdin.close()  # there will be no more rows
+        # One that is still busy is not killed: it goes on sending, and what it cannot send stays offline.
+        done = False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = follower.wait(STOP_SECONDS) is not None
         said = _said(run, log)
         if said:
             print(f"warning: {what}: {said}", file=sys.stderr)
@@ -205,21 +211,6 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
         )
 
 
-def stop_follower(follower: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> bool:
-    """Tells the child that there will be no more rows, and waits for at most `seconds`; False where it is still busy.
-
-    It is not killed then: it goes on sending, and what it cannot send stays offline.
-    """
-    if follower.stdin is not None:
-        with contextlib.suppress(OSError):
-            follower.stdin.close()
-    try:
-        follower.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
 def _said(run: Path, log: str) -> str:
     """The last line that the child wrote, its warning or error; not what wandb itself prints, greetings for the most
     part."""
@@ -242,8 +233,7 @@ def _init(
         import wandb
     except ImportError as error:
         raise UsageError(f"wandb cannot be imported ({error}); install it with: pip install wandb") from None
-    folder = directory.path
-    (folder / "wandb").mkdir(exist_ok=True)
+    (directory.path / "wandb").mkdir(exist_ok=True)
     recipe = directory.recipe
     try:
         # What is given here wins over wandb's own variables, so these are asked first. WANDB_ENTITY is left to wandb.
@@ -253,8 +243,8 @@ def _init(
             id=run_id,
             resume=resume,
             group=os.environ.get("WANDB_RUN_GROUP") or str(directory.origin.get("recipe") or directory.name),
-            dir=str(folder),
-            config={**flatten(recipe), **{f"origin.{k}": v for k, v in flatten(directory.origin).items()}},
+            dir=str(directory.path),
+            config=flatten(recipe) | {f"origin.{k}": v for k, v in flatten(directory.origin).items()},
             mode="online" if mode == "online" else "offline",
             settings=wandb.Settings(
                 silent=True,
@@ -315,17 +305,3 @@ def _finish(session: wandb.Run) -> None:
     # finish() returns before wandb's own process has written the last rows of an offline run; its end is waited for
     # here.
     wandb.teardown()
-
-
-def _last_sent(path: Path) -> int:
-    try:
-        return int(json.loads(path.read_text())["last_step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
-
-
-def _write_sent(path: Path, step: int) -> None:
-    try:
-        write_whole(path, json.dumps({"last_step": step}))
-    except OSError as error:
-        raise DataError(f"{path}: {error}") from None

@@ -14,37 +14,24 @@ from typing import Any
 from efftrain_cli.run.lines import parse
 
 
-class _Cursor:
-    """How far a file has been read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.position = path, 0
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """What has been written since; a half-written line waits."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place at
-            # once.
-            file.seek(self.position)
-            *lines, _ = file.read().split(b"\n")
-            for line in lines:
-                self.position += len(line) + 1
-                record = parse(line)
-                if record is not None:
-                    yield record
-
-
 def as_written(paths: Sequence[Path], poll_seconds: float) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Records of the files in file order, with their file, until standard input closes and none is left."""
-    cursors = [_Cursor(path) for path in paths]
-    open_ = True
+    position = dict.fromkeys(paths, 0)
+    closed = False
     while True:
-        for cursor in cursors:
-            for record in cursor.records():
-                yield cursor.path, record
-        if not open_:
+        for path in paths:
+            lines: list[bytes] = []
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
+                file.seek(position[path])
+                *lines, _ = file.read().split(b"\n")
+            for line in lines:
+                position[path] += len(line) + 1
+                if (record := parse(line)) is not None:
+                    yield path, record
+        if closed:
             return
-        open_ = not _input_closed(poll_seconds)
+        closed = _input_closed(poll_seconds)
 
 
 def _input_closed(seconds: float) -> bool:
