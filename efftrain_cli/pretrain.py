@@ -35,19 +35,8 @@ from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_pa
 from efftrain_cli.run.rows import NOT_COMPUTED
 from efftrain_cli.run.stability import describe, measure_run
 from efftrain_cli.run.wandb import followed
+from efftrain_cli.training import checkpoints
 from efftrain_cli.training.calibration import calibrated_gflops
-from efftrain_cli.training.checkpoints import (
-    check_data,
-    check_disk,
-    check_recipe,
-    check_text_is_named,
-    drop_in_flight,
-    largest_checkpoint_bytes,
-    load_checkpoint,
-    newest_checkpoint,
-    read_recipe,
-    record_first_data,
-)
 from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.following import check_ranks, follow, lead, release
 from efftrain_cli.training.gradient import compute_dtype
@@ -103,7 +92,7 @@ def start(
         session = _prepare(recipe, choose_device(device, ranks), ranks)
         plan = _plan(session, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
         state = fresh_state(session)
-        check_disk(run_path(name), state, recipe)
+        checkpoints.check_disk(run_path(name), state, recipe)
         origin = origin_of(session, recipe_name, sys.argv)
         with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
             run.event("start", {**environment_of(session), "calibrated_gflops": calibrated_gflops(session.device)})
@@ -138,28 +127,28 @@ def resume(
             return recipe_path.parent
         chosen = choose_device(device, ranks)
         with Run.open(name) as run:
-            checkpoint = newest_checkpoint(run)
-            written = read_recipe(checkpoint or run.path)
+            checkpoint = checkpoints.newest_checkpoint(run)
+            written = checkpoints.read_recipe(checkpoint or run.path)
             if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
                 recipe = _trained_longer(run, written, recipe)
-            check_recipe(run, checkpoint, recipe, override)
-            check_text_is_named(run, overrides)
+            checkpoints.check_recipe(run, checkpoint, recipe, override)
+            checkpoints.check_text_is_named(run, overrides)
             session = _prepare(recipe, chosen, ranks)
-            check_data(run, session.corpus, override)
+            checkpoints.check_data(run, session.corpus, override)
             state = fresh_state(session)
             if checkpoint is not None:
-                load_checkpoint(checkpoint, state, recipe)
-                if (reason := drop_in_flight(run, state, recipe)) is not None:
+                checkpoints.load_checkpoint(checkpoint, state, recipe)
+                if (reason := checkpoints.drop_in_flight(run, state, recipe)) is not None:
                     print(f"warning: {reason}", file=sys.stderr)
             plan = _plan(session, state.progress, steps)
             if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
                 print(_nothing_left(run, state.progress, recipe, steps))
                 return run.path
             _show_rate(run, state.progress, written, recipe)
-            record_first_data(run, origin_of(session, name, sys.argv)["data"])
+            checkpoints.record_first_data(run, origin_of(session, name, sys.argv)["data"])
             if overrides:
                 write_whole(recipe_path, dump_recipe(recipe))
-            check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
+            checkpoints.check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
             run.report_gaps(state.progress.step)
             segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
             state.progress = state.progress._replace(segment=segment)
@@ -336,6 +325,7 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
     ranks = session.ranks
     sharded = " (sharded)" if shards(recipe, ranks) else ""
     devices = str(session.device) if ranks.alone else f"{ranks.world_size} x {session.device.type}{sharded}"
+    on_disk = checkpoints.largest_checkpoint_bytes(state, recipe)
     lines = [
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
@@ -347,7 +337,7 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
         f"compute    {human_flops(plan.flops - before.flops)}s on {devices} in "
         f"{compute_dtype(recipe.train.dtype, session.device)}{threads}"
         f"{', deterministic kernels' if recipe.train.deterministic else ''}",
-        f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(largest_checkpoint_bytes(state, recipe))}",
+        f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(on_disk)}",
     ]
     if recipe.stages:
         lines.insert(2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}")
