@@ -1,5 +1,5 @@
 """`efftrain checkpoint`: a run's checkpoints in words. No torch, so that it answers at once, also for a run that
-trains."""
+trains. A run that is not there is a `UsageError`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from efftrain_cli.run.manifest import verify_checkpoint
 
 
 def list_checkpoints(name: str) -> list[dict[str, Any]]:
-    """The checkpoints of run `name` for other programs, oldest first: step, bytes, time, path.
-
-    Raises:
-        UsageError: there is no such run.
-    """
+    """The checkpoints of run `name` for other programs, oldest first: step, bytes, time, path."""
     found = []
     for path in checkpoints_of(existing_run(name)):
         try:
@@ -25,28 +21,17 @@ def list_checkpoints(name: str) -> list[dict[str, Any]]:
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         except FileNotFoundError:  # the run is training, and has just removed it
             continue
-        entry = {
-            "step": checkpoint_step(path),
-            "bytes": size,
-            "written": written.isoformat(timespec="seconds"),
-            "path": str(path),
-        }
-        found.append(entry)
+        when = written.isoformat(timespec="seconds")
+        found.append({"step": checkpoint_step(path), "bytes": size, "written": when, "path": str(path)})
     return found
 
 
 def describe_checkpoints(name: str) -> list[str]:
-    """A line for each checkpoint of run `name`, oldest first, and for what else lies among them.
-
-    Raises:
-        UsageError: there is no such run.
-    """
+    """A line for each checkpoint of run `name`, oldest first, and for what else lies among them."""
     lines = []
     for each in list_checkpoints(name):
-        written = datetime.fromisoformat(each["written"]).astimezone()
-        lines.append(
-            f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {written:%Y-%m-%d %H:%M:%S}  {each['path']}"
-        )
+        when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
+        lines.append(f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {when}  {each['path']}")
     run = existing_run(name)
     folder = run / "checkpoints"
     others = sorted(set(folder.iterdir()) - set(checkpoints_of(run))) if folder.is_dir() else []
@@ -56,11 +41,7 @@ def describe_checkpoints(name: str) -> list[str]:
 
 def verify_checkpoints(name: str) -> list[dict[str, Any]]:
     """Each checkpoint of run `name`: `checkpoint`, `sound`, `files` (None where it is damaged) and `problem` (None
-    where it is not).
-
-    Raises:
-        UsageError: there is no such run.
-    """
+    where it is not)."""
     found: list[dict[str, Any]] = []
     for path in checkpoints_of(existing_run(name)):
         try:

@@ -7,7 +7,6 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,9 @@ def import_hf(
         raise taken(name)
     source = str(directory)
     directory = _local_copy(directory)
-    fixed = [override for override in overrides if override.startswith(("model.", "data.tokenizer", "stages"))]
-    if fixed:
-        raise UsageError(f"--set {fixed[0]}: model and tokenizer come from {directory}; leave it out")
+    for override in overrides:
+        if override.startswith(("model.", "data.tokenizer", "stages")):
+            raise UsageError(f"--set {override}: model and tokenizer come from {directory}; leave it out")
     tokenizer = load_tokenizer(directory)
     names_text = text_is_meant or any(override.startswith(("data.train", "data.sources")) for override in overrides)
     model, hf_config = read_hf(directory)
@@ -65,6 +64,7 @@ def import_hf(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
         )
     shape = {name: getattr(model.config, name) for name in ("n_layer", "n_head", "n_embd", "seq_len")}
+    shape["vocab_multiple"] = 64
     if tokenizer.vocab_size < rows:
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.
         shape["vocab_multiple"] = rows
@@ -74,17 +74,9 @@ def import_hf(
             file=sys.stderr,
         )
         model, _ = read_hf(directory, vocab_multiple=rows)
-    else:
-        shape["vocab_multiple"] = 64
     target = (run_path(name) / "tokenizer.json").absolute()
-    recipe = load_recipe(
-        recipe_name,
-        [
-            *overrides,
-            *(f"model.{key}={value}" for key, value in shape.items()),
-            f"data.tokenizer={json.dumps(str(target))}",
-        ],
-    )
+    shape_overrides = [f"model.{key}={value}" for key, value in shape.items()]
+    recipe = load_recipe(recipe_name, [*overrides, *shape_overrides, f"data.tokenizer={json.dumps(str(target))}"])
     if recipe.stages:
         raise UsageError(f"recipe {recipe_name} has stages, which say how large the model is; choose one without")
     assert padded_vocab_size(recipe, tokenizer.vocab_size) == model.config.padded_vocab_size
@@ -115,9 +107,7 @@ def _local_copy(directory: Path) -> Path:
             "openai-community/gpt2"
         )
     path = hub.hub_file(named[1], "config.json", named[2])
-    hub.hub_file(named[1], "tokenizer.json", named[2])
-    with suppress(DataError):  # may name the end of text
-        hub.hub_file(named[1], "tokenizer_config.json", named[2])
+    hub.hub_tokenizer(named[1], named[2])
     try:
         hub.hub_file(named[1], "model.safetensors", named[2])
     except DataError:

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcessError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import existing_run
+from efftrain_cli.run.lines import finite
 from efftrain_cli.zeroshot.harness import (
     DATA_OF,
     evaluate_foreign,
@@ -93,8 +94,9 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
     exported = Path(question.run) if (Path(question.run) / "config.json").is_file() else None
     if exported is None:
         existing_run(question.run)
-    from_harness = [name for name in names if not name.startswith("offline")]
-    if exported is not None and len(from_harness) < len(names):
+    offline = [name for name in names if name.startswith("offline")]
+    from_harness = [name for name in names if name not in offline]
+    if exported is not None and offline:
         raise UsageError(
             f"{question.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
             "by --tasks (`--tasks gpt2`, or --data-dir)"
@@ -104,30 +106,38 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
         require_data(from_harness, question.data_dir, and_others=bool(foreign))
         _quieten()
 
+    import torch
+
     from efftrain_cli.training.ranks import ALONE
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.trained_model import load_exported, load_trained_model
+    from efftrain_cli.zeroshot.own_tasks import offline_bytes, offline_cloze
 
     ranks = ranks or ALONE
     try:
         device = choose_device(question.device, ranks)
-        trained = (
-            load_trained_model(question.run, question.checkpoint, device)
-            if exported is None
-            else load_exported(exported, device)
-        )
+        if exported is None:
+            trained = load_trained_model(question.run, question.checkpoint, device)
+        else:
+            trained = load_exported(exported, device)
     except EfftrainError as error:  # rank 0, which speaks, may have a sound copy of the run
         ranks.check_alike({"loading": str(error)})
         raise
     ranks.check_alike({"loading": "done"})
-    ranks.check_alike(_facts(trained))
+    ranks.check_alike(
+        {
+            "efftrain": __version__,
+            "torch": torch.__version__,
+            "device": trained.model.device.type,
+            "checkpoint": f"{trained.checkpoint.name} {trained.model_sha256}",
+            "tokenizer": trained.tokenizer.sha256,
+        }
+    )
     evaluator = build_evaluator(trained, question, ranks)
     stride = question.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
         raise UsageError(f"--stride {stride} is longer than the context of {evaluator.context_length} tokens")
-    documents: list[str] = []
-    if len(from_harness) < len(names):
-        documents = validation_documents(trained)
+    documents = validation_documents(trained) if offline else []
     language_model: LanguageModel | None = None
     if from_harness or foreign:
         from efftrain_cli.zeroshot.language_model import LanguageModel
@@ -135,25 +145,19 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
         language_model = LanguageModel(evaluator, trained.tokenizer)
 
     failed: list[str] = []
-    sharing = evaluator.sharing
     with tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch, Path(os.devnull).open("w") as nowhere:
         for name in (*names, *foreign):
             started = time.monotonic()
             try:
-                with (
-                    redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere),
-                    sharing.task(name),
-                ):  # the harness prints
-                    scored: list[tuple[Task, TaskScore]] = []
-                    if language_model is not None and name in foreign:
-                        scored = evaluate_foreign(name, language_model, question.limit, Path(scratch))
-                    elif language_model is not None and not name.startswith("offline"):
-                        task = TASKS[name]
-                        scored = [
-                            (task, _from_harness(task, evaluator, language_model, question, stride, Path(scratch)))
-                        ]
+                # The harness prints.
+                with redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere), evaluator.sharing.task(name):
+                    if name in offline:
+                        score_of = offline_cloze if name == "offline_cloze" else offline_bytes
+                        score = score_of(evaluator, trained.tokenizer, documents, question.limit)
+                        scored = [(TASKS[name], score)]
                     else:
-                        scored = [(TASKS[name], _offline(TASKS[name], evaluator, trained, documents, question.limit))]
+                        assert language_model is not None
+                        scored = _by_harness(name, language_model, question, stride, Path(scratch))
             except LostProcessError:
                 raise
             except Exception as error:  # of one task, whose items or definition may be anyone's; the others are scored
@@ -164,25 +168,12 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
             for task, score in scored:
                 entry = entry_of(task, score, trained, evaluator, question, seconds)
                 if ranks.rank == 0:
-                    save_result(trained.run, entry, _finite_items(score.items))
+                    save_result(trained.run, entry, finite(score.items))
                 yield entry
     if failed:
         raise TaskError(
             f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed)
         )
-
-
-def _facts(trained: TrainedModel) -> dict[str, str]:
-    """What must be the same on every rank."""
-    import torch
-
-    return {
-        "efftrain": __version__,
-        "torch": torch.__version__,
-        "device": trained.model.device.type,
-        "checkpoint": f"{trained.checkpoint.name} {trained.model_sha256}",
-        "tokenizer": trained.tokenizer.sha256,
-    }
 
 
 def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> Evaluator:
@@ -234,9 +225,8 @@ def trained_length(trained: TrainedModel) -> int:
     from efftrain_cli.run.rows import read_rows
 
     columns = read_rows(trained.run, ("step", "seq_len")).columns
-    lengths = columns["seq_len"][columns["step"] <= trained.progress.step]
-    lengths = lengths[np.isfinite(lengths)]
-    return min(int(lengths.max()), positions) if len(lengths) else positions
+    longest = int(np.nanmax(columns["seq_len"][columns["step"] <= trained.progress.step], initial=0))
+    return min(longest, positions) or positions
 
 
 def validation_documents(trained: TrainedModel) -> list[str]:
@@ -245,6 +235,8 @@ def validation_documents(trained: TrainedModel) -> list[str]:
     Raises:
         DataError: the data is missing, or is now tokenized otherwise than when the run was trained.
     """
+    import numpy as np
+
     from efftrain_cli.data.limits import limits_of
     from efftrain_cli.data.prepare import prepare
 
@@ -254,13 +246,9 @@ def validation_documents(trained: TrainedModel) -> list[str]:
             f"the data of run {trained.run.name!r} now gives another tokenizer than the run has; its validation documents "
             "are not those it was trained beside. Name tasks with --tasks and --data-dir instead"
         )
-    tokens = corpus.valid.read([0], min(OFFLINE_TOKENS, corpus.valid.tokens))[0].tolist()
-    documents: list[list[int]] = [[]]
-    for token in tokens:
-        if token == corpus.eot_id:
-            documents.append([])
-        else:
-            documents[-1].append(token)
+    tokens = corpus.valid.read([0], min(OFFLINE_TOKENS, corpus.valid.tokens))[0]
+    parts = np.split(tokens, np.flatnonzero(tokens == corpus.eot_id))
+    documents = [part[part != corpus.eot_id].tolist() for part in parts]
     texts = [trained.tokenizer.decode(ids) for ids in documents if ids]
     if not texts:
         raise DataError(f"run {trained.run.name!r} has no validation documents to make the offline suite from")
@@ -274,6 +262,7 @@ def entry_of(
     import torch
 
     path = local_file(task.name, question.data_dir) if task.name in TASKS else None
+    metrics = finite({name: {"value": score.values[name], "stderr": score.stderr[name]} for name in task.metrics})
     offline = task.name.startswith("offline")
     device = evaluator.device
     return {
@@ -287,11 +276,9 @@ def entry_of(
         "step": trained.progress.step,
         "tokens": trained.progress.tokens,
         "metric": task.metric,
-        "value": _finite(score.values[task.metric]),
-        "stderr": _finite(score.stderr[task.metric]),
-        "metrics": {
-            name: {"value": _finite(score.values[name]), "stderr": _finite(score.stderr[name])} for name in task.metrics
-        },
+        "value": metrics[task.metric]["value"],
+        "stderr": metrics[task.metric]["stderr"],
+        "metrics": metrics,
         "chance": task.chance,
         "items": score.scored,
         "items_total": score.total,
@@ -313,43 +300,24 @@ def entry_of(
     }
 
 
-def _from_harness(
-    task: Task, evaluator: Evaluator, language_model: LanguageModel, question: Question, stride: int, scratch: Path
-) -> TaskScore:
+def _by_harness(
+    name: str, language_model: LanguageModel, question: Question, stride: int, scratch: Path
+) -> list[tuple[Task, TaskScore]]:
+    """The score of a task whose items the harness gives; several where a name of its own stands for several tasks."""
     from efftrain_cli.zeroshot.own_tasks import lambada_last_token, wikitext_strided
 
-    if task.name not in DATA_OF:
-        return evaluate_task(task, language_model, question.data_dir, question.limit, scratch)
-    source = load_task(TASKS[DATA_OF[task.name]], question.data_dir, scratch)
-    documents = list(source.eval_docs)
-    if task.name == "lambada_last_token":
-        texts = [document["text"] for document in documents]
-        return lambada_last_token(evaluator, language_model.text, texts, question.limit)
-    pages = [(document["page"], source.doc_to_target(document)) for document in documents]
-    return wikitext_strided(evaluator, language_model.text, pages, question.limit, stride)
-
-
-def _offline(
-    task: Task, evaluator: Evaluator, trained: TrainedModel, documents: Sequence[str], limit: int | None
-) -> TaskScore:
-    from efftrain_cli.zeroshot.own_tasks import offline_bytes, offline_cloze
-
-    scored = offline_cloze if task.name == "offline_cloze" else offline_bytes
-    return scored(evaluator, trained.tokenizer, documents, limit)
-
-
-def _finite(value: float | None) -> float | None:
-    """The value as JSON can hold it."""
-    from efftrain_cli.training.trainer import finite_or_none
-
-    return None if value is None else finite_or_none(value)
-
-
-def _finite_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items as JSON can hold them: tuples as lists, no infinity."""
-    return [
-        {name: _finite(value) if isinstance(value, float) else value for name, value in item.items()} for item in items
-    ]
+    if name not in TASKS:
+        return evaluate_foreign(name, language_model, question.limit, scratch)
+    task = TASKS[name]
+    if name not in DATA_OF:
+        return [(task, evaluate_task(task, language_model, question.data_dir, question.limit, scratch))]
+    source = load_task(TASKS[DATA_OF[name]], question.data_dir, scratch)
+    evaluator, tokenizer = language_model.evaluator, language_model.text
+    if name == "lambada_last_token":
+        texts = [document["text"] for document in source.eval_docs]
+        return [(task, lambada_last_token(evaluator, tokenizer, texts, question.limit))]
+    pages = [(document["page"], source.doc_to_target(document)) for document in source.eval_docs]
+    return [(task, wikitext_strided(evaluator, tokenizer, pages, question.limit, stride))]
 
 
 def _quieten() -> None:

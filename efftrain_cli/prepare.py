@@ -45,9 +45,7 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     sides = {
         side: {
             "sources": manifest["sources"][side],
-            "documents": manifest[side]["documents"],
-            "bytes": manifest[side]["bytes"],
-            "tokens": manifest[side]["tokens"],
+            **{key: manifest[side][key] for key in ("documents", "bytes", "tokens")},
             "shards": len(manifest[side]["shards"]),
         }
         for side in ("train", "valid")

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -24,16 +24,16 @@ class RunSummary:
     """A line of `runs list`."""
 
     name: str
-    status: str
-    """As `compare.reading.status_of` says it, or "unreadable"."""
-    recipe: str
-    seed: int | None
-    tokens: float
-    budget: float | None
+    status: str = "unreadable"
+    """As `compare.reading.status_of` says it, if the run can be read."""
+    recipe: str = "-"
+    seed: int | None = None
+    tokens: float = 0.0
+    budget: float | None = None
     """train.tokens of its recipe."""
-    best_val_loss: float | None
+    best_val_loss: float | None = None
     """Nats per token."""
-    age_seconds: float
+    age_seconds: float = 0.0
     """Since its last row was written."""
     problem: str = ""
     """Why it is unreadable."""
@@ -61,39 +61,34 @@ def summarize(name: str) -> RunSummary:
 
     path = runs_root() / name
     metrics = path / "metrics.jsonl"
-    age = 0.0
+    summary = RunSummary(printable(name))
     try:
         written = metrics if metrics.exists() else path / "recipe.toml"
-        age = max(0.0, time.time() - written.stat().st_mtime)
+        summary = replace(summary, age_seconds=max(0.0, time.time() - written.stat().st_mtime))
         run = read_run(path)
         recipe, seed, budget = recipe_name_of(run), run.recipe.get("seed"), run.recipe.get("train", {}).get("tokens")
         if not metrics.exists():
-            return RunSummary(
-                printable(name), "running" if run.locked else "not started", recipe, seed, 0.0, budget, None, age
-            )
+            status = "running" if run.locked else "not started"
+            return replace(summary, status=status, recipe=recipe, seed=seed, budget=budget)
         rows = read_rows(path, ("tokens", "val_loss", "nonfinite"))
         losses = rows.columns["val_loss"][np.isfinite(rows.columns["val_loss"])]
-        return RunSummary(
-            name=printable(name),
+        return replace(
+            summary,
             status=status_of(run, rows),
             recipe=recipe,
             seed=seed,
             tokens=float(np.nanmax(rows.columns["tokens"], initial=0.0)),
             budget=float(budget) if budget else None,
             best_val_loss=float(losses.min()) if len(losses) else None,
-            age_seconds=age,
         )
     except Exception as error:  # one run that nobody can read must not hide the others
         reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {type(error).__name__}: {error}"
-        return RunSummary(printable(name), "unreadable", "-", None, 0.0, None, None, age, printable(reason))
+        return replace(summary, problem=printable(reason))
 
 
 def verify_run(path: Path) -> str:
-    """Compares every line of a run's rows and events with its check value; returns what was found sound, in words.
-
-    Raises:
-        DataError: a line is damaged; the message names each.
-    """
+    """Compares every line of a run's rows and events with its check value; returns what was found sound, in words. A
+    `DataError` names each line that is damaged."""
     if problems := verify_rows(path):
         raise DataError("\n".join(problems))
     counts, unchecked = [], 0

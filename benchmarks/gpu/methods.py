@@ -60,7 +60,7 @@ def growth(bench: Bench) -> Iterator[Figure]:
     run.rows(3)
     wait_for(bench.device)
     start = time.perf_counter()
-    grow_stage(run.state, recipe)
+    grow_stage(run.state, recipe, float("nan"))
     wait_for(bench.device)
     grown = time.perf_counter() - start
     compiling = compile_seconds()

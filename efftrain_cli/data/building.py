@@ -8,6 +8,7 @@ building that was never stopped.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,16 +127,14 @@ class Building:
             self.written[side]["bytes"] += size
         done, tokens = sum(w["bytes"] for w in self.written.values()), sum(w.tokens for w in self._writers.values())
         if self.total is None:
-            limit = None if self.limits is None else sum(self._limits.values())
-            self.tell("tokens prepared", tokens, limit)
+            self.tell("tokens prepared", tokens, None if self.limits is None else sum(self._limits.values()))
         else:
             if done and not self._room_checked:  # the first batch says how many tokens a byte makes
                 self._check_room(int(self.total * tokens / done))
             self.tell("bytes tokenized", done, self.total)
 
     def _full(self, side: str, part: int) -> bool:
-        limit = self._limits.get((side, part))
-        return limit is not None and self._writers[side, part].tokens >= limit
+        return self._writers[side, part].tokens >= self._limits.get((side, part), math.inf)
 
     def _has_enough(self, part: int) -> bool:
         """Nothing more is wanted of the source that is being read."""
@@ -144,9 +143,7 @@ class Building:
         return self._full("train", part) and (bool(self.split.valid) or self._full("valid", part))
 
     def _check_room(self, tokens: int) -> None:
-        """Raises:
-        DiskError: the disk has less room than so many tokens take.
-        """
+        """Refuses a disk that has less room than so many tokens take."""
         self._room_checked = True
         needed, free = tokens * dtype_for(self.tokenizer.vocab_size).itemsize, free_bytes(self.folder)
         if needed > free:
@@ -169,7 +166,6 @@ class Building:
             file.flush()
             os.fsync(file.fileno())
         self._saved_held_out = len(met)
-        bad = self.tally.bad
         progress = {
             "schema_version": SCHEMA_VERSION,
             "tokenizer_sha256": self.tokenizer.sha256,
@@ -179,7 +175,7 @@ class Building:
             "bytes": self.tally.size,
             "documents": self.tally.documents,
             "overlap": [self.tally.overlap, self.tally.overlap_examples],
-            "bad": [bad.seen, bad.skipped, bad.examples],
+            "bad": [self.tally.bad.seen, self.tally.bad.skipped, self.tally.bad.examples],
             "held_out": len(met),
             "written": self.written,
             "writers": writers,

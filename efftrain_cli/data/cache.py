@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -39,8 +40,6 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
     Args:
         needed: bytes that all of the writing takes, where known.
     """
-    import errno
-
     try:
         yield
     except OSError as error:
@@ -77,12 +76,7 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def write(path: Path, content: str) -> None:
-    """Writes a file of the cache whole, making its folder.
-
-    Raises:
-        DataError: it cannot be written.
-        DiskError: there is no room.
-    """
+    """Writes a file of the cache whole, making its folder; fails as `disk_errors` says."""
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
@@ -94,9 +88,6 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
 
     Args:
         afresh: read every file: one may hold other bytes with its old size and time stamp.
-
-    Raises:
-        DataError: a file cannot be read.
     """
     names = [str(path) for path in paths]
     request = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()[:32]

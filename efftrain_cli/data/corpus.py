@@ -39,11 +39,7 @@ class Corpus:
     """What a reader should know of how the text was found, in sentences."""
 
     def verify(self) -> None:
-        """Compares every token with its shard's sha256.
-
-        Raises:
-            DataError: a shard is damaged; the message names it.
-        """
+        """Compares every token with its shard's sha256; a `DataError` names a shard that is damaged."""
         self.train.verify()
         self.valid.verify()
 
@@ -60,8 +56,7 @@ def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        stated = manifest.pop("sha256")
-        intact = stated == digest_of(manifest)
+        intact = manifest.pop("sha256") == digest_of(manifest)
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         intact = False
     if not intact:

@@ -81,11 +81,7 @@ class BadDocuments:
             yield Document(id, text)
 
     def found(self, where: str, what: str) -> None:
-        """Counts a bad document.
-
-        Raises:
-            DataError: the policy is "error".
-        """
+        """Counts a bad document; a `DataError` where the policy is "error"."""
         self.seen += 1
         if self.policy == "error":
             raise DataError(
@@ -97,11 +93,7 @@ class BadDocuments:
             self.examples.append(f"{where}: {what}")
 
     def check(self) -> None:
-        """To be called after the last document.
-
-        Raises:
-            DataError: more than `SKIPPED_SHARE` of the documents were skipped.
-        """
+        """To be called after the last document; a `DataError` where more than `SKIPPED_SHARE` were skipped."""
         if self.skipped > SKIPPED_SHARE * self.seen:
             raise DataError(
                 f"{self.skipped:,} of {self.seen:,} documents cannot be read ({self.skipped / self.seen:.2%}; "
@@ -109,10 +101,12 @@ class BadDocuments:
             )
 
 
-def unusable(text: str) -> str | None:
-    """Why a string cannot be written as UTF-8, or None: JSON can spell half of a surrogate pair."""
+def problem_of(value: object, field: str) -> str | None:
+    """Why the value of a field is no text that UTF-8 can hold, or None: JSON can spell half of a surrogate pair."""
+    if not isinstance(value, str):
+        return f"field {field!r} is {type(value).__name__}, not text"
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError as error:
         return f"half of a surrogate pair at character {error.start}: not text"
     return None

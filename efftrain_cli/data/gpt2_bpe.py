@@ -32,16 +32,13 @@ def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tikto
     """An encoding that gives `backend`'s ids for every text, or None where that is not certain.
 
     Args:
+        backend: has GPT-2's pattern, without a space before the text, and no normalizer.
         parts: `backend` as its JSON.
     """
-    model, split = parts["model"], parts["pre_tokenizer"] or {}
+    model = parts["model"]
     if (
         model.get("type") != "BPE"
-        or parts["normalizer"] is not None
         or any(not token["special"] for token in parts["added_tokens"])  # found in text before the pattern is
-        or split.get("type") != "ByteLevel"
-        or split.get("add_prefix_space")
-        or not split.get("use_regex")
         or any(
             model.get(name)
             for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")

@@ -7,11 +7,12 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, unusable
+from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, problem_of
 from efftrain_cli.foundation.errors import DataError
 
 PROBE_SECONDS = 1.0
@@ -90,12 +91,7 @@ class HubReader:
                         "(data.text_field names the field)"
                     )
                 text = record[self.text_field]
-                problem = (
-                    unusable(text)
-                    if isinstance(text, str)
-                    else f"field {self.text_field!r} is {type(text).__name__}, not text"
-                )
-                if problem is not None:
+                if (problem := problem_of(text, self.text_field)) is not None:
                     bad.found(f"{source.name}: row {self._row}", problem)
                 else:
                     yield from bad.read(f"{source.name}:{self._row}", text)
@@ -172,3 +168,12 @@ def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
     except Exception as error:  # of several HTTP libraries
         raise DataError(f"{name} of {repository!r} cannot be downloaded: {type(error).__name__}: {error}") from error
+
+
+def hub_tokenizer(repository: str, revision: str | None = None) -> Path:
+    """tokenizer.json of a model repository, and beside it tokenizer_config.json, which may name the end of text, if the
+    repository has one."""
+    path = hub_file(repository, "tokenizer.json", revision)
+    with suppress(DataError):
+        hub_file(repository, "tokenizer_config.json", revision)
+    return path

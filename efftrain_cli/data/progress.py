@@ -30,12 +30,7 @@ def prepare_shown(
     verify: Literal["lazy", "full"] = "lazy",
     console: Console | None = None,
 ) -> Corpus:
-    """`data.prepare`, shown as it goes on. A corpus that is ready shows nothing.
-
-    Raises:
-        DataError: text, tokenizer or a cached corpus is missing, damaged or does not fit.
-        DiskError: the cache's disk is full.
-    """
+    """`data.prepare`, shown as it goes on. A corpus that is ready shows nothing."""
     with preparation_screen(console or make_console()) as report:
         return prepare(data, limits=limits, report=report, verify=verify)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.data.documents import BadDocuments, Document, TextFile, unusable
+from efftrain_cli.data.documents import BadDocuments, Document, TextFile, problem_of
 from efftrain_cli.data.token_files import token_documents
 from efftrain_cli.foundation.errors import DataError
 
@@ -208,12 +208,9 @@ def _text_of(record: Any, text_field: str) -> str:
         raise _BadLineError(f"a JSON {type(record).__name__}, not an object (one JSON object per line is expected)")
     if text_field not in record:
         raise _BadLineError(f"no field {text_field!r}; it has {_names(list(record))} (data.text_field names the field)")
-    text = record[text_field]
-    if not isinstance(text, str):
-        raise _BadLineError(f"field {text_field!r} is {type(text).__name__}, not text")
-    if (problem := unusable(text)) is not None:
+    if (problem := problem_of(record[text_field], text_field)) is not None:
         raise _BadLineError(problem)
-    return text
+    return str(record[text_field])
 
 
 def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:

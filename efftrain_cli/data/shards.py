@@ -83,11 +83,7 @@ class ShardWriter:
         self._tokens = self._documents = 0
 
     def add(self, ids: np.ndarray, document: str) -> None:
-        """Appends one document and its end of text.
-
-        Raises:
-            DataError: an id is not below the vocabulary size.
-        """
+        """Appends one document and its end of text; a `DataError` where an id is not below the vocabulary size."""
         if len(ids) and int(ids.max()) >= self.vocab_size:
             at = int(np.argmax(ids >= self.vocab_size))
             raise DataError(
@@ -124,11 +120,7 @@ class ShardWriter:
         return {"shards": len(self.headers), "tokens": tokens, "documents": documents}
 
     def resume(self, at: dict[str, int]) -> None:
-        """Takes up what `sync` left on disk, cutting off what came after.
-
-        Raises:
-            DataError: the files are not what was left.
-        """
+        """Takes up what `sync` left on disk, cutting off what came after; a `DataError` where less is there."""
         self.paths = [self._path(number) for number in range(at["shards"])]
         self.headers = [open_shard(path).header for path in self.paths]
         self.tokens = sum(header.tokens for header in self.headers) + at["tokens"]
@@ -189,11 +181,8 @@ class Shard:
     """Its ids have been compared with the header's sha256 and vocabulary."""
 
     def verify(self) -> None:
-        """Reads every id once and compares them with the header.
-
-        Raises:
-            DataError: the ids have changed since they were written, or one is not below the vocabulary size.
-        """
+        """Reads every id once; a `DataError` where they are not those that were written, or one is not below the
+        vocabulary size."""
         digest = hashlib.sha256()
         for start in range(0, len(self.ids), _CHUNK):
             chunk = self.ids[start : start + _CHUNK]
@@ -210,12 +199,8 @@ class Shard:
         self.verified = True
 
     def check_size(self) -> None:
-        """Sees that the file has not been cut since it was opened: reading past its end would kill the process
-        (SIGBUS).
-
-        Raises:
-            DataError: it is shorter than its header says.
-        """
+        """Refuses a file that has been cut since it was opened: reading past its end would kill the process
+        (SIGBUS)."""
         expected = HEADER_BYTES + self.header.tokens * self.ids.itemsize
         try:
             size = os.stat(self.path).st_size
@@ -295,11 +280,7 @@ class TokenShards:
         return hashlib.sha256("\n".join(shard.header.sha256 for shard in self.shards).encode()).hexdigest()
 
     def read(self, starts: Iterable[int], length: int) -> np.ndarray:
-        """`length` ids from each of `starts`, as int64 (starts, length). Shards read for the first time are verified.
-
-        Raises:
-            DataError: a shard is damaged.
-        """
+        """`length` ids from each of `starts`, as int64 (starts, length). A shard is verified when it is first read."""
         starts = list(starts)
         out = np.empty((len(starts), length), dtype=np.int64)
         if len(self.shards) == 1:
@@ -320,11 +301,7 @@ class TokenShards:
         return out
 
     def verify(self) -> None:
-        """Verifies every shard.
-
-        Raises:
-            DataError: a shard is damaged.
-        """
+        """Verifies every shard; a `DataError` names one that is damaged."""
         for shard in self.shards:
             shard.verify()
 

@@ -184,11 +184,7 @@ def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
 
 
 def check_tally(tally: Tally, data: Data) -> None:
-    """To be called after a pass over all documents.
-
-    Raises:
-        DataError: one of the sides has no text, or as `check_findings`.
-    """
+    """To be called after a pass over all documents: refuses what `check_findings` does, and a side without text."""
     check_findings(tally.findings(), data)
     for side, other, wanted in (("train", "valid", "training"), ("valid", "train", "validation")):
         if tally.documents[side] == 0:
@@ -199,11 +195,8 @@ def check_tally(tally: Tally, data: Data) -> None:
 
 
 def check_findings(findings: dict[str, Any], data: Data) -> None:
-    """Refuses findings that this recipe does not allow; the corpus itself may be shared with one that does.
-
-    Raises:
-        DataError: documents overlap or were skipped, and the recipe does not say that they may.
-    """
+    """Refuses overlapping or skipped documents that this recipe does not allow; the corpus itself may be shared with
+    one that does."""
     problems = []
     if findings["overlap"] and not data.allow_overlap:
         problems.append(

@@ -140,11 +140,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
 
 
 def _left_out(files: list[Path], chosen: list[Path]) -> str:
-    """What is not read of some files, in words.
-
-    Raises:
-        DataError: it is most of them, by bytes.
-    """
+    """What is not read of some files, in words; refused where it is most of them, by bytes."""
     taken = set(chosen)
     others = [p for p in files if p not in taken]
     if not others:
@@ -176,11 +172,7 @@ def _kind_of(path: Path, suffixes: dict[str, Kind]) -> Kind | None:
 
 def stdlib_files() -> list[Source]:
     """The running Python's standard library: its .py files but for tests, installed packages and what the build
-    generated.
-
-    Raises:
-        DataError: this Python carries no source of its library.
-    """
+    generated. A `DataError` where this Python carries none."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for folder, folders, names in os.walk(root):

@@ -22,11 +22,7 @@ _CHUNK = 1 << 24  # ids read at a time, and so the longest document
 
 
 def open_token_file(path: Path) -> np.ndarray:
-    """The ids of a file, memory-mapped: uint16 or uint32 (tokens,).
-
-    Raises:
-        DataError: it is neither of the two forms, or cut short.
-    """
+    """A file's ids, memory-mapped: uint16 or uint32 (tokens,). A `DataError` where it has neither form or is cut."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(LLMC_HEADER_BYTES)
@@ -34,16 +30,14 @@ def open_token_file(path: Path) -> np.ndarray:
         raise DataError(f"{path}: a shard of efftrain's own cache; name the text it was made from")
     header = np.frombuffer(start, dtype="<i4") if len(start) == LLMC_HEADER_BYTES else np.zeros(3, dtype="<i4")
     if int(header[0]) in LLMC:
-        dtype, version = LLMC[int(header[0])]
+        (dtype, version), count = LLMC[int(header[0])], int(header[2])
         if int(header[1]) != version:
             raise DataError(f"{path}: llm.c's version {header[1]}; version {version} is read")
-        expected = LLMC_HEADER_BYTES + int(header[2]) * np.dtype(dtype).itemsize
+        expected = LLMC_HEADER_BYTES + count * np.dtype(dtype).itemsize
         if size != expected:
             what = "cut short" if size < expected else "longer than its header says"
             raise DataError(f"{path}: {size:,} bytes where llm.c's header says {expected:,}: the file is {what}")
-        return np.memmap(path, dtype=dtype, mode="r", offset=LLMC_HEADER_BYTES, shape=(int(header[2]),)).view(
-            np.ndarray
-        )
+        return np.memmap(path, dtype, "r", offset=LLMC_HEADER_BYTES, shape=(count,)).view(np.ndarray)
     if (path.parent / "meta.pkl").exists():
         raise DataError(
             f"{path}: meta.pkl beside it says that nanoGPT made it with a vocabulary of its own (characters, say), and a pickle is "
@@ -59,11 +53,8 @@ def open_token_file(path: Path) -> np.ndarray:
 
 
 def token_documents(path: Path, bad: BadDocuments, eot_id: int | None) -> Iterator[Document]:
-    """The documents between end-of-text tokens, as ids. A file without any is one document.
-
-    Raises:
-        DataError: the file is damaged, or no tokenizer is known before the text (bpe:N).
-    """
+    """The documents between end-of-text tokens, as ids. A file without any is one document. Refused where no tokenizer
+    is known before the text (bpe:N)."""
     if eot_id is None:
         raise DataError(
             f"{path} holds token ids, and a tokenizer cannot be trained on those: set data.tokenizer to the one that made them, "

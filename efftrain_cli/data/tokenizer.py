@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -63,10 +62,7 @@ class Tokenizer:
     @cached_property
     def byte_lengths(self) -> np.ndarray:
         """UTF-8 bytes of each id's text, int64 (vocab_size,): what a byte-level vocabulary says without decoding.
-
-        Raises:
-            DataError: the vocabulary is not byte-level, so that an id's text depends on its neighbours.
-        """
+        Others are refused: there an id's text depends on its neighbours."""
         import numpy as np
 
         if (self.parts["decoder"] or {}).get("type") != "ByteLevel":
@@ -127,11 +123,8 @@ def _safe_cut(text: str, start: int) -> int | None:
 
 
 def bpe_size(spec: str) -> int | None:
-    """N of "bpe:N", or None where `spec` is not of that form.
-
-    Raises:
-        DataError: N is not a number from 257 on: a byte-level BPE has 256 bytes and the end of text.
-    """
+    """N of "bpe:N", from 257 on: a byte-level BPE has 256 bytes and the end of text. None where `spec` is not of that
+    form."""
     if not spec.startswith("bpe:"):
         return None
     number = spec.removeprefix("bpe:").replace("_", "")
@@ -161,12 +154,9 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
         if named is None or path.suffix == ".json":
             raise DataError(nothing)
         try:
-            found = hub.hub_file(named[1], "tokenizer.json", named[2])
+            return (hub.hub_tokenizer(named[1], named[2]),)
         except DataError as error:
             raise DataError(f"{nothing} (of the Hub: {error})") from error
-        with suppress(DataError):  # lies beside it then, and may name the end of text
-            hub.hub_file(named[1], "tokenizer_config.json", named[2])
-        return (found,)
     if path.is_file() and path.name not in {name for pair in _PAIRS for name in pair}:
         return (path,)
     folder = path if path.is_dir() else path.parent

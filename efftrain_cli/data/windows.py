@@ -144,21 +144,14 @@ class Windows:
         """Fixed windows spread evenly over the tokens, none overlapping another, int64 (n, seq_len + 1).
 
         They depend on the tokens, `seq_len` and `count`, not on the seed. n is `count`, or fewer where the text is
-        short.
-
-        Raises:
-            DataError: not even one window fits.
+        short; a `DataError` says that not even one fits.
         """
         import torch
 
         return torch.from_numpy(self.shards.read(self.validation_starts(count), self.seq_len + 1))
 
     def validation_starts(self, count: int) -> list[int]:
-        """Where the windows of `validation` begin.
-
-        Raises:
-            DataError: not even one window fits.
-        """
+        """Where the windows of `validation` begin; fails as it does."""
         fits = (self.shards.tokens - 1) // self.seq_len
         if fits < 1:
             raise DataError(

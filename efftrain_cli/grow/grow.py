@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,11 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.foundation.files import sha256_of
-from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch, parse_operator
+from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch, parse_operator, shapes_of_stages
+from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of, existing_run, run_path, taken
@@ -100,7 +101,8 @@ def grow_run(
             "say how the model should grow: --operator width, --operator depth, or both; --operator width:3 for x 3"
         )
     try:
-        parsed = [parse_operator(text) for text in operators]
+        for text in operators:
+            parse_operator(text)
     except ValueError as error:
         raise UsageError(f"--operator {error}") from None
     source_path = existing_run(source)
@@ -112,21 +114,17 @@ def grow_run(
     recipe = grown_recipe(
         load_recipe(str(checkpoint / "recipe.toml")), progress.stage, progress.step, operators, options
     )
-    section = recipe.staged_growth or StagedGrowth()
-
     session = prepare_session(recipe, device)
     _check_data(source_path, session, options)
-    state = _state_of(checkpoint, session, options.weights_only)
+    state = _state_of(checkpoint, session, progress, options.weights_only)
     windows = session.val_windows.to(device)  # all of them, so that the losses are those of the runs' own rows
     before = _measure(state, session, windows)
-    parameters = state.model.parameter_count
     try:
-        grow_stage(state, recipe)
+        record = grow_stage(state, recipe, before[0])
     except ValueError as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
     after = _measure(state, session, windows)
-    preserves = section.preserves_loss(parsed)
-    if preserves and not abs(after[0] - before[0]) <= LOSS_TOLERANCE * max(1.0, before[0]):
+    if record.preserves_loss and not abs(after[0] - before[0]) <= LOSS_TOLERANCE * max(1.0, before[0]):
         raise CheckpointError(
             f"{checkpoint}: the loss should have stayed at {before[0]:.6f} and would be {after[0]:.6f}; nothing was written. "
             "The checkpoint's tensors do not behave like this model's"
@@ -134,18 +132,7 @@ def grow_run(
     grown = Grown(
         run=run_path(name),
         checkpoint=checkpoint,
-        record=GrowthRecord(
-            step=progress.step,
-            stage=state.progress.stage,
-            operators=tuple(operators),
-            parameters_before=parameters,
-            parameters_after=state.model.parameter_count,
-            val_loss_before=before[0],
-            val_loss_after=after[0],
-            preserves_loss=preserves,
-            schedule_step=state.progress.schedule_step,
-            schedule_tokens=state.progress.schedule_tokens,
-        ),
+        record=dataclasses.replace(record, val_loss_after=after[0]),
         logits_before=tuple(before[1][0, -1, :4].tolist()),
         logits_after=tuple(after[1][0, -1, :4].tolist()),
         largest_logit_difference=float((after[1] - before[1]).abs().max()),
@@ -164,18 +151,14 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
         UsageError: the source was grown with other variants before; one recipe has one [staged_growth].
         RecipeError: the grown recipe breaks a rule.
     """
-    asked: dict[str, Any] = {
-        key: value for key, value in (("symmetry", options.symmetry), ("depth", options.depth)) if value is not None
-    }
     moments = "reset" if options.weights_only else options.moments
-    if moments is not None:
-        asked["moments"] = moments
-    section = dataclasses.replace(source.staged_growth or StagedGrowth(), **asked)
-    if stage > 0 and section != (source.staged_growth or StagedGrowth()):
+    variants: dict[str, Any] = {"symmetry": options.symmetry, "depth": options.depth, "moments": moments}
+    asked = {key: value for key, value in variants.items() if value is not None}
+    before = source.staged_growth or StagedGrowth()
+    section = dataclasses.replace(before, **asked)
+    if stage > 0 and section != before:
         raise UsageError(
-            "the source was grown before with other variants than "
-            + ", ".join(f"{k} = {v}" for k, v in asked.items())
-            + "; "
+            f"the source was grown before with other variants than {', '.join(f'{k} = {v}' for k, v in asked.items())}; "
             "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
         )
     first = source.model_at(0)
@@ -193,31 +176,22 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
             for entry in error.errors()
         )
         raise UsageError(found) from None
-    model = source.model_at(stage)
-    for kind, factor in map(parse_operator, operators):
-        if kind == "depth":
-            model = dataclasses.replace(model, n_layer=factor * model.n_layer)
-        else:
-            model = dataclasses.replace(model, n_head=factor * model.n_head, n_embd=factor * model.n_embd)
+    stages = (*earlier, last)
+    grown = shapes_of_stages((first.n_layer, first.n_head, first.n_embd), stages)[-1]
     try:
-        recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=(*earlier, last))
+        model = dataclasses.replace(source.model, **grown._asdict())
+        recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=stages)
     except ValidationError as error:
         raise RecipeError("; ".join(rule_of(entry, []) for entry in error.errors())) from None
     return _with_overrides(recipe, options.overrides)
 
 
 def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    import tempfile
-
-    fixed = [
-        override
-        for override in overrides
-        if override.startswith(("model.", "stages", "staged_growth", "data.tokenizer"))
-    ]
-    if fixed:
-        raise UsageError(
-            f"--set {fixed[0]}: the model, its stages and its tokenizer follow from the source and the operators"
-        )
+    for override in overrides:
+        if override.startswith(("model.", "stages", "staged_growth", "data.tokenizer")):
+            raise UsageError(
+                f"--set {override}: the model, its stages and its tokenizer follow from the source and the operators"
+            )
     with tempfile.TemporaryDirectory() as folder:  # the reader of recipes reads files
         path = Path(folder) / "grown.toml"
         path.write_text(dump_recipe(recipe), encoding="utf-8")
@@ -241,21 +215,20 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
     return find_checkpoint(source, options.checkpoint)
 
 
-def _state_of(checkpoint: Path, session: Session, weights_only: bool) -> TrainState:
+def _state_of(checkpoint: Path, session: Session, progress: Progress, weights_only: bool) -> TrainState:
     """The source's state, in its own size, under the new recipe."""
     state = fresh_state(session)
-    if weights_only:
-        progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
-        model, optimizer, method = read_tensors(checkpoint / "model.safetensors"), None, dict[str, Tensor]()
-    else:
-        progress, model, optimizer, method = read_checkpoint(checkpoint)
-    if method:
-        raise CheckpointError(
-            f"{checkpoint} holds tensors of a method ({', '.join(sorted(method)[:3])}) that no growth operator knows"
-        )
     if progress.stage:
         set_stage(state, session.recipe, progress.stage)
-    load_tensors(state, model, state.optimizer.tensors() if optimizer is None else optimizer)
+    if weights_only:
+        load_tensors(state, read_tensors(checkpoint / "model.safetensors"), state.optimizer.tensors())
+    else:
+        _, model, optimizer, method = read_checkpoint(checkpoint)
+        if method:
+            raise CheckpointError(
+                f"{checkpoint} holds tensors of a method ({', '.join(sorted(method)[:3])}) that no growth operator knows"
+            )
+        load_tensors(state, model, optimizer)
     state.progress = progress
     return state
 

@@ -25,7 +25,7 @@ FEWEST_POINTS = 5
 RELEASED = "released rule"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curve:
     """Validation loss of one run from scratch."""
 
@@ -34,17 +34,14 @@ class Curve:
     """(n,), ascending, positive; gaps are allowed."""
     losses: np.ndarray
     """(n,), nats per token."""
-    flops_per_step: float
+    step_flops: float
     """Logits included; only ratios between curves matter."""
-    flops_per_step_without_logits: float
+    step_flops_without_logits: float
 
 
-def read_curve(path: Path, flops_per_step: float, flops_per_step_without_logits: float) -> Curve:
-    """A curve from a CSV file with the columns step and val_loss.
-
-    Raises:
-        UsageError: the file has not these columns, a value is not a number, or there are fewer than 5 points.
-    """
+def read_curve(path: Path, step_flops: float, step_flops_without_logits: float) -> Curve:
+    """A curve from a CSV file with the columns step and val_loss, both numbers; else, and as `make_curve`, a
+    `UsageError`."""
     points = {}
     try:
         with path.open(newline="") as file:
@@ -59,17 +56,12 @@ def read_curve(path: Path, flops_per_step: float, flops_per_step_without_logits:
                     ) from None
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    return make_curve(path.stem, points, flops_per_step, flops_per_step_without_logits)
+    return make_curve(path.stem, points, step_flops, step_flops_without_logits)
 
 
-def make_curve(
-    name: str, points: dict[float, float], flops_per_step: float, flops_per_step_without_logits: float
-) -> Curve:
-    """A curve from step -> loss; step 0 is left out, for it has no logarithm.
-
-    Raises:
-        UsageError: fewer than 5 points, or a loss that is not positive and finite.
-    """
+def make_curve(name: str, points: dict[float, float], step_flops: float, step_flops_without_logits: float) -> Curve:
+    """A curve from step -> loss; step 0 is left out, for it has no logarithm. A `UsageError` where there are fewer than
+    `FEWEST_POINTS`, or a loss is not positive and finite."""
     steps = sorted(step for step in points if step > 0)
     losses = [points[step] for step in steps]
     if len(steps) < FEWEST_POINTS:
@@ -79,26 +71,21 @@ def make_curve(
         )
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
         raise UsageError(f"{name}: a validation loss is not a positive finite number")
-    return Curve(
-        name=name,
-        steps=np.array(steps),
-        losses=np.array(losses),
-        flops_per_step=flops_per_step,
-        flops_per_step_without_logits=flops_per_step_without_logits,
-    )
+    return Curve(name, np.array(steps), np.array(losses), step_flops, step_flops_without_logits)
 
 
-def window_for(curve: Curve, window: int = 31) -> int:
+def window_for(curve: Curve, window: int) -> int:
     """Evaluations that one regression takes: `window` (odd), or as many as leave a short curve three of them."""
     fits = len(curve.steps) - 2
     return min(window, fits - 1 + fits % 2)
 
 
-def fitted(curve: Curve, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(steps, slopes, losses) by regression of log loss on log step over `window` (odd) evaluations around each step.
+def fitted(curve: Curve, window: int = 31) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(steps, slopes, losses) by regression of log loss on log step over `window_for` evaluations around each step.
 
     Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log step is that on log C.
     """
+    window = window_for(curve, window)
     half = window // 2
     inner = slice(half, len(curve.steps) - half)
     # (points, window), x relative to the point in the middle
@@ -112,7 +99,7 @@ def fitted(curve: Curve, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def fitted_switch(curve: Curve, threshold: float, window: int = 31) -> float | None:
     """The first step after the steepest one at which the fitted slope exceeds the threshold; None if it never does."""
-    steps, slopes, _ = fitted(curve, window_for(curve, window))
+    steps, slopes, _ = fitted(curve, window)
     return _first_above(steps, slopes, threshold)
 
 
@@ -138,10 +125,9 @@ def released_switch(curve: Curve, threshold: float) -> float | None:
 
 
 def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> float | None:
-    for i in range(int(np.argmin(slopes)), len(slopes)):
-        if slopes[i] > threshold:
-            return float(steps[i])
-    return None
+    steepest = int(np.argmin(slopes))
+    above = np.flatnonzero(slopes[steepest:] > threshold)
+    return float(steps[steepest + above[0]]) if len(above) else None
 
 
 def released_target_step(small: Curve, target: Curve, step: float) -> float:
@@ -154,13 +140,17 @@ def released_target_step(small: Curve, target: Curve, step: float) -> float:
 
 def target_step(small: Curve, target: Curve, step: float, window: int = 31) -> float | None:
     """The step at which the target's fitted curve has the loss of the small model's at `step`; None if it never has."""
-    steps, _, losses = fitted(small, window_for(small, window))
-    loss = float(np.interp(math.log(step), np.log(steps), losses))
-    steps, _, losses = fitted(target, window_for(target, window))
-    falling = np.minimum.accumulate(losses)
-    if not falling[-1] <= loss <= falling[0]:
-        return None
-    return float(np.exp(np.interp(-loss, -falling, np.log(steps))))
+    steps, _, losses = fitted(small, window)
+    found = float(_steps_to(target, np.interp(math.log(step), np.log(steps), losses), window))
+    return None if math.isnan(found) else found
+
+
+def _steps_to(curve: Curve, losses: np.ndarray, window: int) -> np.ndarray:
+    """The steps at which the fitted curve has these losses; NaN where it never has."""
+    steps, _, own = fitted(curve, window)
+    falling = np.minimum.accumulate(own)
+    found = np.exp(np.interp(-losses, -falling, np.log(steps)))
+    return np.where((losses >= falling[-1]) & (losses <= falling[0]), found, np.nan)
 
 
 def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float | None:
@@ -168,34 +158,41 @@ def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float 
     exceed the small run's by most (logits left out, constant batch). Both sizes then lower the loss at the same
     marginal cost dC/dL. None where the saving still rises at the end of what both curves cover: it cannot be seen on
     them."""
-    steps, slopes, losses = fitted(small, window_for(small, window))
-    t_steps, _, t_losses = fitted(target, window_for(target, window))
-    falling = np.minimum.accumulate(t_losses)
-    covered = np.flatnonzero(
-        (losses >= falling[-1]) & (losses <= falling[0]) & (np.arange(len(steps)) >= np.argmin(slopes))
-    )
-    if not len(covered):
+    steps, slopes, losses = fitted(small, window)
+    needed = _steps_to(target, losses, window)
+    saved = needed * target.step_flops_without_logits - steps * small.step_flops_without_logits
+    saved[: np.argmin(slopes)] = np.nan
+    covered = np.flatnonzero(~np.isnan(saved))
+    if not len(covered) or (best := np.nanargmax(saved)) == covered[-1]:
         return None
-    needed = np.exp(np.interp(-losses[covered], -falling, np.log(t_steps)))
-    saved = needed * target.flops_per_step_without_logits - steps[covered] * small.flops_per_step_without_logits
-    best = int(np.argmax(saved))
-    return None if best == len(covered) - 1 else float(steps[covered[best]])
+    return float(steps[best])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Projection:
     """What a grown run would save, projected from two runs from scratch. No grown run has been measured for it."""
 
     rule: str
+    small: Curve
+    target: Curve
     small_steps: float
     """S_pre: steps of the small model before growth."""
     target_steps: float
     """S_target: steps the target model needs for the same loss."""
     final_steps: float
     """Steps of the target from scratch at which both runs end."""
-    saving: float
-    """(C_target(L) - C_small(L)) / C_scratch, without logits."""
-    saving_with_logits: float
+
+    @property
+    def saving(self) -> float:
+        """(C_target(L) - C_small(L)) / C_scratch, without logits."""
+        return self._saving(self.small.step_flops_without_logits, self.target.step_flops_without_logits)
+
+    @property
+    def saving_with_logits(self) -> float:
+        return self._saving(self.small.step_flops, self.target.step_flops)
+
+    def _saving(self, small: float, target: float) -> float:
+        return (self.target_steps * target - self.small_steps * small) / (self.final_steps * target)
 
     @property
     def ratio(self) -> float:
@@ -203,84 +200,62 @@ class Projection:
         return self.small_steps / self.target_steps
 
 
-def project(
-    rule: str, small: Curve, target: Curve, small_steps: float, target_steps: float, final: float
-) -> Projection:
-    """The saving of growing at `small_steps` into the target's `target_steps` and ending at its `final` step."""
-
-    def saving(small_cost: float, target_cost: float) -> float:
-        return (target_steps * target_cost - small_steps * small_cost) / (final * target_cost)
-
-    return Projection(
-        rule=rule,
-        small_steps=small_steps,
-        target_steps=target_steps,
-        final_steps=final,
-        saving=saving(small.flops_per_step_without_logits, target.flops_per_step_without_logits),
-        saving_with_logits=saving(small.flops_per_step, target.flops_per_step),
-    )
-
-
 def released_projection(small: Curve, target: Curve, threshold: float) -> Projection | None:
     """The projection by the released notebook's rule."""
     step, final = released_switch(small, threshold), released_switch(target, PAPER_OPTIMALITY)
     if step is None or final is None:
         return None
-    return project(RELEASED, small, target, step, released_target_step(small, target, step), final)
+    return Projection(RELEASED, small, target, step, released_target_step(small, target, step), final)
 
 
 def fitted_projection(small: Curve, target: Curve, threshold: float, window: int = 31) -> Projection | None:
     """The projection with fitted slopes and losses. Ends where the target's slope passes the paper's optimality, or
     with its curve."""
-    step = fitted_switch(small, threshold, window)
-    return None if step is None else _fitted_at("fitted slope", small, target, step, window)
+    return _fitted_at("fitted slope", small, target, fitted_switch(small, threshold, window), window)
 
 
 def marginal_projection(small: Curve, target: Curve, window: int = 31) -> Projection | None:
     """The projection that grows where the marginal costs are equal."""
-    step = equal_marginal_cost(small, target, window)
-    return None if step is None else _fitted_at("equal marginal cost", small, target, step, window)
+    return _fitted_at("equal marginal cost", small, target, equal_marginal_cost(small, target, window), window)
 
 
-def _fitted_at(rule: str, small: Curve, target: Curve, step: float, window: int) -> Projection | None:
-    at = target_step(small, target, step, window)
+def _fitted_at(rule: str, small: Curve, target: Curve, step: float | None, window: int) -> Projection | None:
+    if step is None or (at := target_step(small, target, step, window)) is None:
+        return None
     final = fitted_switch(target, PAPER_OPTIMALITY, window) or float(target.steps[-1])
-    return None if at is None else project(rule, small, target, step, at, final)
+    return Projection(rule, small, target, step, at, final)
 
 
 def saving_interval(
-    small: Curve, target: Curve, projection: Projection, window: int = 31, draws: int = 400, block: int = 10
-) -> tuple[float, float]:
+    projection: Projection, window: int = 31, draws: int = 400, block: int = 10
+) -> tuple[float, float] | None:
     """95 % interval of a fitted projection's saving (without logits): 1.96 standard deviations of a block bootstrap of
-    the curves' noise to either side.
+    the curves' noise to either side. None where most redrawn targets never have the loss.
 
     Log losses are redrawn around their fitted values in blocks of `block` evaluations, because noise of neighbours is
     alike. It covers the noise of evaluation, not that of other seeds: one run of each size cannot tell that.
     """
     generator = np.random.Generator(np.random.Philox(0))
-    step, final = projection.small_steps, projection.final_steps
     savings = []
     for _ in range(draws):
-        at = target_step(
-            _redrawn(small, window, block, generator), _redrawn(target, window, block, generator), step, window
-        )
-        if at is not None:
-            savings.append(project("", small, target, step, at, final).saving)
+        small, target = (_redrawn(curve, window, block, generator) for curve in (projection.small, projection.target))
+        if (at := target_step(small, target, projection.small_steps, window)) is not None:
+            savings.append(replace(projection, target_steps=at).saving)
     if len(savings) < draws / 2:
-        return math.nan, math.nan
+        return None
     half = 1.96 * float(np.std(savings))
     return projection.saving - half, projection.saving + half
 
 
 def _redrawn(curve: Curve, window: int, block: int, generator: np.random.Generator) -> Curve:
-    width = window_for(curve, window)
-    half = width // 2
-    _, _, losses = fitted(curve, width)
-    residuals = np.log(curve.losses[half : len(curve.losses) - half]) - np.log(losses)
+    half = window_for(curve, window) // 2
+    inner = slice(half, len(curve.losses) - half)
+    _, _, losses = fitted(curve, window)
+    residuals = np.log(curve.losses[inner]) - np.log(losses)
     count = -(-len(residuals) // block)
     starts = generator.integers(0, max(1, len(residuals) - block + 1), count)
     drawn = np.concatenate([residuals[s : s + block] for s in starts])[: len(residuals)]
     drawn = np.pad(drawn, (0, len(residuals) - len(drawn)), mode="wrap")
     values = curve.losses.copy()
-    values[half : len(values) - half] = losses * np.exp(drawn)
+    values[inner] = losses * np.exp(drawn)
     return replace(curve, losses=values)

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.grow.planner import (
@@ -42,23 +40,22 @@ def schedule_lines(
     law: ScalingLaw, planned: list[PlannedStage], batch: str, fitted_to: FittedLaw | None = None
 ) -> Iterator[str]:
     """A schedule planned from the scaling law."""
-    yield (
+    formula = (
         f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"
-        + (
-            ": Kaplan et al. 2020's constants, fitted to their models and data, not to yours."
-            if fitted_to is None
-            else ""
-        )
     )
-    if fitted_to is not None:
-        sizes, last = fitted_to.sizes, planned[-1]
+    target = planned[-1]
+    if fitted_to is None:
+        yield f"{formula}: Kaplan et al. 2020's constants, fitted to their models and data, not to yours."
+    else:
+        yield formula
+        sizes = fitted_to.sizes
         yield (
             f"Fitted to models of {human_count(sizes[0])} to {human_count(sizes[-1])} parameters and up to "
             f"{fitted_to.last_step:,.0f} steps; it misses their losses by {fitted_to.rms:.1%} (rms)."
         )
         if any(stage.size > 1.01 * sizes[-1] or stage.size < 0.99 * sizes[0] for stage in planned):
             yield (
-                f"Beyond these sizes it is an extrapolation: take the schedule to {human_count(last.size)} parameters as a guess. The "
+                f"Beyond these sizes it is an extrapolation: take the schedule to {human_count(target.size)} parameters as a guess. The "
                 "exponents change with the runs that are fitted."
             )
     yield "N: parameters without embeddings. FLOPs: 6 N per token, without attention and logits."
@@ -70,7 +67,6 @@ def schedule_lines(
             f"{stage.batch_tokens:>13,.0f}  {human_count(stage.steps * stage.batch_tokens):>8}  {stage.flops:>8.3g}"
         )
     yield ""
-    target = planned[-1]
     single = law.optimal_size(target.loss)
     yield (
         f"{relative_cost(law, planned):.3f} of the FLOPs of the best single stage to a loss of {target.loss:.4f} "
@@ -113,11 +109,8 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
 
 
 def law_of(sources: Sequence[str]) -> FittedLaw:
-    """The scaling law fitted to runs from scratch, or CSV files written FILE:LAYERSxWIDTH:TOKENS (tokens a step).
-
-    Raises:
-        UsageError: a source cannot be read, their batches differ, or they have one size only.
-    """
+    """The scaling law fitted to runs from scratch, or CSV files written FILE:LAYERSxWIDTH:TOKENS (tokens a step), of
+    several sizes and one batch size."""
     curves, batches = [], set()
     for source in sources:
         path, _, rest = source.partition(":")
@@ -131,11 +124,8 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
             curve = read_curve(Path(path), 1.0, 1.0)
         else:
             recipe = load_recipe(str(existing_run(find_run(source)) / "recipe.toml"))
-            layers, width, tokens = (
-                recipe.model.n_layer,
-                recipe.model.n_embd,
-                recipe.train.batch_size * recipe.model.seq_len,
-            )
+            layers, width = recipe.model.n_layer, recipe.model.n_embd
+            tokens = recipe.train.batch_size * recipe.model.seq_len
             curve = curve_of(source, None)
         curves.append((12.0 * layers * width**2, curve))
         batches.add(tokens)
@@ -190,9 +180,8 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
         yield "give the curve of a run of the target's size too (--target) for the saving and for equal marginal cost"
         return
     marginal = marginal_projection(small, target, window)
-    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(
-        None if marginal is None else marginal.small_steps
-    )
+    grow_at = None if marginal is None else marginal.small_steps
+    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(grow_at)
     optimum, noisy_optimum = fitted_switch(target, PAPER_OPTIMALITY, window), released_switch(target, PAPER_OPTIMALITY)
     yield (
         f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above {PAPER_OPTIMALITY} at "
@@ -200,21 +189,16 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
     )
     yield ""
     yield f"{'rule':<22}  {'S_pre':>7}  {'S_target':>8}  {'ratio':>5}  {'ends at':>7}  {'saving':>7}  {'95 % interval':>15}  {'with logits':>11}"
-    for projection in (
-        released_projection(small, target, threshold),
-        fitted_projection(small, target, threshold, window),
-        marginal,
-    ):
-        if projection is None:
-            continue
-        low, high = math.nan, math.nan
-        if projection.rule != RELEASED:  # its pairing of single evaluations has no error to speak of
-            low, high = saving_interval(small, target, projection, window)
-        interval = "–" if math.isnan(low) else f"{100 * low:.1f} to {100 * high:.1f} %"
+    released = released_projection(small, target, threshold)
+    for projection in filter(None, (released, fitted_projection(small, target, threshold, window), marginal)):
+        interval = None  # the released rule's pairing of single evaluations has no error to speak of
+        if projection.rule != RELEASED:
+            interval = saving_interval(projection, window)
+        between = "–" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
         logits = "–" if math.isnan(projection.saving_with_logits) else f"{100 * projection.saving_with_logits:.1f} %"
         yield (
             f"{projection.rule:<22}  {projection.small_steps:>7,.0f}  {projection.target_steps:>8,.0f}  {projection.ratio:>5.2f}  "
-            f"{projection.final_steps:>7,.0f}  {100 * projection.saving:>5.1f} %  {interval:>15}  {logits:>11}"
+            f"{projection.final_steps:>7,.0f}  {100 * projection.saving:>5.1f} %  {between:>15}  {logits:>11}"
         )
     yield ""
     yield "Savings are projected from two runs from scratch: of the target's FLOPs until it ends. No grown run was measured, and"
@@ -226,34 +210,28 @@ def _step(step: float | None) -> str:
 
 
 def plot_curves(small: Curve, target: Curve | None, threshold: float, window: int, path: Path) -> None:
-    """Losses and fitted slopes over FLOPs, with the step at which to grow; the format is that of the file's name.
-
-    Raises:
-        UsageError: no such format.
-    """
+    """Losses and fitted slopes over FLOPs, with the step at which to grow; the format is that of the file's name."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 6))
     top, bottom = figure.subplots(2, 1, sharex=True)
-    for curve, color in ((small, "tab:blue"), (target, "tab:orange")):
-        if curve is None:
-            continue
-        cost = curve.flops_per_step_without_logits
+    curves = [small] if target is None else [small, target]
+    for curve, color in zip(curves, ("tab:blue", "tab:orange"), strict=False):
+        cost = curve.step_flops_without_logits
         top.plot(curve.steps * cost, curve.losses, color=color, linewidth=0.5, alpha=0.5)
-        steps, slopes, losses = fitted(curve, window_for(curve, window))
+        steps, slopes, losses = fitted(curve, window)
         top.plot(steps * cost, losses, color=color, label=curve.name)
         bottom.plot(steps * cost, slopes, color=color)
     switch = fitted_switch(small, threshold, window)
     for axis in (top, bottom):
         if switch is not None:
-            axis.axvline(switch * small.flops_per_step_without_logits, color="gray", linestyle=":")
+            axis.axvline(switch * small.step_flops_without_logits, color="gray", linestyle=":")
         axis.set_xscale("log")
         axis.grid(alpha=0.3)
     bottom.axhline(threshold, color="tab:blue", linestyle="--", linewidth=0.8)
     bottom.axhline(PAPER_OPTIMALITY, color="tab:orange", linestyle="--", linewidth=0.8)
     bottom.set_ylim(min(-0.2, 4 * threshold), 0.02)
-    late = [c.losses[len(c.losses) // 20 :] for c in (small, target) if c is not None]
-    top.set_ylim(top=float(np.max(np.concatenate(late))))
+    top.set_ylim(top=max(float(curve.losses[len(curve.losses) // 20 :].max()) for curve in curves))
     top.set_ylabel("validation loss, nats per token")
     bottom.set_ylabel("slope d log L / d log C")
     bottom.set_xlabel("FLOPs without logits (ratios count)")

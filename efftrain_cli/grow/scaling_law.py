@@ -107,15 +107,14 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
     sizes = sorted({size for size, _ in curves})
     if len(sizes) < 2:
         raise UsageError("a scaling law is fitted to curves of two sizes or more: give runs of another size too")
-    n, s, loss, weight = [], [], [], []
+    columns = []
     for size, curve in curves:
         late = curve.steps >= FITTED_FROM * curve.steps[-1]
-        count = int(late.sum())
-        n.append(np.full(count, math.log(size)))
-        s.append(np.log(curve.steps[late]))
-        loss.append(np.log(curve.losses[late]))
-        weight.append(np.full(count, 1 / math.sqrt(count)))
-    log_n, log_s, log_loss, weights = map(np.concatenate, (n, s, loss, weight))
+        each = np.ones(int(late.sum()))
+        columns.append(
+            (each * math.log(size), np.log(curve.steps[late]), np.log(curve.losses[late]), each / math.sqrt(len(each)))
+        )
+    log_n, log_s, log_loss, weights = map(np.concatenate, zip(*columns, strict=True))
 
     def residuals(constants: np.ndarray) -> np.ndarray:
         log_n_c, alpha_n, log_s_c, alpha_s = constants
@@ -138,7 +137,7 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
     return FittedLaw(law=law, rms=rms, sizes=tuple(sizes), last_step=max(float(curve.steps[-1]) for _, curve in curves))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlannedStage:
     """One stage of a planned schedule."""
 
@@ -160,12 +159,9 @@ def cost(law: ScalingLaw, stages: Sequence[tuple[float, float]], batch: float | 
     planned = []
     before = math.inf
     for size, loss in stages:
-        start = law.steps(size, before) if before < math.inf else 0.0
-        steps = law.steps(size, loss) - start
+        steps = law.steps(size, loss) - law.steps(size, before)
         tokens = law.critical_batch(loss) if batch is None else batch
-        planned.append(
-            PlannedStage(size=size, loss=loss, steps=steps, batch_tokens=tokens, flops=6 * size * tokens * steps)
-        )
+        planned.append(PlannedStage(size, loss, steps, tokens, flops=6 * size * tokens * steps))
         before = loss
     return planned
 
@@ -225,17 +221,10 @@ def plan_schedule(
     drops = [max(a - b, 1e-4) for a, b in pairwise([*losses, target_loss])]
     grow = [math.log(2.0)] * (stages - 1)
     x0 = np.array([*([] if target_size else [math.log(sizes[0]) - 20.0]), *grow, *np.log(drops)])
-    best = None
-    for shift in (0.0, -0.7, 0.7):
-        found = minimize(
-            objective,
-            x0 + shift * (np.arange(len(x0)) >= free_sizes),
-            method="SLSQP",
-            options={"ftol": 1e-12, "maxiter": 2000},
-        )
-        if best is None or found.fun < best.fun:
-            best = found
-    assert best is not None
+    starts = [x0 + shift * (np.arange(len(x0)) >= free_sizes) for shift in (0.0, -0.7, 0.7)]
+    options = {"ftol": 1e-12, "maxiter": 2000}
+    found = [minimize(objective, start, method="SLSQP", options=options) for start in starts]
+    best = min(found, key=lambda each: each.fun)
     return cost(law, unpack(best.x), tokens)
 
 

@@ -35,15 +35,16 @@ def sealed(value: Mapping[str, object]) -> str:
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value))
+        text = json.dumps(finite(value))
     return f'{text[:-1]}{_MARK.decode()}{zlib.crc32(text.encode()):08x}"}}'
 
 
-def _finite(value: object) -> object:
+def finite(value: Any) -> Any:
+    """The value as JSON can hold it: None for what is not finite, tuples as lists."""
     if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

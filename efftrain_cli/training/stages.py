@@ -69,22 +69,36 @@ def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
     state.model, state.optimizer = fresh.model, fresh.optimizer
 
 
-def grow_stage(state: TrainState, recipe: Recipe) -> None:
-    """Grows `state` into the next stage of its recipe: model, optimizer state and schedule.
+def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthRecord:
+    """Grows `state`, whose validation loss is given, into the next stage of its recipe: model, optimizer state and
+    schedule. The loss after it is not measured yet.
 
     A function of the state and the recipe alone, so a run that is resumed at the end of a stage grows into the same.
 
     Raises:
         ValueError: the model has a parameter that no operator knows.
     """
-    progress = state.progress
+    progress, parameters = state.progress, state.model.parameter_count
     section = recipe.staged_growth or StagedGrowth()
-    operators = [parse_operator(text) for text in recipe.stages[progress.stage + 1].operators]
+    stage = recipe.stages[progress.stage + 1]
+    operators = [parse_operator(text) for text in stage.operators]
     # Another stage, another draw.
     grown = grow(growth_state(state), operators, section, recipe.seed + 1000 * (progress.stage + 1))
     set_stage(state, recipe, progress.stage + 1)
     load_grown(state, grown)
     state.progress = after_growth(recipe, progress)
+    return GrowthRecord(
+        step=progress.step,
+        stage=state.progress.stage,
+        operators=stage.operators,
+        parameters_before=parameters,
+        parameters_after=state.model.parameter_count,
+        val_loss_before=val_loss,
+        val_loss_after=None,
+        preserves_loss=section.preserves_loss(operators),
+        schedule_step=state.progress.schedule_step,
+        schedule_tokens=state.progress.schedule_tokens,
+    )
 
 
 def load_grown(state: TrainState, grown: GrowthState) -> None:
@@ -120,22 +134,7 @@ def train_stages(
             return
         ranks.go_on(progress.step)
         ranks.enter("prepare")
-        stage = recipe.stages[progress.stage + 1]
-        section = recipe.staged_growth or StagedGrowth()
-        parameters, val_loss = state.model.parameter_count, measure()
-        grow_stage(state, recipe)
-        record = GrowthRecord(
-            step=progress.step,
-            stage=state.progress.stage,
-            operators=stage.operators,
-            parameters_before=parameters,
-            parameters_after=state.model.parameter_count,
-            val_loss_before=val_loss,
-            val_loss_after=None,
-            preserves_loss=section.preserves_loss(map(parse_operator, stage.operators)),
-            schedule_step=state.progress.schedule_step,
-            schedule_tokens=state.progress.schedule_tokens,
-        )
+        record = grow_stage(state, recipe, measure())
         try:
             record = replace(record, val_loss_after=measure())
         except (Stop, LostProcessError):

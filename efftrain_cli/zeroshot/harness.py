@@ -64,11 +64,7 @@ DATA_OF = {"lambada_last_token": "lambada_openai", "wikitext_strided": "wikitext
 
 
 def require_extra() -> None:
-    """Checks that the harness is installed, without importing it.
-
-    Raises:
-        UsageError: it is not; the message says how to install it.
-    """
+    """Checks that the harness is installed, without importing it; a `UsageError` says how to install it."""
     missing = [name for name in ("lm_eval", "transformers") if find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -185,19 +181,18 @@ def evaluate_task(
 ) -> TaskScore:
     """Runs one of the harness's tasks by the harness's own evaluator."""
     harness_task = load_task(task, data_dir, scratch)
-    path = local_file(task.name, data_dir)
-    protocol = protocol_of(task, harness_task, path, language_model.max_length)
+    protocol = f"lm-eval {task.name} v{harness_task.VERSION}"
+    if local_file(task.name, data_dir) is not None and task.name not in SAME_AS_HUB:
+        protocol += " local"
+    if task.name == "wikitext":  # the only one whose score depends on the window
+        protocol += f" window {language_model.max_length}"
     return _run(task, harness_task, language_model, limit, protocol)
 
 
 def _run(
     task: Task, harness_task: ConfigurableTask, language_model: LanguageModel, limit: int | None, protocol: str
 ) -> TaskScore:
-    """One task by the harness's evaluator. Items of which an answer does not fit the context are left out, and named.
-
-    Raises:
-        DataError: no item fits.
-    """
+    """One task by the harness's evaluator. Items with an answer too long for the context are left out and named."""
     import lm_eval
 
     from efftrain_cli.zeroshot.language_model import DoesNotFitError
@@ -206,7 +201,7 @@ def _run(
     left_out: set[int] = set()
     while True:
         language_model.begin(name)
-        kept = [number for number in range(total if limit is None else min(limit, total)) if number not in left_out]
+        kept = [number for number in range(total)[:limit] if number not in left_out]
         if not kept:
             raise DataError(f"not one of {len(left_out)} items fits a context of {language_model.max_length} tokens")
         try:
@@ -224,9 +219,7 @@ def _run(
             left_out |= error.items
     found = results["results"][name]
     values = {key.split(",")[0]: value for key, value in found.items() if isinstance(value, (int, float))}
-    metrics = task.metrics or tuple(
-        key for key in values if not key.endswith("_stderr") and key not in ("alias", "sample_len")
-    )
+    metrics = task.metrics or tuple(key for key in values if not key.endswith("_stderr") and key != "sample_len")
     samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
     shares = {key: [sample.get(key) for sample in samples] for key in metrics}
     stderr: dict[str, float | None] = {}
@@ -257,11 +250,8 @@ def _run(
 
 
 def foreign_tasks(names: Iterable[str]) -> list[str]:
-    """Those of some task names that are not ours but the harness's: a name that its definitions hold, or a YAML file.
-
-    Raises:
-        UsageError: a YAML file is missing.
-    """
+    """Those of some task names that are not ours but the harness's: a name that its definitions hold, or a YAML file,
+    which must be there."""
     found = []
     for name in names:
         if name in TASKS or name in SUITES:
@@ -315,17 +305,6 @@ def evaluate_foreign(
             raise DataError(f"{own_name} gives no number")
         scored.append((replace(task, metric=next(iter(score.values)), metrics=tuple(score.values)), score))
     return scored
-
-
-def protocol_of(task: Task, harness_task: ConfigurableTask, path: Path | None, context_length: int) -> str:
-    """The protocol's name: the harness's task and its version, "local" where a local file's prompts differ, and the
-    window where the score depends on it."""
-    name = f"lm-eval {task.name} v{harness_task.VERSION}"
-    if path is not None and task.name not in SAME_AS_HUB:
-        name += " local"
-    if task.name == "wikitext":
-        name += f" window {context_length}"
-    return name
 
 
 def harness_version() -> str:

@@ -18,7 +18,7 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.model.generate import GREEDY, generate
-from efftrain_cli.zeroshot.meter import Meter
+from efftrain_cli.zeroshot.meter import meter
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
 
 
@@ -40,14 +40,9 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         self.begin("")
 
     def begin(self, task: str) -> None:
-        """Starts the counts of a task anew; `task` names it on the progress line."""
+        """Starts the counts of a task, which are `TaskScore`'s, anew; `task` names it on the progress line."""
         self.task = task
-        self.requests = 0
-        """Continuations scored or written."""
-        self.truncated = 0
-        """Requests whose context was cut from the left."""
-        self.boundary_mismatches = 0
-        """Requests in which the context's own tokens are not how the whole text begins."""
+        self.requests = self.truncated = self.boundary_mismatches = 0
 
     @property
     def eot_token_id(self) -> int:
@@ -130,11 +125,11 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             rows = max(1, self.evaluator.batch_tokens // (length + limit))
             batches += [(members[start : start + rows], until, limit) for start in range(0, len(members), rows)]
         batches = sharing.deal(batches)
-        with Meter(self.task, "answers", sum(len(members) for members, _, _ in batches)) as meter:
+        with meter(self.task, "answers", sum(len(members) for members, _, _ in batches)) as advance:
             for members, until, limit in sharing.announced(batches):
                 texts = self._write([context for _, context in members], until, limit)
                 answers += zip((i for i, _ in members), texts, strict=True)
-                meter.advance(len(members))
+                advance(len(members))
         asked = hashlib.sha256(repr(contexts).encode()).hexdigest()
         by_index = dict(sharing.gather(f"{self.task} {asked}", answers))
         return [by_index[i] for i in range(len(requests))]

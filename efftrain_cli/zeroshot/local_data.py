@@ -15,26 +15,21 @@ from efftrain_cli.zeroshot.suites import TASKS
 _CHOICES = {"query": "text", "choices": "texts", "gold": "choice"}
 _CONTEXTS = {"context_options": "texts", "continuation": "text", "gold": "choice"}
 _PREMISE = {"premise": "text", "hypothesis": "text", "label": "number below 3"}
+_NO_OR_YES = {"label": "number below 2"}
 
 FORMS: dict[str, dict[str, str]] = {
     "lambada_openai": {"text": "text"},
     "wikitext": {"page": "text"},
     **dict.fromkeys(("hellaswag", "arc_challenge", "arc_easy", "boolq", "copa", "openbookqa"), _CHOICES),
-    "piqa": {"goal": "text", "sol1": "text", "sol2": "text", "label": "number below 2"},
+    "piqa": {"goal": "text", "sol1": "text", "sol2": "text", **_NO_OR_YES},
     **dict.fromkeys(("winogrande", "wsc273"), _CONTEXTS),
     "triviaqa": {"question": "text", "aliases": "texts"},
     "webqs": {"question": "text", "answers": "texts"},
     **dict.fromkeys(("anli_r1", "anli_r2", "anli_r3"), _PREMISE),
     "race": {"article": "text", "problems": "text"},
-    "rte": {"sentence1": "text", "sentence2": "text", "label": "number below 2"},
-    "wsc": {
-        "text": "text",
-        "span1_text": "text",
-        "span2_text": "text",
-        "span2_index": "number",
-        "label": "number below 2",
-    },
-    "multirc": {"paragraph": "text", "question": "text", "answer": "text", "label": "number below 2"},
+    "rte": {"sentence1": "text", "sentence2": "text", **_NO_OR_YES},
+    "wsc": {"text": "text", "span1_text": "text", "span2_text": "text", "span2_index": "number", **_NO_OR_YES},
+    "multirc": {"paragraph": "text", "question": "text", "answer": "text", **_NO_OR_YES},
     "record": {"passage": "text", "query": "text", "entities": "texts", "answers": "texts"},
 }
 """Fields of a line by task. "choice" is an index into the line's texts. Tasks not listed share another task's file."""
@@ -65,12 +60,8 @@ def tasks_in(data_dir: Path) -> list[str]:
 
 
 def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
-    """Every item of a .jsonl file.
-
-    Raises:
-        DataError: a line is not a JSON object of this form; the message has file, line and what is wrong. No item at
-            all.
-    """
+    """Every item of a .jsonl file. A `DataError` has the file, the line that is not a JSON object of this form, and
+    what is wrong with it; or says that there is no item at all."""
     items = []
     try:
         with path.open("rb") as file:

@@ -10,11 +10,12 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
+from efftrain_cli.zeroshot.score import Evaluator, Request, windows
 from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, safe_exp, without
 
 CLOZE_WORDS = 50
@@ -33,19 +34,9 @@ def lambada_last_token(
     Easier than the last word where that has several tokens; depends on the tokenizer.
     """
     kept = texts[:limit]
-    requests = []
-    for ids in tokenizer.encode(list(kept)):
-        tokens = tuple(ids.tolist())
-        requests.append(Request(tokens[:-1] or (tokenizer.eot_id,), tokens[-1:]))
-    scores = evaluator.score(requests, "lambada_last_token")
-    return _cloze_score(
-        scores,
-        kept,
-        total=len(texts),
-        protocol="last token of LAMBADA",
-        truncated=sum(map(evaluator.is_truncated, requests)),
-        boundary_mismatches=0,
-    )
+    encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(list(kept))]
+    requests = [Request(tokens[:-1] or (tokenizer.eot_id,), tokens[-1:]) for tokens in encoded]
+    return _cloze_score(evaluator, "lambada_last_token", requests, kept, len(texts), "last token of LAMBADA")
 
 
 def wikitext_strided(
@@ -66,14 +57,14 @@ def wikitext_strided(
     requests = windows(tokens, evaluator.context_length, stride, prefix=None)
     scores = evaluator.score(requests, "wikitext_strided")
     nll = -math.fsum(score.logprob for score in scores)
-    bytes_ = len(original.encode())
+    metrics = {
+        "token_perplexity": safe_exp(nll / (len(tokens) - 1)),
+        "word_perplexity": safe_exp(nll / (len(original.split(" ")) - 1)),
+        "bits_per_byte": nll / math.log(2) / len(original.encode()),
+    }
     return TaskScore(
-        values={
-            "token_perplexity": safe_exp(nll / (len(tokens) - 1)),
-            "word_perplexity": safe_exp(nll / (len(original.split(" ")) - 1)),
-            "bits_per_byte": nll / math.log(2) / bytes_,
-        },
-        stderr=dict.fromkeys(("token_perplexity", "word_perplexity", "bits_per_byte")),
+        values=metrics,
+        stderr=dict.fromkeys(metrics),
         items=[
             {
                 "doc_id": i,
@@ -111,17 +102,10 @@ def offline_cloze(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequenc
         raise DataError(
             f"offline_cloze: not one of {len(kept)} words fits a context of {evaluator.context_length} tokens"
         )
-    scores = evaluator.score(requests, "offline_cloze")
-    return _cloze_score(
-        scores,
-        texts,
-        total=len(passages),
-        protocol=f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}"
-        + without(len(left_out), evaluator.context_length),
-        truncated=sum(map(evaluator.is_truncated, requests)),
-        boundary_mismatches=mismatches,
-        left_out=tuple(left_out),
-    )
+    protocol = f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}"
+    protocol += without(len(left_out), evaluator.context_length)
+    score = _cloze_score(evaluator, "offline_cloze", requests, texts, len(passages), protocol)
+    return replace(score, boundary_mismatches=mismatches, left_out=tuple(left_out))
 
 
 def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
@@ -154,15 +138,16 @@ def offline_bytes(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequenc
     cut = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
     requests = [window for document in cut for window in document]
     scores = iter(evaluator.score(requests, "offline_bytes"))
-    items: list[dict[str, Any]] = []
-    for i, (document, ids, parts) in enumerate(zip(kept, encoded, cut, strict=True)):
-        items.append({
+    items: list[dict[str, Any]] = [
+        {
             "doc_id": i,
             "doc_hash": _hash(document),
             "logprob": math.fsum(next(scores).logprob for _ in parts),
             "bytes": len(document.encode()),
             "tokens": len(ids),
-        })  # fmt: skip
+        }
+        for i, (document, ids, parts) in enumerate(zip(kept, encoded, cut, strict=True))
+    ]
     nll = -math.fsum(item["logprob"] for item in items)
     bytes_ = sum(item["bytes"] for item in items)
     metrics = {
@@ -188,15 +173,10 @@ def fingerprint(documents: Sequence[str]) -> str:
 
 
 def _cloze_score(
-    scores: Sequence[Score],
-    texts: Sequence[str],
-    *,
-    total: int,
-    protocol: str,
-    truncated: int,
-    boundary_mismatches: int,
-    left_out: tuple[str, ...] = (),
+    evaluator: Evaluator, task: str, requests: Sequence[Request], texts: Sequence[str], total: int, protocol: str
 ) -> TaskScore:
+    """Accuracy of greedy decoding, and perplexity, of one request per text."""
+    scores = evaluator.score(requests, task)
     accuracy, accuracy_error = mean_and_error([float(score.greedy) for score in scores])
     perplexity, perplexity_error = perplexity_and_error([score.logprob for score in scores])
     return TaskScore(
@@ -210,9 +190,7 @@ def _cloze_score(
         total=total,
         protocol=protocol,
         requests=len(scores),
-        truncated=truncated,
-        boundary_mismatches=boundary_mismatches,
-        left_out=left_out,
+        truncated=sum(map(evaluator.is_truncated, requests)),
     )
 
 

@@ -28,11 +28,8 @@ def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def read_results(run: Path) -> list[dict[str, Any]]:
-    """The entries of a run's zeroshot.json; none where it does not exist.
-
-    Raises:
-        DataError: the file is damaged, or written by a newer version.
-    """
+    """The entries of a run's zeroshot.json; none where it does not exist. A `DataError` where it is damaged, or
+    written by a newer version."""
     path = run / RESULTS
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))

@@ -8,9 +8,10 @@ token comes first.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT, KeyValueCache
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.zeroshot.meter import Meter
+from efftrain_cli.zeroshot.meter import meter
 from efftrain_cli.zeroshot.sharing import Sharing
 
 HEAD_POSITIONS = 1024
@@ -87,18 +88,16 @@ class Evaluator:
         """
         batches = self.sharing.deal(self._batches(requests))
         scores: list[tuple[int, Score]] = []
-        with Meter(task, "requests", sum(map(len, batches))) as meter, torch.inference_mode():
+        with meter(task, "requests", sum(map(len, batches))) as advance, torch.inference_mode():
             for batch in self.sharing.announced(batches):
-                scores += (
-                    self._score_alone(requests, batch.alone)
-                    if batch.alone
-                    else self._score_shared(requests, batch.shared)
-                )
-                meter.advance(len(batch))
+                if batch.alone:
+                    scores += self._score_alone(requests, batch.alone)
+                else:
+                    scores += self._score_shared(requests, batch.shared)
+                advance(len(batch))
         if self.sharing.ranks is not None:
             asked = hashlib.sha256(repr(requests).encode()).hexdigest()
-            flat = self.sharing.gather(f"{task} {asked}", [(i, *score) for i, score in scores])
-            scores = [(i, Score(logprob, greedy)) for i, logprob, greedy in flat]
+            scores = [(i, Score(*score)) for i, score in self.sharing.gather(f"{task} {asked}", scores)]
         by_index = dict(scores)
         return [by_index[i] for i in range(len(requests))]
 
@@ -151,8 +150,8 @@ class Evaluator:
             for column in range(len(tokens) - length, len(tokens))
         ]
         targets = [token for i in indices for token in requests[i].continuation]
-        logprobs, greedy = self._read(hidden[rows, columns], targets)
-        return list(zip(indices, _sum_up(logprobs, greedy, lengths), strict=True))
+        of_tokens = iter(self._read(hidden[rows, columns], targets))
+        return [(i, _together(islice(of_tokens, length))) for i, length in zip(indices, lengths, strict=True)]
 
     # Several continuations of one context: the context once, its keys and values repeated for each continuation.
 
@@ -164,19 +163,17 @@ class Evaluator:
         widest = rows = 0
         for context, asked in sorted(shared.items(), key=lambda item: len(item[0]), reverse=True):
             longest = max(len(requests[i].continuation) for i in asked)
-            if batch:
-                new_rows, new_widest = rows + len(asked), max(widest, longest)
-                if (
-                    len(context) != len(batch[0][0])
-                    or (len(batch) + 1) * len(context) > self.batch_tokens
-                    or new_rows * new_widest > self.batch_tokens
-                    # Repeated keys and values: about 70 kB a token at 117M parameters.
-                    or new_rows * (len(context) + new_widest) > 4 * self.batch_tokens
-                ):
-                    yield batch
-                    batch, widest, rows = [], 0, 0
-            batch.append((context, asked))
             rows, widest = rows + len(asked), max(widest, longest)
+            if batch and (
+                len(context) != len(batch[0][0])
+                or (len(batch) + 1) * len(context) > self.batch_tokens
+                or rows * widest > self.batch_tokens
+                # Repeated keys and values: about 70 kB a token at 117M parameters.
+                or rows * (len(context) + widest) > 4 * self.batch_tokens
+            ):
+                yield batch
+                batch, rows, widest = [], len(asked), longest
+            batch.append((context, asked))
         if batch:
             yield batch
 
@@ -190,9 +187,8 @@ class Evaluator:
         caches = self.model.new_caches()
         hidden = self._run(self._pad([context for context, _ in batch]), caches=caches)
         # The first token of every continuation is predicted by its context's last position.
-        first, first_greedy = self._read(hidden[owner, past - 1], [tokens[0] for tokens in continuations])
-        logprobs = [[value] for value in first]
-        greedy = [[value] for value in first_greedy]
+        first = self._read(hidden[owner, past - 1], [tokens[0] for tokens in continuations])
+        rest: Iterator[Score] = iter(())
         longer = [n for n, tokens in enumerate(continuations) if len(tokens) > 1]
         if longer:
             rows_of_context = torch.tensor([owner[n] for n in longer], device=self.device)
@@ -205,16 +201,12 @@ class Evaluator:
             hidden = self._run(self._pad([continuations[n][:-1] for n in longer]), repeated)
             rows = [row for row, n in enumerate(longer) for _ in continuations[n][1:]]
             columns = [column for n in longer for column in range(len(continuations[n]) - 1)]
-            rest, rest_greedy = self._read(
-                hidden[rows, columns], [token for n in longer for token in continuations[n][1:]]
-            )
-            start = 0
-            for n in longer:
-                end = start + len(continuations[n]) - 1
-                logprobs[n] += rest[start:end]
-                greedy[n] += rest_greedy[start:end]
-                start = end
-        return [(i, Score(sum(values), all(hits))) for i, values, hits in zip(indices, logprobs, greedy, strict=True)]
+            targets = [token for n in longer for token in continuations[n][1:]]
+            rest = iter(self._read(hidden[rows, columns], targets))
+        return [
+            (i, _together([score, *islice(rest, len(tokens) - 1)]))
+            for i, score, tokens in zip(indices, first, continuations, strict=True)
+        ]
 
     # The model.
 
@@ -230,28 +222,22 @@ class Evaluator:
                 return self.compiled_hidden(tokens)
             return self.model.hidden(tokens, caches)
 
-    def _read(self, hidden: Tensor, targets: list[int]) -> tuple[list[float], list[bool]]:
-        """Log-probability of each target, nats, and whether it is the most probable token; hidden is (targets,
-        n_embd)."""
-        logprobs: list[float] = []
-        greedy: list[bool] = []
+    def _read(self, hidden: Tensor, targets: list[int]) -> list[Score]:
+        """The score of each target alone; hidden is (targets, n_embd)."""
+        scores: list[Score] = []
         wanted = torch.tensor(targets, device=self.device)
         for start in range(0, len(targets), HEAD_POSITIONS):
             logits = self.model.head(hidden[start : start + HEAD_POSITIONS].float())
             part = wanted[start : start + HEAD_POSITIONS]
-            of_target = logits.gather(1, part[:, None])[:, 0]
-            logprobs += (of_target - logits.logsumexp(1)).tolist()
-            greedy += (logits.argmax(1) == part).tolist()
-        return logprobs, greedy
+            logprobs = logits.gather(1, part[:, None])[:, 0] - logits.logsumexp(1)
+            scores += map(Score, logprobs.tolist(), (logits.argmax(1) == part).tolist())
+        return scores
 
 
-def _sum_up(logprobs: list[float], greedy: list[bool], lengths: list[int]) -> Iterator[Score]:
-    """One score per continuation, from the values of all their tokens in a row."""
-    start = 0
-    for length in lengths:
-        end = start + length
-        yield Score(sum(logprobs[start:end]), all(greedy[start:end]))
-        start = end
+def _together(of_tokens: Iterable[Score]) -> Score:
+    """The score of a continuation, of its tokens'."""
+    logprobs, greedy = zip(*of_tokens, strict=True)
+    return Score(sum(logprobs), all(greedy))
 
 
 def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None) -> list[Request]:

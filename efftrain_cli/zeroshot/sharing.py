@@ -73,7 +73,7 @@ class Sharing:
             return answers
         everyone = self.ranks.everyones({"what": what, "answers": answers})
         self.ranks.enter(self.first_phase)
-        self._check(everyone)
+        _check(everyone)
         return [answer for said in everyone for answer in said["answers"]]
 
     @contextmanager
@@ -94,14 +94,14 @@ class Sharing:
         except Exception as error:
             self.ranks.everyones({"failed": f"rank {self.ranks.rank}: {type(error).__name__}: {error}"})
             raise
-        self._check(self.ranks.everyones({"what": f"the end of {name}"}))
+        _check(self.ranks.everyones({"what": f"the end of {name}"}))
 
-    @staticmethod
-    def _check(everyone: Sequence[dict[str, Any]]) -> None:
-        for said in everyone:
-            if "failed" in said:
-                raise FailedElsewhereError(said["failed"])
-        if len({said.get("what") for said in everyone}) > 1:
-            raise EfftrainError(
-                "the processes read other items of this task\ngive all of them the same data and the same lm_eval"
-            )
+
+def _check(everyone: Sequence[dict[str, Any]]) -> None:
+    for said in everyone:
+        if "failed" in said:
+            raise FailedElsewhereError(said["failed"])
+    if len({said.get("what") for said in everyone}) > 1:
+        raise EfftrainError(
+            "the processes read other items of this task\ngive all of them the same data and the same lm_eval"
+        )

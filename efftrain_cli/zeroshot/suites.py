@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from efftrain_cli.foundation.errors import UsageError, nearest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """One task and what its score means."""
 
@@ -42,26 +42,17 @@ def _task(
 ) -> Task:
     """A task whose first metric counts."""
     names = tuple(metrics.split())
-    return Task(name=name, metric=names[0], metrics=names, about=about, definition=definition, hub=hub, file=file)
+    return Task(name, names[0], names, about, definition=definition, hub=hub, file=file)
 
 
 def _choice(name: str, chance: float, definition: str, hub: str, about: str) -> Task:
     """A task of answers to choose from, counted as acc_norm where their lengths differ."""
-    metric = "acc_norm" if name in _LENGTH_NORMED else "acc"
     metrics = ("acc", "acc_norm") if name in _LENGTH_NORMED else ("acc",)
-    return Task(
-        name=name,
-        metric=metric,
-        metrics=metrics,
-        about=about,
-        chance=chance,
-        definition=definition,
-        hub=hub,
-        file=f"{name}.jsonl",
-    )
+    file = f"{name}.jsonl"
+    return Task(name, metrics[-1], metrics, about, chance=chance, definition=definition, hub=hub, file=file)
 
 
-ALL_TASKS: tuple[Task, ...] = (
+TASKS: dict[str, Task] = {task.name: task for task in (
     _task(
         "lambada_openai", "acc perplexity", "last word of a passage: all its tokens by greedy decoding; perplexity per word",
         "lambada/lambada_openai.yaml", **_PASSAGES,
@@ -109,9 +100,7 @@ ALL_TASKS: tuple[Task, ...] = (
         "offline_bytes", "bits_per_byte byte_perplexity token_perplexity",
         "the run's own validation documents, one by one, disjoint windows",
     ),
-)  # fmt: skip
-
-TASKS: dict[str, Task] = {task.name: task for task in ALL_TASKS}
+)}  # fmt: skip
 
 SLW_11 = (
     "hellaswag", "lambada_openai", "triviaqa", "webqs", "winogrande", "piqa", "arc_challenge", "arc_easy",
@@ -131,18 +120,13 @@ AVERAGED = ("slw-11", "gpt3")
 
 
 def task_names(wanted: Iterable[str]) -> list[str]:
-    """The task names that names of tasks and suites stand for, each once, in the order given.
-
-    Raises:
-        UsageError: a name is neither; every one is listed with the nearest names.
-    """
+    """The task names that names of tasks and suites stand for, each once, in the order given. A `UsageError` lists the
+    names that are neither, each with the nearest ones."""
     found: dict[str, None] = {}
     unknown = []
     for name in wanted:
-        if name in SUITES:
-            found.update(dict.fromkeys(SUITES[name]))
-        elif name in TASKS:
-            found[name] = None
+        if name in SUITES or name in TASKS:
+            found |= dict.fromkeys(SUITES.get(name, (name,)))
         else:
             hint = nearest(name, [*SUITES, *TASKS], cutoff=0.4)
             unknown.append(f"{name!r}" + (f" ({hint})" if hint else ""))

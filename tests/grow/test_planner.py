@@ -14,12 +14,12 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.grow.planner import (
     PAPER_OPTIMALITY,
     Curve,
+    Projection,
     equal_marginal_cost,
     fitted_projection,
     fitted_switch,
     make_curve,
     marginal_projection,
-    project,
     read_curve,
     released_filter,
     released_projection,
@@ -71,7 +71,7 @@ def test_saving_interval_holds_the_saving_without_noise():
     for seed in range(10):
         small, large = law_curve(1e8, steps, 0.003, 2 * seed), law_curve(2e8, steps, 0.003, 2 * seed + 1)
         at = target_step(small, large, step)
-        low, high = saving_interval(small, large, project("", small, large, step, at, final), draws=100)
+        low, high = saving_interval(Projection("", small, large, step, at, final), draws=100)
         assert low < high < low + 0.1
         hits += low <= truth <= high
     assert hits >= 8
@@ -197,7 +197,7 @@ def test_equal_marginal_cost_is_the_best_switch_that_a_search_finds(curves, kind
     assert best.ratio == pytest.approx(ratio, abs=0.2)
     for step in (0.8 * best.small_steps, 1.25 * best.small_steps):
         if (at := target_step(small, target, step)) is not None:
-            assert project("", small, target, step, at, best.final_steps).saving <= best.saving + 1e-4
+            assert Projection("", small, target, step, at, best.final_steps).saving <= best.saving + 1e-4
 
 
 def test_a_saving_that_still_rises_at_the_end_has_no_optimum_yet():
