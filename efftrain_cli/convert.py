@@ -92,12 +92,8 @@ def import_hf(
 
 
 def _local_copy(directory: Path) -> Path:
-    """The directory, or where a model of the Hub of that name lies in the Hub's cache, downloaded if it must be.
-
-    Raises:
-        UsageError: it is neither.
-        DataError: the Hub cannot be asked, or the model has no safetensors.
-    """
+    """The directory, or where a model of the Hub of that name lies in the Hub's cache, downloaded if it must be. What
+    has no safetensors is refused."""
     if directory.is_dir():
         return directory
     named = hub.MODEL_NAME.fullmatch(str(directory))

@@ -150,11 +150,8 @@ def _wanted(source: HubDataset, splits: list[str]) -> str:
 
 
 def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
-    """A file of a model repository: from the Hub's own cache if it is there, else downloaded.
-
-    Raises:
-        DataError: it is in no cache and the Hub cannot be asked.
-    """
+    """A file of a model repository: from the Hub's own cache if it is there, else downloaded; a `DataError` where that
+    cannot be."""
     import huggingface_hub
 
     cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)

@@ -214,11 +214,8 @@ class Shard:
 
 
 def open_shard(path: Path) -> Shard:
-    """Opens a shard, checking its header and its size.
-
-    Raises:
-        DataError: it is missing, cut short, too long, of another format, or its header is damaged.
-    """
+    """Opens a shard; a `DataError` where it is missing, cut short, too long, of another format, or its header is
+    damaged."""
     try:
         with open(path, "rb") as file:
             start = file.read(HEADER_BYTES)

@@ -82,12 +82,8 @@ def schedule_lines(
 
 
 def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
-    """The validation curve of a run, or of a CSV file whose FLOPs per step (with, without logits) are given.
-
-    Raises:
-        UsageError: there is no such run or file, it has fewer than 5 evaluations, or a step of the run has no fixed
-            cost.
-    """
+    """The validation curve of a run, or of a CSV file whose FLOPs per step (with, without logits) are given. Runs whose
+    steps do not all cost the same are refused."""
     path = Path(source)
     if path.suffix == ".csv" or (path.is_file() and source not in run_names()):
         with_logits, without = flops or (1.0, 1.0)

@@ -97,10 +97,8 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
     """The law through (size, curve) pairs of runs from scratch that all trained `batch_tokens` tokens a step.
 
     Least squares of log loss over the four constants; every curve counts alike, however many evaluations it has. At one
-    batch size steps and tokens are one axis, so B_crit's constants are neither needed nor known.
-
-    Raises:
-        UsageError: fewer than two sizes.
+    batch size steps and tokens are one axis, so B_crit's constants are neither needed nor known. Curves of one size
+    alone are refused.
     """
     from scipy.optimize import least_squares
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from efftrain_cli.zeroshot.language_model import LanguageModel
 
 _CHOICES = {"process_docs": None, "doc_to_choice": "choices", "doc_to_target": "gold"}
+_QUERY = {**_CHOICES, "doc_to_text": "{{query}}"}
+_QUESTION = {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"}
 _CONTEXTS = {
     "process_docs": None,
     "doc_to_text": "gold",
@@ -40,14 +42,9 @@ _CONTEXTS = {
 }
 
 LOCAL_FIELDS: dict[str, dict[str, Any]] = {
-    "hellaswag": {**_CHOICES, "doc_to_text": "{{query}}"},
-    "arc_challenge": {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"},
-    "arc_easy": {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"},
-    "boolq": {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"},
-    "copa": {**_CHOICES, "doc_to_text": "{{query}}"},
-    "openbookqa": {**_CHOICES, "doc_to_text": "{{query}}"},
-    "winogrande": _CONTEXTS,
-    "wsc273": _CONTEXTS,
+    **dict.fromkeys(("hellaswag", "copa", "openbookqa"), _QUERY),
+    **dict.fromkeys(("arc_challenge", "arc_easy", "boolq"), _QUESTION),
+    **dict.fromkeys(("winogrande", "wsc273"), _CONTEXTS),
     "triviaqa": {"doc_to_target": "{{aliases}}"},
 }
 """What differs from the harness's definition for a local file; tasks not listed have the Hub's own fields."""

@@ -45,11 +45,8 @@ def local_file(task: str, data_dir: Path | None) -> Path | None:
 
 
 def tasks_in(data_dir: Path) -> list[str]:
-    """The tasks whose files are in a folder, in the order of `TASKS`; our own tasks that share a file included.
-
-    Raises:
-        DataError: there is no such folder, or none of its files is an evaluation set's.
-    """
+    """The tasks whose files are in a folder, in the order of `TASKS`; our own tasks that share a file included. A
+    folder without any is refused."""
     if not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder")
     found = [name for name in TASKS if local_file(name, data_dir) is not None]

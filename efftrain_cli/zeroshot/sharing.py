@@ -78,11 +78,7 @@ class Sharing:
 
     @contextmanager
     def task(self, name: str) -> Iterator[None]:
-        """One task, which succeeds on all processes or on none.
-
-        Raises:
-            FailedElsewhereError: another one has failed.
-        """
+        """One task, which succeeds on all processes or on none: `FailedElsewhereError` where it failed on another."""
         if self.ranks is None:
             yield
             return

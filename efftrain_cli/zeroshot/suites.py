@@ -136,11 +136,8 @@ def task_names(wanted: Iterable[str]) -> list[str]:
 
 
 def suite_mean(suite: str, scores: dict[str, float]) -> float:
-    """Unweighted mean of the suite's tasks, `scores` being each task's own metric.
-
-    Raises:
-        ValueError: the suite is not averaged, or a task is missing: a mean over fewer tasks is another number.
-    """
+    """Unweighted mean of the suite's tasks, `scores` being each task's own metric. A `ValueError` where the suite is
+    not averaged, or a task is missing: a mean over fewer tasks is another number."""
     if suite not in AVERAGED:
         raise ValueError(f"{suite} mixes accuracies and perplexities and has no mean")
     missing = [name for name in SUITES[suite] if name not in scores]
