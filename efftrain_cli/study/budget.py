@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from efftrain_cli.study.conduct import all_trials
 from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.phases import all_trials
 from efftrain_cli.sweep.needs import disk_bytes, seconds_left
 from efftrain_cli.sweep.runner import tokens_so_far
-from efftrain_cli.sweep.trials import recipe_of, state_of
+from efftrain_cli.sweep.trials import ENDED, recipe_of, state_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class Phase:
     """The runs of one arm in one phase."""
 
     phase: str
     """"tuning", "confirmation" or "learning rates"."""
     arm: str
-    runs: int
-    done: int
-    tokens_left: int
-    seconds_left: float | None
+    runs: int = 0
+    done: int = 0
+    tokens_left: int = 0
+    seconds_left: float | None = 0.0
     """Of wall time that is left, one run after the other, by earlier runs of the same model; None where there are
     none."""
-    disk_bytes: int
+    disk_bytes: int = 0
     """Bytes that its runs keep, those done included."""
 
 
@@ -51,21 +51,16 @@ def phases_of(file: StudyFile) -> list[Phase]:
         recipe = recipe_of(trial)
         # What tuning chooses is not known yet, and changes neither size nor time unless it is tuned itself.
         known = phase == "tuning" or file.study.tuning is None
-        done = (
-            state_of(trial) in ("finished", "diverged") if known else tokens_so_far(trial.name) >= recipe.train.tokens
-        )
-        left = 0 if done else max(0, recipe.train.tokens - tokens_so_far(trial.name))
+        left = max(0, recipe.train.tokens - tokens_so_far(trial.name))
+        done = state_of(trial) in ENDED if known else not left
+        left = 0 if done else left
         seconds = seconds_left(recipe, left, speeds)
-        before = found.get((phase, arm), Phase(phase, arm, 0, 0, 0, 0.0, 0))
-        found[phase, arm] = Phase(
-            phase,
-            arm,
-            before.runs + 1,
-            before.done + done,
-            before.tokens_left + left,
-            None if seconds is None or before.seconds_left is None else before.seconds_left + seconds,
-            before.disk_bytes + disk_bytes(recipe),
-        )
+        of = found.setdefault((phase, arm), Phase(phase, arm))
+        of.runs += 1
+        of.done += done
+        of.tokens_left += left
+        of.seconds_left = None if seconds is None or of.seconds_left is None else of.seconds_left + seconds
+        of.disk_bytes += disk_bytes(recipe)
     return list(found.values())
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from efftrain_cli.compare.fairness import check
@@ -14,24 +14,12 @@ from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.foundation.files import csv_text, write_whole
-from efftrain_cli.run.directory import run_path
-from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.file import Arm, StudyFile
 from efftrain_cli.study.judge import Judgement, judge
-from efftrain_cli.study.phases import NamedTrial, confirmation, over_rates, tuning
+from efftrain_cli.study.phases import Tuned, all_trials, confirmation, over_rates, tuning
+from efftrain_cli.study.registration import study_folder
 from efftrain_cli.sweep.runner import Crew
-from efftrain_cli.sweep.trials import Choice, Trial, choose, read_trial, state_of
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What the tuning phase found for one arm."""
-
-    arm: str
-    settings: tuple[str, ...]
-    """`key=value` overrides that its confirmation runs get; empty where the arm is not tuned."""
-    tried: tuple[Choice, ...]
-    """Every point of the grid with its losses by seed."""
-    warnings: tuple[str, ...]
+from efftrain_cli.sweep.trials import ENDED, Choice, choose, read_trial, state_of
 
 
 def conduct(
@@ -50,44 +38,41 @@ def conduct(
     if trials:
         crew.train([trial for _, trial in trials], "tuning")
         write_receipts(file)
-    chosen = settings_of(choices(file))
-    judgement = judge_runs(file, chosen, allow)
+    judgement = judge_runs(file, allow)
+    chosen = settings_of(judgement.tuned)
     while not judgement.complete:
         seeds = file.seeds[: file.looks[judgement.look]]
         title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
-        crew.train(
-            [trial for _, trial in (*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds))], title
-        )
-        judgement = judge_runs(file, chosen, allow)
+        trials = [*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds)]
+        crew.train([trial for _, trial in trials], title)
+        judgement = judge_runs(file, allow)
         write_receipts(file, chosen)
         write_looks(file, judgement)
         tell(judgement)
     return judgement
 
 
-def choices(file: StudyFile) -> list[Tuned]:
-    """Each arm's setting, chosen by `trials.RULE` from its tuning runs, with what a reader must be warned of.
+def choices(file: StudyFile) -> tuple[Tuned, ...]:
+    """Each arm's setting, chosen by `trials.RULE` from its tuning runs, with what a reader must be warned of; empty
+    until every tuning run has ended.
 
     Raises:
         DataError: a tuning run cannot be read.
     """
-    by_arm: dict[str, list[Trial]] = {}
-    for name, trial in tuning(file):
-        by_arm.setdefault(name, []).append(trial)
-    found = []
+    if not tuning_done(file):
+        return ()
+    found, runs = [], tuning(file)
     for arm in file.study.arms:
-        trials = by_arm.get(arm.name, [])
+        trials = [trial for name, trial in runs if name == arm.name]
         if not trials:
-            warnings = (
-                (f"arm {arm.name!r} is not tuned while others are: it stands at a disadvantage",) if by_arm else ()
-            )
-            found.append(Tuned(arm.name, (), (), warnings))
+            warning = f"arm {arm.name!r} is not tuned while others are: it stands at a disadvantage"
+            found.append(Tuned(arm.name, (), (), (warning,) if runs else ()))
             continue
         tried = choose(trials)
         best = next(choice for choice in tried if choice.best)
-        grid_part = len(file.settings_of(arm))
-        found.append(Tuned(arm.name, best.settings[grid_part:], tuple(tried), edge_warnings(file, arm.name, best)))
-    return found
+        settings = best.settings[len(file.settings_of(arm)) :]
+        found.append(Tuned(arm.name, settings, tuple(tried), edge_warnings(file, arm, best)))
+    return tuple(found)
 
 
 def settings_of(tuned: Sequence[Tuned]) -> dict[str, tuple[str, ...]]:
@@ -95,9 +80,8 @@ def settings_of(tuned: Sequence[Tuned]) -> dict[str, tuple[str, ...]]:
     return {each.arm: each.settings for each in tuned}
 
 
-def edge_warnings(file: StudyFile, arm_name: str, best: Choice) -> tuple[str, ...]:
+def edge_warnings(file: StudyFile, arm: Arm, best: Choice) -> tuple[str, ...]:
     """Says for which keys the best value is the smallest or largest tried: the true optimum may lie beyond."""
-    arm = next(arm for arm in file.study.arms if arm.name == arm_name)
     found = []
     chosen = dict(setting.split("=", 1) for setting in best.settings)
     for key, values in file.grid_of(arm).items():
@@ -105,18 +89,13 @@ def edge_warnings(file: StudyFile, arm_name: str, best: Choice) -> tuple[str, ..
         if len(numbers) < 2 or len(numbers) < len(values):
             continue
         if edge := at_edge(float(chosen[key].replace("_", "")), numbers):
-            found.append(f"arm {arm_name!r}: the best {key}, {edge}")
+            found.append(f"arm {arm.name!r}: the best {key}, {edge}")
     return tuple(found)
 
 
 def tuning_done(file: StudyFile) -> bool:
     """Whether every tuning run exists and has ended."""
-    return all(ended(trial) for _, trial in tuning(file))
-
-
-def ended(trial: Trial) -> bool:
-    """Whether a run has finished or diverged."""
-    return (run := read_trial(trial)) is not None and run.status in ("finished", "diverged")
+    return all((run := read_trial(trial)) is not None and run.status in ENDED for _, trial in tuning(file))
 
 
 def read_runs(
@@ -143,7 +122,7 @@ def read_runs(
     return found
 
 
-def judge_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], allow: bool) -> Judgement:
+def judge_runs(file: StudyFile, allow: bool) -> Judgement:
     """Judges the confirmation runs that exist, where `compare` would compare them.
 
     Args:
@@ -152,6 +131,8 @@ def judge_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], allow: bool
     Raises:
         UsageError: a run is not the study's, or the runs are not comparable and `allow` is False.
     """
+    tuned = choices(file)
+    chosen = settings_of(tuned)
     runs = read_runs(file, chosen)
     rated = {rate: read_runs(file, chosen, rate) for rate in file.rates}
     labels = check(_groups((runs, *rated.values()), file.seeds), allow)
@@ -160,41 +141,27 @@ def judge_runs(file: StudyFile, chosen: Mapping[str, Sequence[str]], allow: bool
     if judgement.look:
         # Only what has been judged is worth a reader's attention; but no run of the study may be incomparable.
         judged = check(_groups((runs, *rated.values()), file.seeds[: judgement.looks[judgement.look - 1]]), allow=True)
-        labels = [
-            *(label for label in labels if label.severity == "allowed"),
-            *(label for label in judged if label.severity != "allowed"),
-        ]
-    return replace(judgement, labels=(*labels, *judgement.labels))
+        labels = [label for label in labels if label.severity == "allowed"]
+        labels += [label for label in judged if label.severity != "allowed"]
+    return replace(judgement, labels=(*labels, *judgement.labels), tuned=tuned)
 
 
 def _groups(kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]], seeds: Sequence[int]) -> list[Group]:
     """The arms' ended runs with these seeds, those at one learning rate after those at another."""
     found = []
     for arm in kinds[0]:
-        sides = [runs[arm] for runs in kinds]
-        ended = tuple(
-            side[seed]
-            for side in sides
-            for seed in seeds
-            if seed in side and side[seed].status in ("finished", "diverged")
-        )
-        if ended:
+        there = [runs[arm][seed] for runs in kinds for seed in seeds if seed in runs[arm]]
+        if ended := tuple(run for run in there if run.status in ENDED):
             found.append(Group(arm, ended))
     return found
 
 
-def all_trials(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> list[tuple[str, NamedTrial]]:
-    """(phase, (arm, trial)) of every run of the study."""
-    return [
-        *(("tuning", trial) for trial in tuning(file)),
-        *(("confirmation", trial) for trial in confirmation(file, chosen or {})),
-        *(("learning rates", trial) for trial in over_rates(file, chosen or {})),
-    ]
+RECEIPTS = "phase,arm,settings,seed,run,status,final_loss,tokens,train_seconds,marks"
+LOOKS = "look,seeds,measure,direction,margin,arm,estimate,low,high,p,p_holm,outcome"
 
 
-def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> Path:
+def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> None:
     """Writes receipts.csv: one row per run that has begun, whatever came of it."""
-    header = ["phase", "arm", "settings", "seed", "run", "status", "final_loss", "tokens", "train_seconds", "marks"]
     rows: list[list[object]] = []
     for phase, (arm, trial) in all_trials(file, chosen):
         run = read_trial(trial)
@@ -204,41 +171,25 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
         settings = " ".join(trial.settings)
         numbers = [loss, f"{run.tokens:.0f}", f"{run.seconds:.1f}", "; ".join(run.marks)]
         rows.append([phase, arm, settings, trial.seed, trial.name, run.status, *numbers])
-    return _write(file, "receipts.csv", csv_text(header, rows))
+    _write(study_folder(file.name) / "receipts.csv", RECEIPTS, rows)
 
 
-def write_looks(file: StudyFile, judgement: Judgement) -> Path:
+def write_looks(file: StudyFile, judgement: Judgement) -> None:
     """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
-    path = run_path(f"{file.name}-study") / "looks.csv"
+    path = study_folder(file.name) / "looks.csv"
     before = list(csv.reader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
-    header = [
-        "look",
-        "seeds",
-        "measure",
-        "direction",
-        "margin",
-        "arm",
-        "estimate",
-        "low",
-        "high",
-        "p",
-        "p_holm",
-        "outcome",
-    ]
     rows: list[list[object]] = [list(row) for row in before[1:] if row and int(row[0]) < judgement.look]
     for verdict in judgement.verdicts:
         estimate, primary = verdict.estimate, verdict.primary
         numbers = [_number(value) for value in (estimate.mean, estimate.low, estimate.high, verdict.p, verdict.p_holm)]
         words = [primary.measure, primary.direction, "" if primary.margin is None else primary.margin, verdict.arm]
         rows.append([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])
-    return _write(file, "looks.csv", csv_text(header, rows))
+    _write(path, LOOKS, rows)
 
 
-def _write(file: StudyFile, name: str, text: str) -> Path:
-    path = run_path(f"{file.name}-study") / name
+def _write(path: Path, columns: str, rows: list[list[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
-    return path
+    write_whole(path, csv_text(columns.split(","), rows))
 
 
 def _number(value: float | None) -> str:

@@ -38,15 +38,10 @@ LONGEST_NAME = 40
 
 
 def _seeds(value: Any) -> Any:
-    """Seeds as text, "0..4" or "1,3"; a list of whole numbers is accepted too."""
-    if (
-        isinstance(value, tuple)
-        and value
-        and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value)
-    ):
-        value = ",".join(map(str, value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
+    """Seeds as text, "0..4" or "1,3"; one whole number or a list of them is accepted too."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    if numbers and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in numbers):
+        value = ",".join(map(str, numbers))
     if isinstance(value, str):
         try:
             parse_seeds(value)
@@ -261,10 +256,8 @@ def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
         check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
     for i, primary in enumerate(valid.get("primary", ())):
         if primary.direction in ("noninferior", "equivalent") and primary.margin is None:
-            check.add(
-                f"primary.{i}.margin",
-                f"is required for {primary.direction}: how large a difference still does not matter?",
-            )
+            rule = f"is required for {primary.direction}: how large a difference still does not matter?"
+            check.add(f"primary.{i}.margin", rule)
         if primary.direction in ("better", "different") and primary.margin is not None:
             check.add(f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin)
         if primary.target is not None and primary.measure not in COSTS:
@@ -290,9 +283,8 @@ def _check_arms(check: Check, valid: Mapping[str, Any], path: Path) -> None:
         try:
             run_path(f"{path.stem}-{name}")
         except UsageError:
-            check.add(
-                f"arms.{i}.name", "may hold letters, digits, '.', '_' and '-': it is part of the names of runs", name
-            )
+            rule = "may hold letters, digits, '.', '_' and '-': it is part of the names of runs"
+            check.add(f"arms.{i}.name", rule, name)
         if len(f"{path.stem}-{name}") > LONGEST_NAME:
             rule = f"is too long beside the study's name {path.stem!r}: {LONGEST_NAME - 1} characters for both"
             check.add(f"arms.{i}.name", rule, name)
@@ -330,11 +322,10 @@ def _wrong_recipe(check: Check, i: int, recipe: str, error: RecipeError) -> None
 
 def _check_runs(check: Check, file: StudyFile) -> None:
     """Every point of every arm's grid must be a recipe, and all must be validated on the same text."""
+    runs = [*confirmation(file, {}), *over_rates(file, {}), *tuning(file)]
     trials = []
     for i, arm in enumerate(file.study.arms):
-        of_arm = [
-            trial for name, trial in (*confirmation(file, {}), *over_rates(file, {}), *tuning(file)) if name == arm.name
-        ]
+        of_arm = [trial for name, trial in runs if name == arm.name]
         trials += of_arm
         for trial in {trial.settings: trial for trial in reversed(of_arm)}.values():
             try:

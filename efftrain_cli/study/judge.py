@@ -22,9 +22,13 @@ from efftrain_cli.compare.measures import Measure, match_ratio, needed_for, othe
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import sensitivity
 from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
-from efftrain_cli.study.file import LOSSES, Primary, StudyFile
+from efftrain_cli.study.file import COSTS, LOSSES, Primary, StudyFile
+from efftrain_cli.study.phases import Tuned
+from efftrain_cli.sweep.trials import ENDED
 
 FAILED = math.inf
+Runs = Mapping[int, RunNumbers]
+"""Seed -> run, of one arm."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Judgement:
     """Runs that the next look waits for."""
     labels: tuple[Label, ...] = ()
     """What a reader of the runs must know; "allowed" makes the study exploratory."""
+    tuned: tuple[Tuned, ...] = ()
+    """What each arm was trained with; empty until tuning has ended."""
 
     @property
     def decided(self) -> bool:
@@ -80,9 +86,9 @@ class Judgement:
 
 def judge(
     file: StudyFile,
-    runs: Mapping[str, Mapping[int, RunNumbers]],
+    runs: Mapping[str, Runs],
     withheld: str = "",
-    rated: Mapping[float, Mapping[str, Mapping[int, RunNumbers]]] | None = None,
+    rated: Mapping[float, Mapping[str, Runs]] | None = None,
 ) -> Judgement:
     """Judges a study.
 
@@ -94,19 +100,13 @@ def judge(
     runs, notes = _evaluated_alike(runs)
     rated = rated or {}
     # No confirmation runs exist where the only primary is lr_sensitivity.
-    kinds = [
-        *([runs] if any(primary.measure != "lr_sensitivity" for primary in file.study.primary) else []),
-        *rated.values(),
-    ]
-    ended = {
-        arm.name: set.intersection(
-            *(
-                {seed for seed, run in kind.get(arm.name, {}).items() if run.status in ("finished", "diverged")}
-                for kind in kinds
-            )
-        )
-        for arm in file.study.arms
-    }
+    kinds = list(rated.values())
+    if any(primary.measure != "lr_sensitivity" for primary in file.study.primary):
+        kinds.append(runs)
+    ended = {}
+    for arm in file.study.arms:
+        sides = ({seed for seed, run in kind.get(arm.name, {}).items() if run.status in ENDED} for kind in kinds)
+        ended[arm.name] = set.intersection(*sides)
     looks, taken = file.looks, 0
     verdicts: tuple[Verdict, ...] = ()
     levels = nominal_levels(file.study.alpha, looks, 2)
@@ -125,9 +125,7 @@ def judge(
     return judgement
 
 
-def _evaluated_alike(
-    runs: Mapping[str, Mapping[int, RunNumbers]],
-) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Label, ...]]:
+def _evaluated_alike(runs: Mapping[str, Runs]) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Label, ...]]:
     """The runs, the finished ones reduced to the evaluations that all of them made, as `compare` reduces them."""
     finished = [(arm, seed) for arm, side in runs.items() for seed, run in side.items() if run.status == "finished"]
     reduced, notes = at_common_evaluations([runs[arm][seed] for arm, seed in finished])
@@ -138,72 +136,62 @@ def _evaluated_alike(
 
 
 def _verdicts(
-    file: StudyFile,
-    runs: Mapping[str, Mapping[int, RunNumbers]],
-    rated: Mapping[float, Mapping[str, Mapping[int, RunNumbers]]],
-    taken: int,
-    withheld: str,
+    file: StudyFile, runs: Mapping[str, Runs], rated: Mapping[float, Mapping[str, Runs]], taken: int, withheld: str
 ) -> tuple[Verdict, ...]:
     base = file.study.baseline
     found = []
     for primary in file.study.primary:
-        for arm in file.study.arms:
-            if arm.name == base:
-                continue
-            if primary.measure == "lr_sensitivity":
-                sides = [{rate: kind[name] for rate, kind in rated.items()} for name in (base, arm.name)]
-                found.append(_sensitivity_verdict(file, primary, arm.name, sides[0], sides[1], taken, withheld))
+        for arm in (arm.name for arm in file.study.arms if arm.name != base):
+            if withheld:
+                found.append(_undecided(primary, arm, file.seeds[: file.looks[taken - 1]], withheld))
+            elif primary.measure == "lr_sensitivity":
+                sides = [{rate: kind[name] for rate, kind in rated.items()} for name in (base, arm)]
+                found.append(_sensitivity_verdict(file, primary, arm, sides[0], sides[1], taken))
             else:
-                found.append(_verdict(file, primary, arm.name, runs[base], runs[arm.name], taken, withheld))
-    adjusted = inference.holm([verdict.p for verdict in found])
-    alpha = file.study.alpha
+                found.append(_verdict(file, primary, arm, runs[base], runs[arm], taken))
     decided = []
-    for verdict, p in zip(found, adjusted, strict=True):
-        outcome = verdict.outcome if p <= alpha else "undecided"
-        decided.append(
-            replace(verdict, p_holm=p, outcome=outcome, opposite=verdict.opposite and outcome == "undecided")
-        )
+    for verdict, p in zip(found, inference.holm([verdict.p for verdict in found]), strict=True):
+        outcome = verdict.outcome if p <= file.study.alpha else "undecided"
+        opposite = verdict.opposite and outcome == "undecided"
+        decided.append(replace(verdict, p_holm=p, outcome=outcome, opposite=opposite))
     return tuple(decided)
 
 
-def _verdict(
-    file: StudyFile,
-    primary: Primary,
-    arm: str,
-    baseline: Mapping[int, RunNumbers],
-    method: Mapping[int, RunNumbers],
-    taken: int,
-    withheld: str,
-) -> Verdict:
+def _verdict(file: StudyFile, primary: Primary, arm: str, baseline: Runs, method: Runs, taken: int) -> Verdict:
     seeds = file.seeds[: file.looks[taken - 1]]
-    both = [tuple(side[seed] for seed in seeds) for side in (baseline, method)]
-    why = withheld
-    if not why and primary.measure == "seconds_to_target" and (reason := why_seconds_differ([*both[0], *both[1]])):
-        why = f"seconds are not judged: {reason}"
-    if not why and primary.target is not None and (reason := other_budgets([*both[0], *both[1]])):
-        why = f"not judged: {reason}"
-    if not why and primary.target is None:
-        groups = Group(file.study.baseline, both[0]), Group(arm, both[1])
-        axis = primary.measure.removesuffix("_to_target")
-        reason = why_not_matched([*both[0], *both[1]], axis) if primary.measure != "final_loss" else ""
-        reason = reason or other_schedule(Measure(PRIMARY, "", "", ""), *groups, {})
-        why = reason and f"not judged: {reason}"
-    if why:
-        return _undecided(primary, arm, seeds, Estimate(math.nan, reason=why), why)
+    before, after = (
+        Group(name, tuple(side[seed] for seed in seeds))
+        for name, side in ((file.study.baseline, baseline), (arm, method))
+    )
+    if why := _why_not_judged(primary, before, after):
+        return _undecided(primary, arm, seeds, why)
     scores = [score(primary, baseline[seed], method[seed]) for seed in seeds]
     if not all(map(math.isfinite, scores)):
         return _ranked(file, primary, arm, baseline, method, taken)
     return _by_t(file, primary, arm, scores, taken)
 
 
+def _why_not_judged(primary: Primary, before: Group, after: Group) -> str:
+    """Why the measure cannot be compared between these runs; empty where it can."""
+    both = [*before.runs, *after.runs]
+    if primary.measure == "seconds_to_target" and (reason := why_seconds_differ(both)):
+        return f"seconds are not judged: {reason}"
+    if primary.target is not None:
+        reason = other_budgets(both)
+    else:
+        axis = primary.measure.removesuffix("_to_target")
+        reason = why_not_matched(both, axis) if primary.measure in COSTS else ""
+        reason = reason or other_schedule(Measure(PRIMARY, "", "", ""), before, after, {})
+    return reason and f"not judged: {reason}"
+
+
 def _sensitivity_verdict(
     file: StudyFile,
     primary: Primary,
     arm: str,
-    baseline: Mapping[float, Mapping[int, RunNumbers]],
-    method: Mapping[float, Mapping[int, RunNumbers]],
+    baseline: Mapping[float, Runs],
+    method: Mapping[float, Runs],
     taken: int,
-    withheld: str,
 ) -> Verdict:
     """lr_sensitivity, from rate -> seed -> run: a diverged run counts with its loss before training, so every seed has
     a number."""
@@ -212,15 +200,13 @@ def _sensitivity_verdict(
         Group(name, tuple(by_seed[seed] for by_seed in side.values() for seed in seeds))
         for name, side in ((file.study.baseline, baseline), (arm, method))
     )
-    why = withheld
-    if not why and (reason := other_schedule(Measure(PRIMARY, "", "", ""), before, after, {})):
-        why = f"not judged: {reason}"
+    why = _why_not_judged(primary, before, after)
     best = [[_best_of(side, seed) for seed in seeds] for side in (baseline, method)]
     for group, losses in zip((before, after), best, strict=True):
         if not why and None in losses:  # every loss would be that before training: as if nothing depended on the rate
             why = f"not judged: with seed {seeds[losses.index(None)]} no run of {group.label} finished, at any learning rate"
     if why:
-        return _undecided(primary, arm, seeds, Estimate(math.nan, reason=why), why)
+        return _undecided(primary, arm, seeds, why)
     scores = [_sensitivity_of(method, seed) - _sensitivity_of(baseline, seed) for seed in seeds]
     verdict = _by_t(file, primary, arm, scores, taken)
     # A recipe that learns little at every rate is not sensitive either: its best loss stands beside.
@@ -231,17 +217,20 @@ def _sensitivity_verdict(
     return replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
 
 
-def _undecided(primary: Primary, arm: str, seeds: tuple[int, ...], estimate: Estimate, why: str) -> Verdict:
+def _undecided(
+    primary: Primary, arm: str, seeds: tuple[int, ...], why: str, estimate: Estimate | None = None
+) -> Verdict:
+    estimate = estimate or Estimate(math.nan, reason=why)
     return Verdict(primary, arm, seeds, estimate, 1.0, 1.0, "undecided", False, None, why)
 
 
-def _sensitivity_of(side: Mapping[float, Mapping[int, RunNumbers]], seed: int) -> float:
+def _sensitivity_of(side: Mapping[float, Runs], seed: int) -> float:
     runs = [side[rate][seed] for rate in sorted(side)]
     losses = [run.final_loss for run in runs]
     return sensitivity(sorted(side), losses, float(runs[0].evaluated["val_loss"][0]))
 
 
-def _best_of(side: Mapping[float, Mapping[int, RunNumbers]], seed: int) -> float | None:
+def _best_of(side: Mapping[float, Runs], seed: int) -> float | None:
     return min((loss for by_seed in side.values() if (loss := by_seed[seed].final_loss) is not None), default=None)
 
 
@@ -254,7 +243,7 @@ def _by_t(file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], 
     estimates = [_paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)]
     estimate = estimates[-1]
     if estimate.se is None:
-        return _undecided(primary, arm, seeds, estimate, estimate.reason)
+        return _undecided(primary, arm, seeds, estimate.reason, estimate)
     p = _over_looks(primary, estimates, looks)
     last = nominal_levels(alpha / comparisons, looks, sides_of(primary))[taken - 1]
     # Of two one-sided tests that must both pass, each may miss half of what the two together may.
@@ -347,14 +336,7 @@ def rank_value(primary: Primary, run: RunNumbers) -> tuple[float, bool]:
     return (float(run.evaluated[axis][-1]), True) if cost is None else (cost, False)
 
 
-def _ranked(
-    file: StudyFile,
-    primary: Primary,
-    arm: str,
-    baseline: Mapping[int, RunNumbers],
-    method: Mapping[int, RunNumbers],
-    taken: int,
-) -> Verdict:
+def _ranked(file: StudyFile, primary: Primary, arm: str, baseline: Runs, method: Runs, taken: int) -> Verdict:
     """Where runs failed or did not reach the target: the exact rank-sum test, failed runs last. It can show a
     difference, and no margin."""
     seeds = file.seeds[: file.looks[taken - 1]]
@@ -372,12 +354,10 @@ def _ranked(
         outcome, p = "better", p / 2 if wins else 1.0
     else:
         outcome, p = "undecided", 1.0
+    diverged, short = ([sum(map(math.isinf, side)) for side in values], [sum(side) for side in beyond])
     parts = [
         f"{count[0]} of {len(seeds)} baseline runs and {count[1]} of this arm's {what}"
-        for what, count in (
-            ("diverged", [sum(map(math.isinf, side)) for side in values]),
-            ("did not reach the target", [sum(side) for side in beyond]),
-        )
+        for what, count in (("diverged", diverged), ("did not reach the target", short))
         if sum(count)
     ]
     smallest = test.smallest_p * len(file.looks)

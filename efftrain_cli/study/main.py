@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
 from efftrain_cli.study.budget import left_of, phases_of
-from efftrain_cli.study.conduct import Tuned, all_trials, choices, conduct, judge_runs, settings_of, tuning_done
+from efftrain_cli.study.conduct import conduct, judge_runs, settings_of, tuning_done
 from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.judge import Judgement
-from efftrain_cli.study.phases import over_rates, tuning
+from efftrain_cli.study.phases import all_trials, over_rates, tuning
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.sweep.curves import sensitivity_curves
@@ -56,31 +55,25 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
 
 def print_status(file: StudyFile, as_json: bool) -> None:
     """Prints one line per run, and the verdict so far."""
-    tuned = choices(file) if tuning_done(file) else []
-    chosen = settings_of(tuned)
+    judgement, known = judge_runs(file, allow=True), tuning_done(file)
     rows = []
-    for phase, (arm, trial) in all_trials(file, chosen):
+    for phase, (arm, trial) in all_trials(file, settings_of(judgement.tuned)):
         # Before tuning has ended, nobody knows the recipe of a confirmation run.
-        known = phase == "tuning" or tuning_done(file)
-        budget = recipe_of(trial).train.tokens
-        state = state_of(trial) if known else "new"
+        state = state_of(trial) if known or phase == "tuning" else "new"
+        done = f"{100 * tokens_so_far(trial.name) / recipe_of(trial).train.tokens:.0f} %"
         loss = last_loss(trial.name)
         shown = "-" if loss is None else f"{loss:.4f}"
-        rows.append(
-            (phase, arm, str(trial.seed), trial.name, state, f"{100 * tokens_so_far(trial.name) / budget:.0f} %", shown)
-        )
-    phases = phases_of(file)
-    left = left_of(phases)
+        rows.append((phase, arm, str(trial.seed), trial.name, state, done, shown))
+    left = left_of(phases_of(file))
     registration = check_registered(file, allow=True) if (study_folder(file.name) / "plan.json").exists() else None
-    judgement = judge_runs(file, chosen, allow=True)
     if as_json:
-        print(json.dumps(verdict_json(file, judgement, registration, tuned) | {"runs": rows}, indent=1))
+        print(json.dumps(verdict_json(file, judgement, registration) | {"runs": rows}, indent=1))
         return
     print("\n".join(table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows)))
     time_left = "" if left.seconds_left is None else f", about {human_seconds(left.seconds_left)} one after the other"
     print(f"\n{left.runs_left} runs left, {human_count(left.tokens_left)} tokens{time_left}\n")
     if registration is not None:
-        print("\n".join(screen.verdict_lines(file, judgement, registration, tuned)))
+        print("\n".join(screen.verdict_lines(file, judgement, registration)))
 
 
 def run_study(
@@ -98,17 +91,32 @@ def run_study(
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
     """
-    crew = _crew(file, jobs, device, devices)
+    crew = Crew(study_folder(file.name), device=device, jobs=jobs, devices=devices)
     registration = register(file, allow)
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")
     if take_over is not None:
         taken = crew.claims.take_over(take_over)
         say(f"{len(taken)} runs of {take_over} taken over" + (f": {', '.join(taken)}" if taken else ""))
-    judgement = conduct(
-        file, crew, tell=lambda judgement: None if silent() else say(_look_line(judgement)), allow=allow
+
+    def tell(judgement: Judgement) -> None:
+        found = ", ".join(f"{verdict.arm} {verdict.outcome}" for verdict in judgement.verdicts)
+        look, looks = judgement.look, judgement.looks
+        if not silent():
+            say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {found}")
+
+    judgement = conduct(file, crew, tell, allow)
+    curves, folder = learning_rates(file, judgement), study_folder(file.name)
+    figures = write_figures(curves, folder) if curves else []
+    if as_json:
+        print(json.dumps(verdict_json(file, judgement, registration), indent=1))
+        return
+    print(verdict_text(file, judgement, registration, plot))
+    if figures:
+        print(f"figure: {' and '.join(map(str, figures))}")
+    print(
+        f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}"
     )
-    _show(file, judgement, registration, as_json, plot)
 
 
 def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, devices: int = 1) -> None:
@@ -120,12 +128,11 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
     started = time.monotonic()
     folder = study_folder(file.name) / "rehearsal"
     with rehearsal(file, folder, devices) as small:
-        crew = _crew(small, jobs, device, devices)
+        crew = Crew(study_folder(small.name), device=device, jobs=jobs, devices=devices)
         registration = register(small, allow=False)
         judgement = conduct(small, crew)
-        tuned = choices(small)
-        found = verdict_json(small, judgement, registration, tuned) | {"rehearsal": True}
-        text = verdict_text(small, judgement, registration, tuned)
+        found = verdict_json(small, judgement, registration) | {"rehearsal": True}
+        text = verdict_text(small, judgement, registration)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -136,7 +143,7 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
     )
 
 
-def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[Tuned]]:
+def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration]:
     """The study's verdicts from the runs there are, without training any.
 
     Raises:
@@ -144,70 +151,39 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration, list[
             comparable.
     """
     registration = check_registered(file, allow)
-    tuned = choices(file) if tuning_done(file) else []
-    judgement = judge_runs(file, settings_of(tuned), allow)
-    return judgement, registration, tuned
+    return judge_runs(file, allow), registration
 
 
-def _crew(file: StudyFile, jobs: int, device: str, devices: int) -> Crew:
-    return Crew(study_folder(file.name), device=device, jobs=jobs, devices=devices, say=say)
-
-
-def _look_line(judgement: Judgement) -> str:
-    found = ", ".join(f"{verdict.arm} {verdict.outcome}" for verdict in judgement.verdicts)
-    return f"look {judgement.look} of {len(judgement.looks)} ({judgement.looks[judgement.look - 1]} seeds): {found}"
-
-
-def verdict_text(
-    file: StudyFile, judgement: Judgement, registration: Registration, tuned: Sequence[Tuned], plot: bool = False
-) -> str:
+def verdict_text(file: StudyFile, judgement: Judgement, registration: Registration, plot: bool = False) -> str:
     """The verdicts, how each arm's setting was chosen, and the losses over learning rates."""
-    lines = screen.verdict_lines(file, judgement, registration, tuned)
-    if tuning := screen.tuning_lines(tuned):
-        lines += ["", *[line for line in tuning if not line.startswith("warning")]]
-    if curves := learning_rates(file):
+    lines = screen.verdict_lines(file, judgement, registration)
+    if any(arm.tried for arm in judgement.tuned):
+        lines += ["", *screen.tuning_lines(judgement.tuned)]
+    if curves := learning_rates(file, judgement):
         lines += ["", *[line for line in curve_lines(curves) if not line.startswith("warning")]]
         if plot:
             lines += ["", terminal_plot(curves, 80)]
     return "\n".join(lines)
 
 
-def verdict_json(
-    file: StudyFile, judgement: Judgement, registration: Registration | None, tuned: Sequence[Tuned]
-) -> dict[str, Any]:
+def verdict_json(file: StudyFile, judgement: Judgement, registration: Registration | None) -> dict[str, Any]:
     """The same as plain values."""
-    return screen.as_json(file, judgement, registration, tuned) | {
-        "sensitivity": sensitivity.as_json(learning_rates(file))
-    }
+    rates = sensitivity.as_json(learning_rates(file, judgement))
+    return screen.as_json(file, judgement, registration) | {"sensitivity": rates}
 
 
-def learning_rates(file: StudyFile) -> list[Curve]:
+def learning_rates(file: StudyFile, judgement: Judgement) -> list[Curve]:
     """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty where there
     are neither."""
     if file.rates:
-        chosen = choices(file) if tuning_done(file) else []
-        return sensitivity_curves(over_rates(file, settings_of(chosen)), read_trial)
+        return sensitivity_curves(over_rates(file, settings_of(judgement.tuned)), read_trial)
+    given = {arm.name: len(file.settings_of(arm)) for arm in file.study.arms}
     named = []
     for arm, trial in tuning(file):
-        tried = trial.settings[len(file.settings_of(next(a for a in file.study.arms if a.name == arm))) :]
+        tried = trial.settings[given[arm] :]
         others = [setting for setting in tried if not setting.startswith("optim.lr=")]
         named.append((" ".join((arm, *others)), trial))
     return sensitivity_curves(named, read_trial)
-
-
-def _show(file: StudyFile, judgement: Judgement, registration: Registration, as_json: bool, plot: bool) -> None:
-    tuned = choices(file)
-    folder = study_folder(file.name)
-    figures = write_figures(curves, folder) if (curves := learning_rates(file)) else []
-    if as_json:
-        print(json.dumps(verdict_json(file, judgement, registration, tuned), indent=1))
-        return
-    print(verdict_text(file, judgement, registration, tuned, plot))
-    if figures:
-        print(f"figure: {' and '.join(map(str, figures))}")
-    print(
-        f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: efftrain compare --study {file.path}"
-    )
 
 
 EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is not part of the verdict"
@@ -215,10 +191,8 @@ EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is no
 
 def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     """A comparison of a study's runs that says in every format that it is not part of the verdict, and what that is."""
-    found = (
-        "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]) or "none yet"
-    )
-    text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found}"
+    found = "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"])
+    text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found or 'none yet'}"
     return replace(comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True)
 
 
@@ -230,8 +204,8 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
         UsageError: the study was never registered, was changed since, or has no runs to compare.
     """
     file = read_study(path)
-    judgement, registration, tuned = judged(file, allow)
-    text = verdict_text(file, judgement, registration, tuned)
+    judgement, registration = judged(file, allow)
+    text = verdict_text(file, judgement, registration)
     there = [
         (arm, trial.name)
         for phase, (arm, trial) in all_trials(file)
@@ -245,4 +219,4 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
     print(
         f"{text}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}", file=sys.stdout if on_stdout else sys.stderr, flush=True
     )
-    return first, [name for _, name in there], verdict_json(file, judgement, registration, tuned)
+    return first, [name for _, name in there], verdict_json(file, judgement, registration)

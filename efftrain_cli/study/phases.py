@@ -1,13 +1,15 @@
-"""The runs of a study, phase by phase: tuning on seeds of its own, then confirmation, look by look."""
+"""The runs of a study, phase by phase: tuning on seeds of its own, then confirmation, look by look; and what tuning
+found."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from efftrain_cli.recipe.toml import toml_value
-from efftrain_cli.sweep.trials import Trial, run_name, setting_word
+from efftrain_cli.sweep.trials import Choice, Trial, run_name, setting_word
 
 if TYPE_CHECKING:
     from efftrain_cli.study.file import StudyFile
@@ -16,18 +18,42 @@ NamedTrial = tuple[str, Trial]
 """An arm's name and one of its runs."""
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """What the tuning phase found for one arm."""
+
+    arm: str
+    settings: tuple[str, ...]
+    """`key=value` overrides that its confirmation runs get; empty where the arm is not tuned."""
+    tried: tuple[Choice, ...]
+    """Every point of the grid with its losses by seed."""
+    warnings: tuple[str, ...]
+
+
+def all_trials(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> list[tuple[str, NamedTrial]]:
+    """(phase, (arm, trial)) of every run of the study."""
+    return [
+        *(("tuning", trial) for trial in tuning(file)),
+        *(("confirmation", trial) for trial in confirmation(file, chosen or {})),
+        *(("learning rates", trial) for trial in over_rates(file, chosen or {})),
+    ]
+
+
 def tuning(file: StudyFile) -> list[NamedTrial]:
     """The runs that choose each arm's settings; seeds outermost."""
     found = []
     for seed in file.tuning_seeds:
         for arm in file.study.arms:
-            grid = file.grid_of(arm)
-            if not grid:
-                continue
-            for values in itertools.product(*grid.values()):
-                tried = tuple(f"{key}={toml_value(value)}" for key, value in zip(grid, values, strict=True))
-                words = [setting_word(key, toml_value(value)) for key, value in zip(grid, values, strict=True)]
-                name = run_name([f"{file.name}-{arm.name}", *words, "tune", f"seed{seed}"], tried)
+            grid = [[(key, toml_value(value)) for value in values] for key, values in file.grid_of(arm).items()]
+            for point in itertools.product(*grid) if grid else ():
+                tried = tuple(f"{key}={value}" for key, value in point)
+                words = [
+                    f"{file.name}-{arm.name}",
+                    *(setting_word(*setting) for setting in point),
+                    "tune",
+                    f"seed{seed}",
+                ]
+                name = run_name(words, tried)
                 found.append((arm.name, Trial(file.recipe_path(arm), (*file.settings_of(arm), *tried), seed, name)))
     return found
 

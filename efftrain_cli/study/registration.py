@@ -24,7 +24,7 @@ from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.study.file import StudyFile, hash_of
-from efftrain_cli.study.phases import confirmation, over_rates, tuning
+from efftrain_cli.study.phases import all_trials
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,7 @@ def register(file: StudyFile, allow: bool) -> Registration:
     """
     path = study_folder(file.name) / "plan.json"
     if not path.exists():
-        early = sorted(
-            trial.name
-            for _, trial in (*tuning(file), *confirmation(file, {}), *over_rates(file, {}))
-            if run_path(trial.name).exists()
-        )
+        early = sorted(trial.name for _, (_, trial) in all_trials(file) if run_path(trial.name).exists())
         if early and not allow:
             raise UsageError(
                 f"{len(early)} runs of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "

@@ -105,9 +105,8 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     elif slw is not None:
         phases = min(len(slw.lengths), 3)
         lengths = tuple(max(1, seq_len >> (phases - 1 - i)) for i in range(phases))
-        moved["seq_len_warmup"] = replace(
-            slw, multiple=1, lengths=lengths, until=tuple(2 * (i + 1) for i in range(phases - 1))
-        )
+        until = tuple(2 * (i + 1) for i in range(phases - 1))
+        moved["seq_len_warmup"] = replace(slw, multiple=1, lengths=lengths, until=until)
     if recipe.ouroboros is not None:
         moved["ouroboros"] = replace(moved["ouroboros"], split=None)
     optim = replace(recipe.optim, warmup_steps=min(recipe.optim.warmup_steps, 3), decay_tokens=None, decay_steps=None)
@@ -145,9 +144,8 @@ def _toy_shapes(recipe: Recipe) -> list[Shape]:
     if not recipe.stages:
         heads = min(recipe.model.n_head, 2)
         modules = 1 if recipe.ouroboros is None else recipe.ouroboros.modules
-        layers = max(
-            min(recipe.model.n_layer, 2), modules - 2
-        )  # every module between the first and the last has a block
+        # Every module between the first and the last has a block.
+        layers = max(min(recipe.model.n_layer, 2), modules - 2)
         return [Shape(layers, heads, heads * EMBD_PER_HEAD)]
     shape = Shape(1, 1, EMBD_PER_HEAD)
     shapes = []
@@ -164,7 +162,4 @@ def _toy_shapes(recipe: Recipe) -> list[Shape]:
 def _text(size: int, seed: int) -> str:
     draw = random.Random(seed)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 7))) for _ in range(200)]
-    lines: list[str] = []
-    for _ in range(size // 60):
-        lines.append(" ".join(draw.choices(words, k=12)))
-    return "\n".join(lines)
+    return "\n".join(" ".join(draw.choices(words, k=12)) for _ in range(size // 60))

@@ -10,9 +10,9 @@ from typing import Any
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.foundation.console import Row, human_bytes, human_count, human_seconds, table_lines
 from efftrain_cli.study.budget import Phase, left_of
-from efftrain_cli.study.conduct import Tuned
 from efftrain_cli.study.file import LOSSES, Primary, StudyFile
 from efftrain_cli.study.judge import Judgement, Verdict, sides_of
+from efftrain_cli.study.phases import Tuned
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.sweep.screen import settings_table
 from efftrain_cli.sweep.trials import RULE
@@ -112,35 +112,24 @@ def _numbers(values: Sequence[int]) -> str:
 
 
 def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
-    """Every setting tried with its losses, what was chosen, by which rule, and what to doubt."""
-    if not any(arm.tried for arm in tuned):
-        return []
+    """Every setting tried with its losses, what was chosen, and by which rule."""
     named = [
         (arm.arm, " ".join(choice.settings[-max(1, len(arm.settings)) :]), choice)
         for arm in tuned
         for choice in arm.tried
     ]
-    lines = [
-        "Tuning",
-        *settings_table(("arm", "setting", "mean loss", "by tuning seed", ""), named, "diverged", "chosen"),
-    ]
-    return [*lines, *(f"warning: {warning}" for arm in tuned for warning in arm.warnings)]
+    head = ("arm", "setting", "mean loss", "by tuning seed", "")
+    return ["Tuning", *settings_table(head, named, "diverged", "chosen")]
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def verdict_lines(
-    file: StudyFile, judgement: Judgement, registration: Registration, tuned: Sequence[Tuned]
-) -> list[str]:
+def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registration) -> list[str]:
     """The answer, then how it was reached."""
     lines = []
-    if reasons := why_exploratory(judgement, registration):
-        lines += [
-            "EXPLORATORY: no verdict below is a confirmation, because",
-            *(f"  - {reason}" for reason in reasons),
-            "",
-        ]
+    if reasons := [f"  - {reason}" for reason in why_exploratory(judgement, registration)]:
+        lines += ["EXPLORATORY: no verdict below is a confirmation, because", *reasons, ""]
     if not judgement.look:
         done = f"No verdict yet: the first look is at {judgement.looks[0]} seeds"
         return [*lines, f"{done}, and {len(judgement.pending)} runs are still to end, such as {judgement.pending[0]}."]
@@ -148,12 +137,9 @@ def verdict_lines(
     lines.append("")
     rows: list[Row] = []
     for verdict in judgement.verdicts:
-        words, interval, seeds = (
-            MEASURES[verdict.primary.measure],
-            interval_text(verdict.estimate),
-            str(len(verdict.seeds)),
-        )
-        rows.append((words, verdict.arm, interval, _p(verdict.p_holm), seeds, verdict.outcome))
+        p = "<.0001" if verdict.p_holm < 1e-4 else f"{verdict.p_holm:.4f}"
+        numbers = (interval_text(verdict.estimate), p, str(len(verdict.seeds)))
+        rows.append((MEASURES[verdict.primary.measure], verdict.arm, *numbers, verdict.outcome))
     level = 100 * (1 - file.study.alpha)
     lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
     unit = "arm less baseline, nats per token" if any(v.primary.measure in LOSSES for v in judgement.verdicts) else ""
@@ -172,7 +158,7 @@ def verdict_lines(
         lines.append(f"{taken}; the next is at {judgement.looks[judgement.look]} seeds")
     lines.append(f"looks: {looks_line(file)}")
     lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
-    lines += [f"warning: {warning}" for arm in tuned for warning in arm.warnings]
+    lines += [f"warning: {warning}" for arm in judgement.tuned for warning in arm.warnings]
     for severity in ("warning", "note"):
         lines += [f"{severity}: {label.text}" for label in judgement.labels if label.severity == severity]
     return lines
@@ -188,18 +174,16 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
     """One verdict as one sentence."""
     base, primary, arm = file.study.baseline, verdict.primary, verdict.arm
     words = MEASURES[primary.measure]
-    why = f" ({verdict.note})" if verdict.note else ""
-    by = _by(verdict.estimate) + why
-    if verdict.outcome == "better":
-        return f"{arm}: better than {base} in {words}{by}."
-    if verdict.outcome == "worse":
-        return f"{arm}: worse than {base} in {words}{by}."
+    ranked = math.isnan(verdict.estimate.mean)
+    by = "" if ranked else f": {interval_text(verdict.estimate)}"
+    by += f" ({verdict.note})" if verdict.note else ""
+    if verdict.outcome in ("better", "worse"):
+        return f"{arm}: {verdict.outcome} than {base} in {words}{by}."
     if verdict.outcome == "noninferior":
         return f"{arm}: not worse than {base} in {words} by {_margin(primary)} or more{by}."
     if verdict.outcome == "equivalent":
         return f"{arm}: equivalent to {base} in {words}, within {_margin(primary)}{by}."
     if verdict.opposite:
-        ranked = math.isnan(verdict.estimate.mean)
         word = "beyond the margin" if primary.direction == "equivalent" and not ranked else "worse"
         test = "rank test" if ranked else "interval"
         return f"{arm}: {primary.direction} is not shown; the {test} says {word} in {words}{by}."
@@ -208,15 +192,10 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
 
 
 def _size(verdict: Verdict) -> str:
-    size = verdict.could_see or 0.0
+    size, nats = verdict.could_see or 0.0, verdict.primary.measure in LOSSES
     if verdict.primary.direction in ("noninferior", "equivalent"):
-        margin = f"{size:.2g} nats" if verdict.primary.measure in LOSSES else f"{100 * size:.2g} %"
-        return f"a margin of {margin}"
-    return f"a difference of {size:.2g} nats" if verdict.primary.measure in LOSSES else f"a factor of {1 + size:.2f}"
-
-
-def _by(estimate: Estimate) -> str:
-    return "" if math.isnan(estimate.mean) else f": {interval_text(estimate)}"
+        return f"a margin of {size:.2g} nats" if nats else f"a margin of {100 * size:.2g} %"
+    return f"a difference of {size:.2g} nats" if nats else f"a factor of {1 + size:.2f}"
 
 
 def interval_text(estimate: Estimate) -> str:
@@ -230,16 +209,10 @@ def interval_text(estimate: Estimate) -> str:
     return f"{mean} [{form.format(estimate.low)}, {form.format(estimate.high)}]"
 
 
-def _p(p: float) -> str:
-    return "<.0001" if p < 1e-4 else f"{p:.4f}"
-
-
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def as_json(
-    file: StudyFile, judgement: Judgement, registration: Registration | None, tuned: Sequence[Tuned]
-) -> dict[str, Any]:
+def as_json(file: StudyFile, judgement: Judgement, registration: Registration | None) -> dict[str, Any]:
     """Plan and verdicts as plain values; null where there is no number."""
     return {
         "schema_version": 1,
@@ -265,7 +238,7 @@ def as_json(
                     "tried": [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried],
                     "warnings": list(arm.warnings),
                 }
-                for arm in tuned
+                for arm in judgement.tuned
             ],
         },
         "verdicts": [
@@ -273,7 +246,7 @@ def as_json(
                 **asdict(verdict.primary),
                 "arm": verdict.arm,
                 "seeds": list(verdict.seeds),
-                "estimate": _null(verdict.estimate.mean),
+                "estimate": verdict.estimate.mean if math.isfinite(verdict.estimate.mean) else None,
                 "low": verdict.estimate.low,
                 "high": verdict.estimate.high,
                 "ratio": verdict.estimate.log,
@@ -286,7 +259,3 @@ def as_json(
             for verdict in judgement.verdicts
         ],
     }
-
-
-def _null(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from efftrain_cli.compare.ladder import Gain, Ladder, Rung, gains, not_decayed
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve
-from efftrain_cli.sweep.trials import Trial, recipe_of
+from efftrain_cli.sweep.trials import ENDED, Trial, recipe_of
 
 Named = tuple[str, Trial]
 """A label, the same for all learning rates and budgets of one recipe, and one of its runs."""
@@ -40,7 +40,7 @@ def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
             seen = [run.evaluated["val_loss"] for row in runs if (run := row[i]) is not None]
             first = [float(losses[0]) for losses in seen if len(losses)]
             starts.append(first[0] if first else float("inf"))
-        pending = sum(run is None or run.status not in ("finished", "diverged") for row in runs for run in row)
+        pending = sum(run is None or run.status not in ENDED for row in runs for run in row)
         losses = tuple(tuple(None if run is None else run.final_loss for run in row) for row in runs)
         curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
     return curves

@@ -5,43 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from efftrain_cli.foundation.console import say
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.sweep import screen
 from efftrain_cli.sweep.curves import gains_of, ladders, sensitivity_curves, without
 from efftrain_cli.sweep.needs import disk_bytes, seconds_left
 from efftrain_cli.sweep.pictures import terminal_plot, write_figures
 from efftrain_cli.sweep.runner import Crew, tokens_so_far
-from efftrain_cli.sweep.trials import Trial, choose, read_trial, recipe_of, state_of
+from efftrain_cli.sweep.trials import ENDED, Trial, choose, read_trial, recipe_of, state_of
 
 
 def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
     """Prints the runs, and what is left to do of each."""
-    entries = []
+    runs: list[dict[str, Any]] = []
     speeds: dict[tuple[object, int], float | None] = {}
     for trial in trials:
         recipe, state = recipe_of(trial), state_of(trial)
-        left = 0 if state in ("finished", "diverged") else max(0, recipe.train.tokens - tokens_so_far(trial.name))
-        seconds = seconds_left(recipe, left, speeds)
-        entries.append((trial, state, left, seconds, disk_bytes(recipe)))
-    if not as_json:
-        print("\n".join(screen.plan_lines(entries, jobs)))
-        return
-    rows = [
-        {
+        left = 0 if state in ENDED else max(0, recipe.train.tokens - tokens_so_far(trial.name))
+        run = {
             "run": trial.name,
             "recipe": trial.recipe,
-            "settings": list(trial.settings),
+            "settings": trial.settings,
             "seed": trial.seed,
             "state": state,
-            "tokens_left": tokens,
-            "seconds_left": seconds,
-            "disk_bytes": disk,
         }
-        for trial, state, tokens, seconds, disk in entries
-    ]
-    print(json.dumps({"schema_version": 1, "runs": rows}, indent=1))
+        needs = {"seconds_left": seconds_left(recipe, left, speeds), "disk_bytes": disk_bytes(recipe)}
+        runs.append({**run, "tokens_left": left, **needs})
+    if as_json:
+        print(json.dumps({"schema_version": 1, "runs": runs}, indent=1))
+    else:
+        print("\n".join(screen.plan_lines(runs, jobs)))
 
 
 def train(
@@ -52,7 +46,7 @@ def train(
     Raises:
         EfftrainError: as `Crew.train`.
     """
-    crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices, say=say)
+    crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices)
     if take_over is not None:
         crew.claims.take_over(take_over)
     crew.train(trials)

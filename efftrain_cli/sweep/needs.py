@@ -19,26 +19,22 @@ PROCESS = 450 * 10**6
 """Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""
 ROW = 700
 """Bytes of a row of metrics.jsonl, about."""
-
-
 START_SECONDS = 5.0
 """What starting a process, importing PyTorch and opening the data takes, about: no row of metrics.jsonl counts it."""
 
 
-def parameters_of(recipe: Recipe) -> int:
-    """Parameters of the recipe's (last) model."""
-    return model_parameters(recipe, padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer)))
-
-
-def _late(recipe: Recipe) -> int:
-    return in_flight_bytes(recipe, padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer)))
+def _sizes(recipe: Recipe) -> tuple[int, int]:
+    """Parameters of the recipe's (last) model, and bytes of its late gradients."""
+    vocab_size = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    return model_parameters(recipe, vocab_size), in_flight_bytes(recipe, vocab_size)
 
 
 def disk_bytes(recipe: Recipe) -> int:
     """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32 and of late
     gradients, and its rows."""
     steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
-    return recipe.checkpoint.keep * (12 * parameters_of(recipe) + _late(recipe)) + steps * ROW
+    parameters, late = _sizes(recipe)
+    return recipe.checkpoint.keep * (12 * parameters + late) + steps * ROW
 
 
 def memory_bytes(recipe: Recipe) -> int:
@@ -47,7 +43,8 @@ def memory_bytes(recipe: Recipe) -> int:
     model = recipe.model
     tokens = max(recipe.train.micro_batch_tokens, model.seq_len)
     activations = 4 * tokens * (17 * model.n_layer * model.n_embd + 2 * likely_vocabulary(recipe.data.tokenizer))
-    return PROCESS + 16 * parameters_of(recipe) + _late(recipe) + activations
+    parameters, late = _sizes(recipe)
+    return PROCESS + 16 * parameters + late + activations
 
 
 def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:

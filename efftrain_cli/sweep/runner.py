@@ -17,16 +17,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from efftrain_cli.foundation.console import human_seconds, silent
+from efftrain_cli.foundation.console import human_seconds, say, silent
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, RunLockedError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, end_with
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.rows import last_row
 from efftrain_cli.sweep.claims import SILENT, Claims
 from efftrain_cli.sweep.needs import check_memory
-from efftrain_cli.sweep.trials import Trial, recipe_of, state_of
+from efftrain_cli.sweep.trials import ENDED, Trial, recipe_of, state_of
 from efftrain_cli.training.launch import check_devices
 
 TICK = 0.1
@@ -35,29 +34,10 @@ STATUS_EVERY = 30.0
 """Seconds between two lines about the runs under way, where the output is not a terminal."""
 
 
-class Child(Protocol):
-    """A process that trains a run."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None where it runs on."""
-
-    def send_signal(self, number: int) -> None:
-        """Sends it a signal."""
-
-
+Child = subprocess.Popen[bytes]
+"""A process that trains a run."""
 Launch = Callable[[Sequence[str], Mapping[str, str], Path], Child]
 """Starts a process from its command line, changes of the environment, and the file for its output."""
-
-
-@dataclass(frozen=True)
-class End:
-    """How one trial ended."""
-
-    trial: Trial
-    status: str
-    """"finished" or "diverged"."""
-    seconds: float
-    """Seconds that this session trained it for; 0 where it was finished before."""
 
 
 @dataclass
@@ -136,10 +116,9 @@ class Crew:
         device: str = "auto",
         jobs: int = 1,
         devices: int = 1,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = say,
         launch: Launch = launch,
         silent: float = SILENT,
-        root: Path | None = None,
     ) -> None:
         """
         Args:
@@ -147,7 +126,6 @@ class Crew:
             devices: that each run trains on.
             say: prints one line.
             silent: seconds after which a claim of another host that nobody touches is named.
-            root: folder of runs, where it is another than runs_root().
         """
         self.folder = folder
         check_devices(device, devices, jobs)
@@ -157,11 +135,10 @@ class Crew:
         self.launch = launch
         self.silent = silent
         self.claims = Claims(folder / "claims")
-        self.root = root
         self._waiting: list[Trial] = []
         self._active: dict[int, _Slot] = {}
         self._elsewhere: dict[str, Trial] = {}  # another process trains them
-        self._ends: dict[str, End] = {}
+        self._ends: dict[str, str] = {}  # run -> one of ENDED
         self._tokens: dict[str, int] = {}  # run -> its budget
         self._stopping: str | None = None
         self._last_ctrl_c = -SECOND_CTRL_C - 1
@@ -170,9 +147,8 @@ class Crew:
         self._tokens_done = 0
         self._status_shown = False
 
-    def train(self, trials: Sequence[Trial], title: str = "") -> list[End]:
-        """Trains what is not trained yet; returns how each ended, in the order of `trials`. A run that diverges is a
-        result.
+    def train(self, trials: Sequence[Trial], title: str = "") -> list[str]:
+        """Trains what is not trained yet; returns how each ended, one of `ENDED`, in the order of `trials`.
 
         Args:
             title: what these runs are, said first where any is to train.
@@ -189,11 +165,11 @@ class Crew:
         self._tokens = {name: recipe.train.tokens for name, recipe in recipes.items()}
         if not any(device.startswith("cuda") for device, _ in self.places):
             check_memory(list(recipes.values()), len(self.places))
-        ended = [trial for trial in trials if states[trial.name] in ("finished", "diverged")]
-        self._ends = {trial.name: End(trial, states[trial.name], 0.0) for trial in ended}
+        self._ends = {name: state for name, state in states.items() if state in ENDED}
         self._waiting, self._elsewhere = [trial for trial in trials if trial.name not in self._ends], {}
+        ended = len(trials) - len(self._waiting)
         if self._waiting and (title or ended):
-            already = f", {len(ended)} of {len(trials)} trained already" if ended else f", {len(trials)} runs"
+            already = f", {ended} of {len(trials)} trained already" if ended else f", {len(trials)} runs"
             self._progress(f"{title or 'sweep'}{already}")
         with self._signals():
             try:
@@ -233,12 +209,12 @@ class Crew:
                 self._elsewhere[trial.name] = trial
                 continue
             state = state_of(trial)  # another process may have trained it meanwhile
-            if state in ("finished", "diverged", "running"):
+            if state in ("running", *ENDED):
                 self.claims.give_back(trial.name)
                 if state == "running":
                     self._elsewhere[trial.name] = trial
                 else:
-                    self._ends[trial.name] = End(trial, state, 0.0)
+                    self._ends[trial.name] = state
                 continue
             if state == "new":
                 _clear_leftover(run_path(trial.name))
@@ -263,11 +239,11 @@ class Crew:
             error.exit_code = code if 0 < code < 256 else 1
             raise error
         status = state_of(slot.trial)
-        if status not in ("finished", "diverged"):
+        if status not in ENDED:
             raise EfftrainError(
                 f"{name} ended before its budget was used up; the same command continues. Its output: {slot.log}"
             )
-        self._ends[name] = End(slot.trial, status, seconds)
+        self._ends[name] = status
         self._tokens_done += tokens_so_far(name) - slot.tokens_before
         loss = last_loss(name)
         result = f"val loss {loss:.4f}" if status == "finished" and loss is not None else status
@@ -288,9 +264,9 @@ class Crew:
         """Nothing is left to do here: waits for what other processes train, and continues what they give back."""
         for name, trial in list(self._elsewhere.items()):
             owner, state = self.claims.owner(name), state_of(trial)
-            if state in ("finished", "diverged"):
+            if state in ENDED:
                 del self._elsewhere[name]
-                self._ends[name] = End(trial, state, 0.0)
+                self._ends[name] = state
             elif (owner is None or owner.host == os.uname().nodename) and state != "running":
                 # Given back unfinished, or its process has died: `take` decides which.
                 del self._elsewhere[name]

@@ -5,39 +5,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
 from efftrain_cli.foundation.console import Row, human_bytes, human_count, human_seconds, table_lines
-from efftrain_cli.sweep.trials import RULE, Choice, Trial
+from efftrain_cli.sweep.trials import ENDED, RULE, Choice
 
 
-def plan_lines(trials: Sequence[tuple[Trial, str, int, float | None, int]], jobs: int) -> list[str]:
-    """The runs of a sweep with what is left of each: (trial, state, tokens left, seconds left, bytes on disk)."""
+def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
+    """The runs of a sweep with what is left of each, as `--plan --format json` has them."""
     rows = [
-        (trial.name, trial.recipe, " ".join(trial.settings) or "-", str(trial.seed), state, human_count(tokens))
-        for trial, state, tokens, _, _ in trials
+        (
+            run["run"],
+            run["recipe"],
+            " ".join(run["settings"]) or "-",
+            str(run["seed"]),
+            run["state"],
+            human_count(run["tokens_left"]),
+        )
+        for run in runs
     ]
     lines = table_lines(("run", "recipe", "settings", "seed", "state", "tokens left"), rows)
-    left = [entry for entry in trials if entry[1] not in ("finished", "diverged")]
-    seconds = [entry[3] for entry in left]
+    left = [run for run in runs if run["state"] not in ENDED]
+    seconds = [run["seconds_left"] for run in left]
     known = [value for value in seconds if value is not None]
     time = "; time unknown: no run of these models is finished here yet"
     if len(known) == len(left):
         time = f", about {human_seconds(sum(known))} one run after the other, by earlier runs of these models"
     share = f"; --jobs {jobs} divides the processor among as many runs" if jobs > 1 else ""
-    total = f"{len(left)} of {len(trials)} runs to train, at most {human_count(sum(entry[2] for entry in left))} tokens"
-    return [*lines, "", f"{total}{time}{share}; disk {human_bytes(sum(entry[4] for entry in trials))} at most"]
+    total = f"{len(left)} of {len(runs)} runs to train, at most {human_count(sum(run['tokens_left'] for run in left))} tokens"
+    return [*lines, "", f"{total}{time}{share}; disk {human_bytes(sum(run['disk_bytes'] for run in runs))} at most"]
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
     """Every setting that was tried, and which one each recipe is compared with."""
     named = [(choice.recipe, " ".join(choice.settings), choice) for choice in choices]
-    lines = [
+    return [
         "Settings tried",
         *settings_table(("recipe", "setting", "mean loss", "by seed", ""), named, "-", "compared"),
+        "They were chosen on these same runs, so both sides look a little better than on new seeds.",
     ]
-    return [*lines, "They were chosen on these same runs, so both sides look a little better than on new seeds."]
 
 
 def settings_table(head: Row, named: Sequence[tuple[str, str, Choice]], without: str, best: str) -> list[str]:
@@ -47,11 +55,9 @@ def settings_table(head: Row, named: Sequence[tuple[str, str, Choice]], without:
     for owner, setting, choice in named:
         there = [loss for loss in choice.losses if loss is not None]
         missing = len(choice.losses) - len(there)
-        mean = (
-            f"{sum(there) / len(there):.4f}"
-            if there and not missing
-            else f"{missing} of {len(choice.losses)} not finished"
-        )
+        mean = f"{missing} of {len(choice.losses)} not finished"
+        if there and not missing:
+            mean = f"{sum(there) / len(there):.4f}"
         each = " ".join(without if loss is None else f"{loss:.4f}" for loss in choice.losses)
         rows.append((owner, setting, mean, each, best if choice.best else ""))
     return [*table_lines(head, rows), f"rule: {RULE}"]
@@ -59,14 +65,10 @@ def settings_table(head: Row, named: Sequence[tuple[str, str, Choice]], without:
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
     """Loss by learning rate, each recipe's sensitivity, and what to doubt."""
-    if not curves:
-        return []
     rates = sorted({rate for curve in curves for rate in curve.rates})
     rows: list[Row] = []
     for rate in rates:
-        cells = []
-        for curve in curves:
-            cells.append(_cell(curve, curve.rates.index(rate)) if rate in curve.rates else "-")
+        cells = (_cell(curve, curve.rates.index(rate)) if rate in curve.rates else "-" for curve in curves)
         rows.append((f"{rate:g}", *cells))
     rows.append(("sensitivity", *map(_sensitivity, curves)))
     lines = ["Final loss by learning rate: mean [lowest, highest seed], nats per token; * each recipe's best"]
@@ -82,15 +84,14 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
 
 
 def _cell(curve: Curve, i: int) -> str:
-    failed = sum(loss is None for loss in curve.losses[i])
-    ends = band(curve, i)
+    failed = f"{sum(loss is None for loss in curve.losses[i])} of {len(curve.seeds)} without a loss"
+    ends, mean = band(curve, i), curve.means[i]
     if ends is None:
-        return f"{failed} of {len(curve.seeds)} without a loss"
-    mean = curve.means[i]
+        return failed
+    spread = f"[{ends[0]:.4f}, {ends[1]:.4f}]"
     if mean is None:
-        return f"[{ends[0]:.4f}, {ends[1]:.4f}], {failed} of {len(curve.seeds)} without a loss"
-    spread = f" [{ends[0]:.4f}, {ends[1]:.4f}]" if len(curve.seeds) > 1 else ""
-    return f"{mean:.4f}{spread}" + (" *" if curve.best == i else "")
+        return f"{spread}, {failed}"
+    return f"{mean:.4f}{f' {spread}' * (len(curve.seeds) > 1)}{' *' * (curve.best == i)}"
 
 
 def _sensitivity(curve: Curve) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from efftrain_cli.compare.reading import RunNumbers
     from efftrain_cli.recipe.recipe import Recipe
 
+ENDED = ("finished", "diverged")
+"""States of a run that is not trained any more: a run that diverges is a result."""
 RULE = "the lowest mean final validation loss over the seeds, among settings with which every seed finished"
 """How the best of several settings is chosen; with none, the setting that finished most often, then the lowest mean."""
 
@@ -64,16 +66,16 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
     found: dict[str, list[str]] = {}
     for text in texts:
         key, sign, values = text.partition("=")
-        parts = _split(values)
-        if not sign or not key.strip() or not all(parts):
+        key, parts = key.strip(), _split(values)
+        if not sign or not key or not all(parts):
             raise UsageError(f"--set {text!r}: write key=value or key=value,value, for example optim.lr=1e-3,2e-3")
-        if key.strip() in ("seed", "base"):
-            raise UsageError(f"--set {text!r}: " + ("use --seeds" if key.strip() == "seed" else "use --recipe"))
-        if key.strip().startswith(NOT_COMPUTED) and len(parts) > 1:
-            raise UsageError(f"--set {text!r}: {key.strip()} changes nothing of the result; give it one value")
-        if key.strip() in found:
-            raise UsageError(f"--set {key.strip()} is given twice; write {key.strip()}=value,value")
-        found[key.strip()] = parts
+        if key in ("seed", "base"):
+            raise UsageError(f"--set {text!r}: use {'--seeds' if key == 'seed' else '--recipe'}")
+        if key.startswith(NOT_COMPUTED) and len(parts) > 1:
+            raise UsageError(f"--set {text!r}: {key} changes nothing of the result; give it one value")
+        if key in found:
+            raise UsageError(f"--set {key} is given twice; write {key}=value,value")
+        found[key] = parts
     return list(found.items())
 
 
@@ -109,20 +111,16 @@ def grid(
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise UsageError(f"--recipe {', '.join(sorted(twice))} is given twice; runs are named after their recipe")
-    keys = [key for key, _ in settings]
+    points = list(itertools.product(*([(key, value) for value in values] for key, values in settings)))
     trials = []
     for seed in seeds:
         for recipe, name in zip(recipes, names, strict=True):
-            for values in itertools.product(*(values for _, values in settings)):
-                overrides = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
+            for point in points:
+                overrides = tuple(f"{key}={value}" for key, value in point)
                 # What changes nothing of the result is not part of the name either.
-                shown = [
-                    (key, value) for key, value in zip(keys, values, strict=True) if not key.startswith(NOT_COMPUTED)
-                ]
-                words = [name, *(setting_word(key, value) for key, value in shown), f"seed{seed}"]
-                trials.append(
-                    Trial(recipe, overrides, seed, run_name([prefix, *words] if prefix else words, overrides))
-                )
+                shown = [setting_word(key, value) for key, value in point if not key.startswith(NOT_COMPUTED)]
+                words = [*([prefix] if prefix else []), name, *shown, f"seed{seed}"]
+                trials.append(Trial(recipe, overrides, seed, run_name(words, overrides)))
     return trials
 
 
@@ -223,7 +221,7 @@ def state_of(trial: Trial) -> str:
     if not (path / "metrics.jsonl").exists():
         return "running" if run.locked else "unfinished"
     status = status_of(run, read_rows(path, ("step", "tokens", "nonfinite")))
-    return status if status in ("running", "finished", "diverged") else "unfinished"
+    return status if status in ("running", *ENDED) else "unfinished"
 
 
 @dataclass(frozen=True)
@@ -262,11 +260,9 @@ def choose(trials: Sequence[Trial]) -> list[Choice]:
     arms: dict[tuple[str, tuple[str, ...]], list[Trial]] = {}
     for trial in trials:
         arms.setdefault((trial.recipe, trial.settings), []).append(trial)
-    losses = {
-        key: tuple(read_numbers(run_path(trial.name)).final_loss for trial in members) for key, members in arms.items()
-    }
+    losses = {arm: tuple(read_numbers(run_path(trial.name)).final_loss for trial in arms[arm]) for arm in arms}
     best = {
-        recipe: min((key for key in arms if key[0] == recipe), key=lambda key: rank(losses[key])) for recipe, _ in arms
+        recipe: min((arm for arm in arms if arm[0] == recipe), key=lambda arm: rank(losses[arm])) for recipe, _ in arms
     }
     return [
         Choice(key[0], key[1], tuple(trial.name for trial in members), losses[key], best[key[0]] == key)

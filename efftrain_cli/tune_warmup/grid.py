@@ -1,14 +1,9 @@
 """What `efftrain tune-warmup` chooses from: a grid of settings around the recipe's own, the recipe of each, and its
 tokens.
 
-Four things can be tuned, each by two numbers, a start and a duration in optimizer steps:
-
-| kind | start | duration |
-|---|---|---|
-| length | seq_len_warmup.start, tokens per sequence | seq_len_warmup.steps |
-| batch | batch_size_warmup.start, sequences per step | the ramp's, set as batch_size_warmup.sequences |
-| two-stage | the first of seq_len_warmup.lengths, tokens per sequence | seq_len_warmup.until |
-| lr | none | optim.warmup_steps |
+Four kinds of warmup can be tuned, each by two numbers: a start, in tokens per sequence (the first of the two lengths
+where there are two stages) or sequences per step, and a duration in optimizer steps (for a batch the ramp's, set as its
+sequences). `KEYS` says where they stand in a recipe. That of the learning rate has no start.
 
 Neighbours on the grid differ by a factor of about the square root of two: probes do not tell finer differences.
 """
@@ -19,7 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import takewhile
 from typing import Literal
 
@@ -30,12 +25,19 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.recipe.recipe import Recipe
 
 Kind = Literal["length", "batch", "two-stage", "lr"]
+KEYS: dict[Kind, tuple[str, str]] = {
+    "length": ("seq_len_warmup.start", "seq_len_warmup.steps"),
+    "batch": ("batch_size_warmup.start", "batch_size_warmup.sequences"),
+    "two-stage": ("seq_len_warmup.lengths", "seq_len_warmup.until"),
+    "lr": ("", "optim.warmup_steps"),
+}
+"""Recipe keys of the start and of the duration."""
 BILLION = 10**9
 LONGEST_LR_WARMUP = 1 / 3
 """Share of a full run's steps; beyond it the learning rate climbs for most of the run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # known by itself: its methods keep what they counted
 class Grid:
     """The settings that a search over `recipe` may choose from.
 
@@ -108,23 +110,12 @@ class Grid:
     @property
     def start_name(self) -> str:
         """Key of the start; empty where there is none."""
-        names = {
-            "length": "seq_len_warmup.start",
-            "batch": "batch_size_warmup.start",
-            "two-stage": "seq_len_warmup.lengths",
-            "lr": "",
-        }
-        return names[self.kind]
+        return KEYS[self.kind][0]
 
     @property
     def duration_name(self) -> str:
         """Key of the duration."""
-        names = {
-            "length": "seq_len_warmup.steps",
-            "batch": "batch_size_warmup.sequences",
-            "two-stage": "seq_len_warmup.until",
-        }
-        return names.get(self.kind, "optim.warmup_steps")
+        return KEYS[self.kind][1]
 
     @property
     def baseline_steps(self) -> int:
@@ -185,29 +176,23 @@ class Grid:
         is tuned, else the learning-rate warmup, or the recipe's own duration if that is shorter."""
         return max(1, self.window // 8) if self.kind == "lr" else min(self.window, max(1, self.own[1]))
 
-    @cached_property
-    def _durations(self) -> dict[int, tuple[int, ...]]:
-        return {}
-
+    @cache  # noqa: B019  grids are few
     def durations(self, start: int) -> tuple[int, ...]:
         """The durations to choose from with `start`, from what is thought the most stable to what is wanted the most:
         warmups of lengths and batches grow longer, that of the learning rate shorter."""
-        if start not in self._durations:
-            own = max(1, self.own[1])
-            shorter = takewhile(
-                lambda steps: steps >= self._shortest, (two_digits(own / 2 ** (k / 2)) for k in range(1, 64))
-            )
-            longer = takewhile(
-                lambda steps: self._fits(start, steps), (two_digits(own * 2 ** (k / 2)) for k in range(1, 64))
-            )
-            fitting = sorted({*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer})
-            self._durations[start] = tuple(reversed(fitting) if self.kind == "lr" else fitting)
-        return self._durations[start]
+        own = max(1, self.own[1])
+        shorter = takewhile(
+            lambda steps: steps >= self._shortest, (two_digits(own / 2 ** (k / 2)) for k in range(1, 64))
+        )
+        longer = takewhile(
+            lambda steps: self._fits(start, steps), (two_digits(own * 2 ** (k / 2)) for k in range(1, 64))
+        )
+        fitting = sorted({*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer})
+        return tuple(reversed(fitting) if self.kind == "lr" else fitting)
 
     def home(self, start: int) -> int:
-        """Index among `durations(start)` of the recipe's own duration, or of the one nearest to it."""
-        durations = self.durations(start)
-        return min(range(len(durations)), key=lambda index: abs(durations[index] - self.own[1]))
+        """Of `durations(start)` the recipe's own, or the one nearest to it."""
+        return min(self.durations(start), key=lambda steps: abs(steps - self.own[1]))
 
     def _fits(self, start: int, steps: int) -> bool:
         recipe = self.recipe
@@ -253,22 +238,12 @@ class Grid:
         ramp = self.recipe_with(start, steps).batch_size_warmup
         return None if ramp is None else ramp.sequences
 
-    @cached_property
-    def _tokens(self) -> dict[tuple[int, int, int], int]:
-        return {}
-
+    @cache  # noqa: B019  grids are few
     def tokens(self, start: int, steps: int, through: int) -> int:
         """Tokens that a run with this setting has trained after `through` steps."""
-        setting = (start, steps, through)
-        if setting not in self._tokens:
-            self._tokens[setting] = self._count(start, steps, through)
-        return self._tokens[setting]
-
-    def _count(self, start: int, steps: int, through: int) -> int:
         recipe, batch_size, full = self.recipe, self.recipe.train.batch_size, self.recipe.model.seq_len
-        warmup = (
-            recipe.batch_size_warmup or recipe.seq_len_warmup if self.kind == "lr" else self._warmup_with(start, steps)
-        )
+        own = recipe.batch_size_warmup or recipe.seq_len_warmup
+        warmup = own if self.kind == "lr" else self._warmup_with(start, steps)
         if isinstance(warmup, BatchSizeWarmup):
             return warmup.sequences_through(through, batch_size) * full
         if isinstance(warmup, SeqLenWarmup):
@@ -287,6 +262,10 @@ class Grid:
     def horizon(self, start: int, steps: int) -> int:
         """Steps that a duration is seen for: `multiples` - 1 learning-rate warmups more than the critical step."""
         return self._within_run(start, steps, self.critical(steps) + (self.multiples - 1) * self.window)
+
+    def named(self, start: int, steps: str) -> str:
+        """A setting in words, its duration as it is to be written."""
+        return f"start {start}, {steps} steps" if self.start_name else f"{steps} steps"
 
     def _within_run(self, start: int, steps: int, horizon: int) -> int:
         """`horizon`, or the last step of the run where that comes first."""

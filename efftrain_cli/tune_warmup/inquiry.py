@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import NamedTuple
 
 from efftrain_cli.tune_warmup.grid import Grid
@@ -26,12 +26,12 @@ from efftrain_cli.tune_warmup.verdict import share_interval
 class Outcome:
     """The end of a search."""
 
-    start: int | None
-    steps: int | None
+    start: int | None = None
+    steps: int | None = None
     """The setting to take, or None twice: no setting probed is stable."""
-    verified: bool
+    verified: bool = False
     """The setting was probed for its duration, and stable."""
-    complete: bool
+    complete: bool = True
     """Nothing was left out for want of budget."""
     statement: str
     """What the search has and has not shown."""
@@ -70,10 +70,8 @@ class Answer(NamedTuple):
             return f"{'stable' if self.stable else 'unstable'}{where}"
         # The seeds that were not probed once the majority stood may be either: the interval covers what all would have
         # given.
-        low, high = (
-            share_interval(self.stable_seeds, self.of)[0],
-            share_interval(self.stable_seeds + self.of - self.seeds, self.of)[1],
-        )
+        low, _ = share_interval(self.stable_seeds, self.of)
+        _, high = share_interval(self.stable_seeds + self.of - self.seeds, self.of)
         probed = f"{self.seeds} seeds" if self.seeds == self.of else f"{self.seeds} seeds probed, {self.of} given"
         return (
             f"{'stable by majority, on' if self.stable else 'unstable by majority, stable on'} {self.stable_seeds} of {probed} "
@@ -84,7 +82,7 @@ class Answer(NamedTuple):
 Conversation = Generator[Question, Answer, "Outcome | None"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Inquiry:
     """The questions about the settings of a grid."""
 
@@ -99,18 +97,21 @@ class Inquiry:
         while True:
             at = yield from self._first_stable_start(too_short, starts)
             if at == len(grid.starts):
-                return self._no_stable_start(starts)
+                each = "; ".join(f"{start} {starts[start]}" for start in sorted(starts))
+                return Outcome(
+                    statement=f"No {grid.start_name} that was probed is stable for the {grid.window:,} steps of the learning-rate "
+                    f"warmup: {each}. Lower optim.lr or lengthen optim.warmup_steps."
+                )
             start = grid.starts[at]
-            if self.grid.kind != "lr" and not starts[start].stable:
-                return self._unverified(start, grid.durations(start)[grid.home(start)], _listed(starts, below=start))
+            if grid.kind != "lr" and not starts[start].stable:
+                return self._unverified(start, grid.home(start), _listed(starts, below=start))
             outcome = yield from self._furthest_stable_duration(start, at == len(grid.starts) - 1, starts)
             if outcome is not None:
                 left_out = any(answer.stable is None for answer in starts.values())
                 statement = outcome.statement + _listed(starts, below=start)
                 return replace(outcome, statement=statement, complete=outcome.complete and not left_out)
-            too_short = (
-                at  # a duration failed while the learning rate was still climbing: that is a matter of the start
-            )
+            # A duration failed while the learning rate was still climbing: that is a matter of the start.
+            too_short = at
 
     def _first_stable_start(self, too_short: int, answers: dict[int, Answer]) -> Generator[Question, Answer, int]:
         """Index of the first start after `too_short` that is stable while the learning rate climbs, found by doubling
@@ -125,7 +126,7 @@ class Inquiry:
             if high == len(starts):
                 double = (index for index, start in enumerate(starts) if index > low and start >= 2 * starts[low])
                 at = 0 if low < 0 else next(double, len(starts) - 1)
-            duration = grid.durations(starts[at])[grid.home(starts[at])]
+            duration = grid.home(starts[at])
             answer = answers[starts[at]] = yield Question(starts[at], duration, grid.climb(starts[at], duration))
             if answer.stable is None:
                 return high if high < len(starts) else at
@@ -137,7 +138,7 @@ class Inquiry:
         then whichever makes the rest of the search cheapest. None where every one so far failed, the last while the
         learning rate climbed, and a longer start is left; that failure is then the answer about `start`."""
         grid, durations = self.grid, self.grid.durations(start)
-        low, high, at = -1, len(durations), grid.home(start)
+        low, high, at = -1, len(durations), durations.index(grid.home(start))
         answers: dict[int, Answer] = {}
         while high - low > 1:
             steps = durations[at]
@@ -154,19 +155,13 @@ class Inquiry:
         # Far beyond what is unstable: the furthest duration has the cheapest probe, and shows whether the verdicts turn
         # again.
         end = len(durations) - 1
-        if (
-            self.grid.kind in ("length", "batch")
-            and high < end not in answers
-            and durations[end] >= 2 * durations[high]
-        ):
+        grows = grid.kind in ("length", "batch")
+        if grows and high < end not in answers and durations[end] >= 2 * durations[high]:
             answer = yield Question(start, durations[end], grid.horizon(start, durations[end]))
             answers |= {end: answer} if answer.stable is not None else {}
         return self._judge(start, answers, low, high)
 
-    @cached_property
-    def _rests(self) -> dict[tuple[int, int, int], tuple[float, int]]:
-        return {}
-
+    @cache  # noqa: B019  inquiries are few
     def _cheapest(self, start: int, low: int, high: int) -> tuple[float, int]:
         """Expected tokens of a search for the furthest stable duration from `start`, known to be `low` or between it
         and `high`, all equally likely, and the duration to probe first; each is an index among the durations. -1 where
@@ -176,11 +171,7 @@ class Inquiry:
         times a long one."""
         if high - low < 2:
             return 0.0, -1
-        if (start, low, high) not in self._rests:
-            self._rests[start, low, high] = min(
-                (self._expected(start, at, low, high), at) for at in range(low + 1, high)
-            )
-        return self._rests[start, low, high]
+        return min((self._expected(start, at, low, high), at) for at in range(low + 1, high))
 
     def _expected(self, start: int, at: int, low: int, high: int) -> float:
         """Tokens of the search between `low` and `high` if it begins with the duration at `at`. An unstable probe ends
@@ -195,45 +186,38 @@ class Inquiry:
     def _judge(self, start: int, answers: dict[int, Answer], low: int, high: int) -> Outcome:
         """What the answers about the durations from `start` amount to; `low` is the furthest that is stable before any
         unstable one, `high` the first unstable one."""
-        durations = self.grid.durations(start)
+        grid, durations = self.grid, self.grid.durations(start)
         again = [at for at, answer in answers.items() if answer.stable and at > high]
         unasked = [at for at, answer in answers.items() if answer.stable is None]
         if low < 0 and unasked:
             known = f" {durations[high]:,} steps: {answers[high]}." if high in answers else ""
-            if self.grid.start_name:
-                climb = self.grid.climb(start, durations[unasked[0]])
+            if grid.start_name:
+                climb = grid.climb(start, durations[unasked[0]])
                 known += f" The start was stable while the learning rate climbed, {climb:,} steps."
             return self._unverified(start, durations[unasked[0]], known)
         if low < 0 and not again:
-            tried = "; ".join(
-                f"{durations[at]:,} {answers[at]}" for at in sorted(answers) if answers[at].stable is False
-            )
+            tried = "; ".join(f"{durations[at]:,} {answers[at]}" for at in sorted(answers))
+            last = start == grid.starts[-1]
             return Outcome(
-                start=None,
-                steps=None,
-                verified=False,
-                complete=True,
-                tried_start=start if start != self.grid.starts[-1] else None,
+                tried_start=None if last else start,
                 statement=f"No duration that was probed{self._from(start)} is stable: {tried}."
-                f"{' Longer starts were not probed with them.' if start != self.grid.starts[-1] else ''} Lower optim.lr"
-                f"{'' if self.grid.kind == 'lr' else ' or lengthen optim.warmup_steps'}.",
+                f"{'' if last else ' Longer starts were not probed with them.'} Lower optim.lr"
+                f"{'' if grid.kind == 'lr' else ' or lengthen optim.warmup_steps'}.",
             )
         at = low if low >= 0 else again[0]
-        steps, word = durations[at], "shortest" if self.grid.kind == "lr" else "longest"
-        horizon, seen = self.grid.horizon(start, steps), answers[at].seen
-        statement = f"{self._named(steps)}{self._from(start)}: {answers[at]}, seen for "
+        steps, word = durations[at], "shortest" if grid.kind == "lr" else "longest"
+        horizon, seen = grid.horizon(start, steps), answers[at].seen
+        statement = f"{self._named(start, steps)}: {answers[at]}, seen for "
         statement += f"{horizon:,} steps." if seen >= horizon else f"{seen:,} of {horizon:,} steps, as it was calm."
         for index in sorted(answers):
             if answers[index].stable is False:
                 statement += f" {durations[index]:,} steps: {answers[index]}."
         early = answers[high].failed_at if high in answers else None
-        if early is not None and early <= self.grid.climb(start, durations[high]) and self.grid.start_name:
+        if early is not None and early <= grid.climb(start, durations[high]) and grid.start_name:
             statement += f" {durations[high]:,} steps failed while the learning rate climbed; no start above {start} was probed with them."
         if not unasked and at == len(durations) - 1 and low >= 0:
             limit = (
-                "an eighth of the recipe's"
-                if self.grid.kind == "lr"
-                else f"--max-share {self.grid.max_share:g} of the budget"
+                "an eighth of the recipe's" if grid.kind == "lr" else f"--max-share {grid.max_share:g} of the budget"
             )
             statement += f" It is the {word} allowed ({limit})."
             if all(answer.stable for answer in answers.values()):
@@ -245,28 +229,13 @@ class Inquiry:
                 if never:
                     statement += " If plain training is stable as well, no warmup is needed for stability."
         if unasked:
-            between = f"{durations[unasked[0]]:,}"
-            statement += (
-                f" The budget ended before {between} steps could be judged: whether that is stable is not known."
-            )
+            statement += f" The budget ended before {durations[unasked[0]]:,} steps could be judged: whether that is stable is not known."
         for index in again:
             statement += (
                 f" The verdicts are not in order: stable again at {durations[index]:,} steps. One seed may have misled; "
                 "probe more of them (--seeds)."
             )
         return Outcome(start=start, steps=steps, verified=True, complete=not unasked, statement=statement)
-
-    def _no_stable_start(self, starts: dict[int, Answer]) -> Outcome:
-        grid = self.grid
-        each = "; ".join(f"{start} {starts[start]}" for start in sorted(starts))
-        return Outcome(
-            start=None,
-            steps=None,
-            verified=False,
-            complete=True,
-            statement=f"No {grid.start_name} that was probed is stable for the {grid.window:,} steps of the learning-rate warmup: {each}. "
-            "Lower optim.lr or lengthen optim.warmup_steps.",
-        )
 
     def _unverified(self, start: int, steps: int, known: str) -> Outcome:
         label, rule = f"a rule of thumb, {self.grid.rule_of_thumb}", ""
@@ -275,16 +244,13 @@ class Inquiry:
         return Outcome(
             start=start,
             steps=steps,
-            verified=False,
             complete=False,
-            statement=f"NOT VERIFIED, {label}. {self._named(steps)}{self._from(start)}: {rule}The budget does not reach to the "
+            statement=f"NOT VERIFIED, {label}. {self._named(start, steps)}: {rule}The budget does not reach to the "
             f"end of {'a probe' if self.seeds == 1 else 'the probes'} of it, {self.grid.horizon(start, steps):,} steps.{known}",
         )
 
-    def _named(self, steps: int) -> str:
-        return (
-            f"A learning-rate warmup of {steps:,} steps" if self.grid.kind == "lr" else f"A warmup of {steps:,} steps"
-        )
+    def _named(self, start: int, steps: int) -> str:
+        return f"A {'learning-rate ' * (self.grid.kind == 'lr')}warmup of {steps:,} steps{self._from(start)}"
 
     def _from(self, start: int) -> str:
         return "" if self.grid.kind == "lr" else f" from a start of {start}"

@@ -52,11 +52,8 @@ def run_probe(
 ) -> Receipt:
     """Runs a probe, or what is left of it, until its verdict is clear. `before` is its receipt for a shorter horizon,
     and `number` counts, from 0, the probes that this process has run."""
-    recipe = session.recipe
-    root = folder / "probes"
-    state = fresh_state(session)
-    calm = None
-    with _open_probe(root, probe, session, recipe_name, state) as run:
+    recipe, state, calm = session.recipe, fresh_state(session), None
+    with _open_probe(folder / "probes", probe, session, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
             for row in (run.rows(state.progress.step) if state.progress.step else ())  # the beginning is validated anew
@@ -73,7 +70,8 @@ def run_probe(
                 curve.append((state.progress.step + 1, math.inf))
         worst, at = fluctuation(curve)
         stable = worst <= search.threshold
-        goes_on = stable and calm is None and search.may_be_prolonged(probe)
+        # The search may ask it for more, and needs its checkpoint then.
+        goes_on = stable and calm is None and probe.horizon < search.grid.horizon(probe.start, probe.steps)
         if goes_on:
             session.ranks.enter("save")
             save(run, state, recipe)
@@ -103,9 +101,8 @@ def run_probe(
         write_receipt(run.path, receipt)
         if not goes_on:
             forget_checkpoints(run.path)
-        release(
-            state, session.ranks
-        )  # last: where another rank was asked to stop, this ends the search, and the probe is finished
+        # Last: where another rank was asked to stop, this ends the search, and the probe is finished.
+        release(state, session.ranks)
     return receipt
 
 

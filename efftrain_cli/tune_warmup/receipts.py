@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from io import StringIO
 from pathlib import Path
 
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.tune_warmup.screen import perplexity
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 
 
-def _to_json(receipt: Receipt) -> dict[str, object]:
-    """The receipt as JSON values; infinity becomes null."""
-    values = asdict(receipt)
+def write_receipt(path: Path, receipt: Receipt) -> None:
+    """Writes probe.json into the probe's run directory; infinity becomes null."""
+    values = {"schema_version": SCHEMA_VERSION, **asdict(receipt)}
     values["curve"] = [[step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve]
     values["max_fluctuation"] = receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
-    return {"schema_version": SCHEMA_VERSION, **values}
-
-
-def write_receipt(path: Path, receipt: Receipt) -> None:
-    """Writes probe.json into the probe's run directory."""
-    write_whole(path / "probe.json", json.dumps(_to_json(receipt), indent=1))
+    write_whole(path / "probe.json", json.dumps(values, indent=1))
 
 
 def read_receipts(folder: Path, seed: int) -> list[Receipt]:
@@ -55,21 +48,16 @@ def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> N
     """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up,
     `lost_tokens` those of its tokens that were trained for a checkpoint that is gone, and `perplexity_by_step` the
     curve as `step:perplexity` pairs."""
-    text = StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS.split(","))
+    rows: list[list[object]] = []
     for receipt in receipts:
         probe = receipt.probe
         beside = (receipt.calm, receipt.max_grad_norm, receipt.max_adam_sqrt_v, receipt.max_loss_ratio)
-        table.writerow(
-            [
-                *(probe.name, probe.start, probe.steps, search.grid.ramp(probe.start, probe.steps), probe.seed),
-                *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
-                *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
-                *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
-                *("" if value is None else f"{value:.6g}" for value in beside),
-                receipt.lost_tokens,
-                " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve),
-            ]
-        )
-    write_whole(path, text.getvalue())
+        rows.append([
+            *(probe.name, probe.start, probe.steps, search.grid.ramp(probe.start, probe.steps), probe.seed),
+            *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
+            *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
+            *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
+            *("" if value is None else f"{value:.6g}" for value in beside),
+            *(receipt.lost_tokens, " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)),
+        ])  # fmt: skip
+    write_whole(path, csv_text(COLUMNS.split(","), rows))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.console import human_count, human_seconds, table_lines
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.tune_warmup.search import Cost, Probe, Receipt, Search
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def plan_values(search: Search) -> dict[str, Any]:
     """What `show_plan` says, for other programs. Durations and horizons in steps, costs in tokens."""
     grid, start = search.grid, search.grid.starts[0]
-    rows = cost_rows(search)
     return {
         "tunes": search.kind,
         "searches": [name for name in (grid.start_name, grid.duration_name) if name],
@@ -26,48 +25,41 @@ def plan_values(search: Search) -> dict[str, Any]:
         "starts": list(grid.starts),
         "durations": list(grid.durations(start)),
         "window_steps": grid.window,
-        "horizon_steps": grid.horizon(start, grid.durations(start)[grid.home(start)]),
+        "horizon_steps": grid.horizon(start, grid.home(start)),
         "threshold": search.threshold,
         "seeds": list(search.all_seeds),
         "budget": search.budget,
         "smallest_budget": search.smallest_budget(),
-        "cost": {name: {"probes": probes, "tokens": tokens} for name, (probes, tokens, _) in rows.items()},
+        "cost": {name: {"probes": cost.probes, "tokens": cost.tokens} for name, cost in costs_of(search).items()},
     }
 
 
-def cost_rows(search: Search) -> dict[str, tuple[float, float, tuple[Receipt, ...]]]:
-    """Probes, tokens and the way, by what the answer is: the recipe's own setting, any other one on average, and the
-    dearest."""
-    expected, worst = [cost for _, cost in search.ends(late=False)], search.worst_case()
-    own, own_late = search.own_cost(late=False), search.own_cost(late=True)
-    mean = sum(cost.tokens for cost in expected) / len(expected)
-    return {
-        "own": (own.probes, own.tokens, own.receipts),
-        "own_at_most": (own_late.probes, own_late.tokens, own_late.receipts),
-        "mean": (sum(cost.probes for cost in expected) / len(expected), mean, ()),
-        "worst": (worst.probes, worst.tokens, worst.receipts),
-    }
+def costs_of(search: Search) -> dict[str, Cost]:
+    """By what the answer is: the recipe's own setting, any other one on average, and the dearest."""
+    ends = [cost for _, cost in search.ends(late=False)]
+    mean = Cost(sum(cost.probes for cost in ends) / len(ends), sum(cost.tokens for cost in ends) / len(ends))
+    own = {"own": search.own_cost(late=False), "own_at_most": search.own_cost(late=True)}
+    return {**own, "mean": mean, "worst": search.worst_case()}
 
 
 def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()) -> None:
     """What the search will ask, and what it costs, expected and at most, with the way that each takes."""
     grid, budget = search.grid, search.recipe.train.tokens
     start = grid.starts[0]
-    durations, home = grid.durations(start), grid.durations(start)[grid.home(start)]
+    durations, home = grid.durations(start), grid.home(start)
     horizon = grid.horizon(start, home)
     every = search.recipe_of(Probe(start=start, steps=home, seed=0, horizon=1)).eval.every
     unit = "sequences per step" if search.kind == "batch" else "tokens"
     starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then " if grid.start_name else ""
-    own = f"start {start}, {home:,} steps" if grid.start_name else f"{home:,} steps"
+    own = grid.named(start, f"{home:,}")
     length = f"the length of the ramp ({grid.duration_name})" if search.kind == "batch" else grid.duration_name
-    seeds = (
-        ""
-        if len(search.all_seeds) == 1
-        else f"; each with seeds {', '.join(map(str, search.all_seeds))}, by the majority"
-    )
+    given = ", ".join(map(str, search.all_seeds))
+    seeds = "" if len(search.all_seeds) == 1 else f"; each with seeds {given}, by the majority"
     beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(search.kind, "")
     within = f"{grid.window:,} steps for the start, " if grid.start_name else ""
-    rows = cost_rows(search)
+    # A forward pass, as validation is, is a third of a step's FLOPs.
+    validated = (1 + horizon // every) * search.recipe.eval.windows * search.recipe.model.seq_len / 3
+    costs = costs_of(search)
     lines = [
         f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
         f"first {own}",
@@ -82,14 +74,14 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
             f"fluctuation after any of its looks less likely than {search.calm:g} (--calm); not counted below"
         )
     lines += [
-        f"cost       {_cost_text(search, 'own', rows)} if {own} is the answer, at most {tokens_text(rows['own_at_most'][1], budget)}",
-        *_way(search, rows["own"][2]),
-        f"           {_cost_text(search, 'mean', rows)} on average over all answers on the grid",
-        f"           {_cost_text(search, 'worst', rows)} for the dearest answer, if verdicts change once along the grid",
-        *_way(search, rows["worst"][2]),
+        f"cost       {_cost_text(costs['own'], budget)} if {own} is the answer, at most {tokens_text(costs['own_at_most'].tokens, budget)}",
+        _way(search, costs["own"]),
+        f"           {_cost_text(costs['mean'], budget)} on average over all answers on the grid",
+        f"           {_cost_text(costs['worst'], budget)} for the dearest answer, if verdicts change once along the grid",
+        _way(search, costs["worst"]),
         "           Each way: start/steps, the probe's last step, + stable or - unstable. An unstable probe is expected to be so half-way, "
         "at most at its last step",
-        f"           Validation is not counted: in FLOPs {_validation_share(search, every):.1%} of the first probe's training",
+        f"           Validation is not counted: in FLOPs {validated / grid.tokens(start, home, horizon):.1%} of the first probe's training",
     ]
     smallest = search.smallest_budget()
     if search.budget is None:
@@ -113,30 +105,18 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
         console.print(f"resuming   {len(receipts)} probes are finished and will not be repeated", markup=False)
 
 
-def _cost_text(search: Search, name: str, rows: dict[str, tuple[float, float, tuple[Receipt, ...]]]) -> str:
-    probes, tokens, _ = rows[name]
-    return f"{probes:.3g} probe{'' if probes == 1 else 's'}, {tokens_text(tokens, search.recipe.train.tokens)}"
+def _cost_text(cost: Cost, budget: int) -> str:
+    return f"{cost.probes:.3g} probe{'' if cost.probes == 1 else 's'}, {tokens_text(cost.tokens, budget)}"
 
 
-def _way(search: Search, receipts: Sequence[Receipt]) -> list[str]:
-    """A line for the probes that a search makes: each setting with its last step, + where it is stable there and -
-    where not."""
+def _way(search: Search, cost: Cost) -> str:
+    """The probes that a search makes: each setting with its last step, + where it is stable there and - where not."""
     named = Counter(
         f"{receipt.probe.start}/" * bool(search.grid.start_name)
         + f"{receipt.probe.steps:,} {'+' if receipt.stable else '-'}{receipt.stopped_at_step:,}"
-        for receipt in receipts
+        for receipt in cost.receipts
     )
-    return [f"             {', '.join(text if seeds == 1 else f'{seeds} x {text}' for text, seeds in named.items())}"]
-
-
-def _validation_share(search: Search, every: int) -> float:
-    """Tokens validated per token trained in the probe of the recipe's own setting, a forward pass counted as a
-    third."""
-    grid, recipe = search.grid, search.recipe
-    start = grid.starts[0]
-    steps = grid.durations(start)[grid.home(start)]
-    horizon = grid.horizon(start, steps)
-    return (1 + horizon // every) * recipe.eval.windows * recipe.model.seq_len / 3 / grid.tokens(start, steps, horizon)
+    return f"             {', '.join(text if seeds == 1 else f'{seeds} x {text}' for text, seeds in named.items())}"
 
 
 def share_up(tokens: int, budget: int) -> str:
@@ -167,9 +147,12 @@ def announce(console: Console, search: Search, probe: Probe, receipts: Sequence[
 
 def _setting(search: Search, probe: Probe) -> str:
     ramped = f" ({search.grid.ramp(probe.start, probe.steps)} sequences)" if search.kind == "batch" else ""
-    start = f"start {probe.start}, " if search.grid.start_name else ""
-    seed = f", seed {probe.seed}" if len(search.all_seeds) > 1 else ""
-    return f"{start}{probe.steps:,} steps{ramped}{seed}, seen for {probe.horizon:,}"
+    named = search.grid.named(probe.start, f"{probe.steps:,}")
+    return f"{named}{ramped}{_seed(search, probe)}, seen for {probe.horizon:,}"
+
+
+def _seed(search: Search, probe: Probe) -> str:
+    return f", seed {probe.seed}" if len(search.all_seeds) > 1 else ""
 
 
 def show_receipt(console: Console, receipt: Receipt) -> None:
@@ -204,12 +187,10 @@ def show_table(console: Console, search: Search, receipts: Sequence[Receipt]) ->
 
 def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
     """Draws the probes' perplexity curves; unstable ones are dashed."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), dpi=110)
+    figure = Figure(figsize=(7, 4.2), dpi=110)
+    axes = figure.add_subplot()
     for number, receipt in enumerate(receipts, 1):
         steps = [step for step, loss in receipt.curve if math.isfinite(loss)]
         axes.plot(
@@ -228,7 +209,6 @@ def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
     figure.tight_layout()
     temporary = path.with_name(f".{path.name}")
     figure.savefig(temporary, format="png")
-    pyplot.close(figure)
     temporary.replace(path)
 
 
@@ -254,9 +234,7 @@ def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receip
 
 def _label(search: Search, receipt: Receipt) -> str:
     probe = receipt.probe
-    start = f"start {probe.start}, " if search.grid.start_name else ""
-    seed = f", seed {probe.seed}" if len(search.all_seeds) > 1 else ""
-    return f"{start}{probe.steps} steps{seed}"
+    return search.grid.named(probe.start, str(probe.steps)) + _seed(search, probe)
 
 
 def perplexity(loss: float) -> float:

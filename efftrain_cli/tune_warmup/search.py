@@ -8,7 +8,7 @@ before it begins.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -81,14 +81,11 @@ class Receipt:
 
 
 class Cost(NamedTuple):
-    """What a search costs, and by which way."""
+    """What a search costs, and by which way; a mean of several has none."""
 
-    tokens: int
-    receipts: tuple[Receipt, ...]
-
-    @property
-    def probes(self) -> int:
-        return len(self.receipts)
+    probes: float
+    tokens: float
+    receipts: tuple[Receipt, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +147,7 @@ class Search:
     def next(self, receipts: Sequence[Receipt]) -> Probe | Outcome:
         """The probe to run after those that `receipts` are of, or the outcome when nothing is left to ask."""
         left = math.inf if self.budget is None else self.budget - sum(receipt.tokens for receipt in receipts)
-        known = _by_setting(receipts)
+        known = {receipt.probe.name: receipt for receipt in receipts}
         conversation = self.inquiry.conversation()
         question = next(conversation)
         while True:
@@ -168,37 +165,32 @@ class Search:
         """Tokens of the smallest budget with which a search that ran out of it after `receipts` makes another probe."""
         probe = replace(self, budget=None).next(receipts)
         assert isinstance(probe, Probe)
-        return sum(receipt.tokens for receipt in receipts) + self._tokens_to(probe, _by_setting(receipts))
+        known = {receipt.probe.name: receipt for receipt in receipts}
+        return sum(receipt.tokens for receipt in receipts) + self._tokens_to(probe, known)
 
-    def _tokens_to(self, probe: Probe, known: dict[tuple[int, int, int], Receipt]) -> int:
+    def _tokens_to(self, probe: Probe, known: Mapping[str, Receipt]) -> int:
         """Tokens that a probe has to train up to its horizon, from where it stands."""
-        before = known.get((probe.start, probe.steps, probe.seed))
+        before = known.get(probe.name)
         return self.tokens_of(probe) - (before.tokens - before.lost_tokens if before else 0)
 
-    def _answer(self, question: Question, known: dict[tuple[int, int, int], Receipt]) -> Answer | Probe:
+    def _answer(self, question: Question, known: Mapping[str, Receipt]) -> Answer | Probe:
         """The verdict of more than half of the seeds, or the probe that it needs."""
-        stable, seen = 0, question.horizon
+        stable, seen, seeds = 0, question.horizon, len(self.all_seeds)
         failed: list[int] = []
         for seed in self.all_seeds:
-            if 2 * stable > len(self.all_seeds) or 2 * len(failed) >= len(self.all_seeds):
+            if 2 * stable > seeds or 2 * len(failed) >= seeds:
                 break
-            receipt = known.get((question.start, question.steps, seed))
+            probe = Probe(start=question.start, steps=question.steps, seed=seed, horizon=question.horizon)
+            receipt = known.get(probe.name)
             found = None if receipt is None else receipt.answers(question.horizon)
             if receipt is None or found is None:
-                return Probe(start=question.start, steps=question.steps, seed=seed, horizon=question.horizon)
+                return probe
             if found:
                 stable += 1
                 seen = min(seen, receipt.stopped_at_step)
             else:
                 failed.append(receipt.fluctuation_step)
-        return Answer(
-            2 * stable > len(self.all_seeds),
-            stable,
-            stable + len(failed),
-            len(self.all_seeds),
-            min(failed, default=None),
-            seen,
-        )
+        return Answer(2 * stable > seeds, stable, stable + len(failed), seeds, min(failed, default=None), seen)
 
     def recipe_of(self, probe: Probe) -> Recipe:
         """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
@@ -210,10 +202,6 @@ class Search:
             eval=replace(recipe.eval, every=every),
             checkpoint=replace(recipe.checkpoint, keep=1),
         )
-
-    def may_be_prolonged(self, probe: Probe) -> bool:
-        """Whether the search may ask the probe for more where it is stable, for which its checkpoint is kept."""
-        return probe.horizon < self.grid.horizon(probe.start, probe.steps)
 
     def tokens_of(self, probe: Probe) -> int:
         """Tokens that a probe has trained when it reaches its horizon."""
@@ -231,8 +219,8 @@ class Search:
         asked: list[str] = []
         while isinstance(probe := self.next(list(found.values())), Probe):
             failure = fails(probe.start, probe.steps)
-            stopped = probe.horizon if failure is None or failure > probe.horizon else max(1, int(failure))
             stable = failure is None or failure > probe.horizon
+            stopped = probe.horizon if failure is None or stable else max(1, int(failure))
             asked += [probe.name] * (probe.name not in asked)
             lost = found[probe.name].lost_tokens if probe.name in found else 0
             found[probe.name] = Receipt(
@@ -247,7 +235,7 @@ class Search:
                 lost_tokens=lost,
             )
         tokens = sum(receipt.tokens for receipt in found.values()) - spent
-        return probe, Cost(tokens, tuple(found[name] for name in asked))
+        return probe, Cost(len(asked), tokens, tuple(found[name] for name in asked))
 
     def fails_where(self, start: int, steps: float, late: bool) -> Callable[[int, int], float | None]:
         """The answers under which (start, steps) is what is searched for: shorter starts are unstable while the
@@ -267,7 +255,8 @@ class Search:
 
     def own_cost(self, late: bool) -> Cost:
         """What the search costs if the recipe's own setting is the answer."""
-        return self.follow(self.fails_where(self.grid.starts[0], self._home(self.grid.starts[0]), late))[1]
+        start = self.grid.starts[0]
+        return self.follow(self.fails_where(start, self.grid.home(start), late))[1]
 
     def ends(self, late: bool, receipts: Sequence[Receipt] = ()) -> Iterator[tuple[Outcome, Cost]]:
         """How the search, or its rest after `receipts`, ends and what it costs for each answer that they leave: for
@@ -289,16 +278,8 @@ class Search:
     def smallest_budget(self) -> int:
         """Tokens with which the recipe's own setting can be verified at all: the least that is worth a --budget."""
         start = self.grid.starts[0]
-        steps = self._home(start)
+        steps = self.grid.home(start)
         return (len(self.all_seeds) // 2 + 1) * self.grid.tokens(start, steps, self.grid.horizon(start, steps))
-
-    def _home(self, start: int) -> int:
-        return self.grid.durations(start)[self.grid.home(start)]
-
-
-def _by_setting(receipts: Sequence[Receipt]) -> dict[tuple[int, int, int], Receipt]:
-    """The receipts by start, duration and seed."""
-    return {(receipt.probe.start, receipt.probe.steps, receipt.probe.seed): receipt for receipt in receipts}
 
 
 def _agrees(fails: Callable[[int, int], float | None], receipt: Receipt) -> bool:

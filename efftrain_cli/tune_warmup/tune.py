@@ -34,20 +34,12 @@ from efftrain_cli.training.following import check_ranks, dismiss, follow
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.session import choose_device, prepare_session
+from efftrain_cli.tune_warmup import screen
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.inquiry import Outcome
 from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe, session_of
 from efftrain_cli.tune_warmup.receipts import read_receipts, write_receipt, write_receipts
-from efftrain_cli.tune_warmup.screen import (
-    announce,
-    plot,
-    plot_in_terminal,
-    share_up,
-    show_plan,
-    show_receipt,
-    show_table,
-    tokens_text,
-)
+from efftrain_cli.tune_warmup.screen import share_up, tokens_text
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation
 
@@ -84,24 +76,16 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
             longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
             session.train_data.check_budget(longest.windows, search.recipe.data)
             receipts = _calm_judged_again(console, search, read_receipts(folder, search.recipe.seed))
-            show_plan(console, search, _as_they_stand(folder, search, receipts))
+            screen.show_plan(console, search, _as_they_stand(folder, search, receipts))
             while isinstance(probe := search.next(standing := _as_they_stand(folder, search, receipts)), Probe):
-                announce(console, search, probe, standing)
+                screen.announce(console, search, probe, standing)
                 before = next((receipt for receipt in standing if receipt.probe.name == probe.name), None)
                 if before is not None and before not in receipts:
                     # Before it begins anew: afterwards there are checkpoints again.
                     write_receipt(folder / "probes" / probe.name, before)
-                receipt = run_probe(
-                    folder,
-                    search,
-                    probe,
-                    before,
-                    session_of(session, search, probe),
-                    recipe_name,
-                    console,
-                    next(probes),
-                )
-                show_receipt(console, receipt)
+                of_probe = session_of(session, search, probe)
+                receipt = run_probe(folder, search, probe, before, of_probe, recipe_name, console, next(probes))
+                screen.show_receipt(console, receipt)
                 receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
                 write_receipts(folder / "receipts.csv", search, receipts)
             dismiss(ranks, next(probes))
@@ -213,9 +197,9 @@ def _finish(
     write_receipts(folder / "receipts.csv", search, receipts)
     budget = search.recipe.train.tokens
     if receipts:
-        plot(folder / "probes.png", search, receipts)
-        plot_in_terminal(console, search, receipts)
-        show_table(console, search, receipts)
+        screen.plot(folder / "probes.png", search, receipts)
+        screen.plot_in_terminal(console, search, receipts)
+        screen.show_table(console, search, receipts)
         tokens = sum(receipt.tokens for receipt in receipts)
         seconds = sum(receipt.seconds for receipt in receipts)
         settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
@@ -237,7 +221,7 @@ def _finish(
             f"no stable setting was found; {tuned} holds {search.grid.rule_of_thumb}, marked as not stable, and "
             f"{folder / 'receipts.csv'} the receipts"
         )
-    setting = f"{outcome.steps} steps" if search.kind == "lr" else f"start {outcome.start}, {outcome.steps} steps"
+    setting = search.grid.named(outcome.start, str(outcome.steps))
     if search.kind == "batch":
         setting += f", a ramp of {search.grid.ramp(outcome.start, outcome.steps)} sequences"
     if not outcome.complete:
@@ -258,20 +242,16 @@ def _advise(console: Console, folder: Path, search: Search, tried_start: int | N
     """What to do where nothing is stable; `tried_start`: no duration from it is, and longer ones were not tried."""
     searched = f"efftrain tune-warmup --recipe {folder / 'search.toml'}{_options_of(search)}"
     tuned = f" --tune {search.tune}" if search.tune else ""
-    start, steps = search.grid.own
-    setting = f"{steps} steps" if search.kind == "lr" else f"start {start}, {steps} steps"
-    lines = [f"NOT STABLE {search.grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
+    grid = search.grid
+    setting = grid.named(grid.own[0], str(grid.own[1]))
+    lines = [f"NOT STABLE {grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
     if tried_start is not None:
-        longer = next(
-            start for start in search.grid.starts if start >= 2 * tried_start or start == search.grid.starts[-1]
-        )
-        setting_of_start = f"{search.grid.start_name}={longer}"
-        if search.kind == "two-stage":
-            setting_of_start = (
-                f"'{search.grid.start_name}=[{longer},{search.grid.full}]'"  # quoted: brackets mean something to shells
-            )
+        longer = next(start for start in grid.starts if start >= 2 * tried_start or start == grid.starts[-1])
+        start = f"{grid.start_name}={longer}"
+        if search.kind == "two-stage":  # quoted: brackets mean something to shells
+            start = f"'{grid.start_name}=[{longer},{grid.full}]'"
         from_tuned = f"efftrain tune-warmup --recipe {folder / 'tuned.toml'}{_options_of(search)}{tuned}"
-        lines += ["  a longer start", f"    {from_tuned} --set {setting_of_start} --name {folder.name}-start{longer}"]
+        lines += ["  a longer start", f"    {from_tuned} --set {start} --name {folder.name}-start{longer}"]
     if search.kind != "lr":
         lines += ["  is a longer learning-rate warmup stable?", f"    {searched} --tune lr --name {folder.name}-lr"]
     lines += [
@@ -288,15 +268,15 @@ def _options_of(search: Search) -> str:
     """The search's options that are not the defaults, as they are given to the command; what is tuned is not among
     them."""
     given = {
-        "--seeds": ",".join(map(str, search.seeds)) or None,
-        "--budget": search.budget,
-        "--multiples": None if search.multiples == Search.multiples else search.multiples,
-        "--threshold": None if search.threshold == Search.threshold else search.threshold,
-        "--max-share": None if search.max_share == Search.max_share else search.max_share,
-        "--eval-every": search.eval_every,
-        "--calm": None if search.calm == Search.calm else search.calm,
+        "--seeds": (",".join(map(str, search.seeds)), ""),
+        "--budget": (search.budget, None),
+        "--multiples": (search.multiples, Search.multiples),
+        "--threshold": (search.threshold, Search.threshold),
+        "--max-share": (search.max_share, Search.max_share),
+        "--eval-every": (search.eval_every, None),
+        "--calm": (search.calm, Search.calm),
     }
-    return "".join(f" {option} {value}" for option, value in given.items() if value is not None)
+    return "".join(f" {option} {value}" for option, (value, default) in given.items() if value != default)
 
 
 def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:

@@ -19,9 +19,10 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.budget import left_of, phases_of
-from efftrain_cli.study.conduct import all_trials, choices, conduct
+from efftrain_cli.study.conduct import choices, conduct
 from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.main import judged
+from efftrain_cli.study.phases import all_trials
 from efftrain_cli.study.registration import check_registered, register, study_folder
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.screen import verdict_lines
@@ -102,9 +103,9 @@ def test_what_compare_refuses_has_no_verdict(file: StudyFile) -> None:
     assert error.value.exit_code == 2
     refused = CliRunner().invoke(app, ["compare", "--study", "study.toml"])
     assert refused.exit_code != 0 and "better than" not in refused.stdout
-    judgement, registration, tuned = judged(file, True)
+    judgement, registration = judged(file, True)
     assert judgement.verdicts[0].outcome == "undecided" and judgement.verdicts[0].p == 1.0
-    text = "\n".join(verdict_lines(file, judgement, registration, tuned))
+    text = "\n".join(verdict_lines(file, judgement, registration))
     assert text.startswith("EXPLORATORY") and "the validation text differs" in text
     assert "warm: undecided in final loss (not judged: these losses are not comparable)." in text
 
@@ -129,8 +130,8 @@ def test_marks_of_runs_stand_beside_the_verdict(file: StudyFile) -> None:
     events = run_path("study-warm-seed11") / "events.jsonl"
     with events.open("a") as out:
         out.write(json.dumps({"event": "override", "differences": [["threads", 1, 2]]}) + "\n")
-    judgement, registration, tuned = judged(file, False)
-    text = "\n".join(verdict_lines(file, judgement, registration, tuned))
+    judgement, registration = judged(file, False)
+    text = "\n".join(verdict_lines(file, judgement, registration))
     assert "warning: study-warm-seed11: continued although what decides it had changed (threads)" in text
 
 
@@ -212,7 +213,7 @@ def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
     with pytest.raises(UsageError, match="has no run yet"):
         judged(file, False)
     register(file, allow=False)
-    judgement, registration, _ = judged(file, False)
+    judgement, registration = judged(file, False)
     assert judgement.look == 0 and len(judgement.pending) == 6 and not registration.exploratory
 
 

@@ -401,7 +401,8 @@ def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds:
         covered = wilson = 0.0
         for verdicts in itertools.product((True, False), repeat=seeds):
             chance = math.prod(share if stable else 1 - share for stable in verdicts)
-            known = {(8, 80, seed): seen(8, 80, seed, stable) for seed, stable in enumerate(verdicts)}
+            receipts = (seen(8, 80, seed, stable) for seed, stable in enumerate(verdicts))
+            known = {receipt.probe.name: receipt for receipt in receipts}
             answer = search._answer(question, known)
             low, high = (float(text.rstrip("%")) / 100 for text in re.findall(r"(\d+%) to (\d+%)", str(answer))[0])
             covered += chance * (low - 0.005 <= share <= high + 0.005)
@@ -424,7 +425,7 @@ def test_what_a_lost_checkpoint_makes_train_twice_is_paid_twice() -> None:
 
     survivor = seen(8, 80, 1234, True)
     lost = replace(survivor, lost_tokens=survivor.tokens)
-    assert SLW.may_be_prolonged(survivor.probe)
+    assert survivor.probe.horizon < SLW.grid.horizon(8, 80), "it may be asked for more"
     rest = SLW.grid.tokens(8, 80, 3 * WINDOW)
     for receipt, needed in ((survivor, rest), (lost, survivor.tokens + rest)):
         probe = options(SLW, budget=needed).next([receipt])
