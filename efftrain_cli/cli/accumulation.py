@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
@@ -24,31 +24,28 @@ Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 )
 def accumulation(
     run: Annotated[
-        str | None,
-        typer.Argument(help="Name of a run; none with --shape.", autocompletion=run_names, show_default=False),
+        str | None, Argument(help="Name of a run; none with --shape.", autocompletion=run_names, show_default=False)
     ] = None,
     checkpoint: CheckpointOption = None,
     error: Annotated[
-        float,
-        typer.Option(min=1e-6, max=1, help="Relative error of a product that is allowed; VRR's line is at about 0.04."),
+        float, Option(min=1e-6, max=1, help="Relative error of a product that is allowed; VRR's line is at about 0.04.")
     ] = 0.04,
     operands: Annotated[
         Operands | None,
-        typer.Option(help="Format of activations and weights.", show_default="the recipe's narrow ones, or fp8_e5m2"),
+        Option(help="Format of activations and weights.", show_default="the recipe's narrow ones, or fp8_e5m2"),
     ] = None,
     gradient_operands: Annotated[
-        Operands | None, typer.Option(help="Format of incoming gradients.", show_default="as --operands")
+        Operands | None, Option(help="Format of incoming gradients.", show_default="as --operands")
     ] = None,
-    samples: Annotated[int, typer.Option(min=16, help="Outputs that are summed again, of each product.")] = 4096,
+    samples: Annotated[int, Option(min=16, help="Outputs that are summed again, of each product.")] = 4096,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the table and the plot.", show_default="accumulation/ in the run")
+        Path | None, Option(help="Folder for the table and the plot.", show_default="accumulation/ in the run")
     ] = None,
     shape: Annotated[
-        str | None,
-        typer.Option(help="Layers x width, as 48x1600: predict for a model that was not run.", show_default=False),
+        str | None, Option(help="Layers x width, as 48x1600: predict for a model that was not run.", show_default=False)
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="With --shape: tokens of a micro-batch.")] = 16384,
-    vocab: Annotated[int, typer.Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
+    tokens: Annotated[int, Option(min=1, help="With --shape: tokens of a micro-batch.")] = 16384,
+    vocab: Annotated[int, Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
     device: Device = "auto",
 ) -> None:
     """Measure how many mantissa bits a model's sums need, in chunks and without, beside what theory says."""

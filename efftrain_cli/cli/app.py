@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import printable
@@ -81,7 +82,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback(epilog="Each command's --help ends with examples.")
 def efftrain(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train GPT models with training-efficiency methods and compare them honestly."""

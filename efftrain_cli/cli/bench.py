@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Device, Devices, Overrides, RecipeOption, TableOrJson
+from efftrain_cli.cli.options import Device, Devices, Overrides, RecipeOption, TableOrJson, share
 from efftrain_cli.foundation.errors import UsageError
 
 
@@ -25,19 +25,15 @@ def bench(
     set_: Overrides = None,
     device: Device = "auto",
     devices: Devices = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three to warm up.")] = 10,
-    profile: Annotated[Path | None, typer.Option(help="Write torch.profiler's trace of two steps here.")] = None,
+    steps: Annotated[int, Option(min=1, help="Steps to time, after three to warm up.")] = 10,
+    profile: Annotated[Path | None, Option(help="Write torch.profiler's trace of two steps here.")] = None,
     format_: TableOrJson = "table",
 ) -> None:
     """Measure tokens/s, MFU, memory and the time of each phase of a step on this device."""
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
-    if devices > 1:
-        from efftrain_cli.training.launch import check_devices, launch_this
-
-        check_devices(device, devices)
-        raise typer.Exit(launch_this(devices))
+    share(device, devices)
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -99,7 +95,6 @@ def bench(
         print(f"beside it  {1000 * seconds:9.2f} ms a step, {name}: on the same processes, without late gradients")
     rest = "forward, backward or optimizer"
     if result.devices > 1:
-        rest = "the devices' own work" + (
-            "" if "work" in result.phases else ", nor what they send each other within it"
-        )
+        sent = "" if "work" in result.phases else ", nor what they send each other within it"
+        rest = f"the devices' own work{sent}"
     print(f"\n{result.overhead:.1%} of the step is not {rest}.")

@@ -5,26 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 
 COMMANDS = (
-    "recipes",
-    "prepare",
-    "pretrain",
-    "tune-warmup",
-    "grow",
-    "sample",
-    "eval-zeroshot",
-    "export",
-    "import",
-    "compare",
-    "sweep",
-    "study",
-    "runs",
-    "checkpoint",
-    "wandb-sync",
-    "accumulation",
-    "bench",
-    "verify-resume",
-    "plan-cluster",
-)
+    "recipes", "prepare", "pretrain", "tune-warmup", "grow", "sample", "eval-zeroshot", "export", "import",
+    "compare", "sweep", "study", "runs", "checkpoint", "wandb-sync",
+    "accumulation", "bench", "verify-resume", "plan-cluster",
+)  # fmt: skip
 
 
 def register(command: str = "") -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
@@ -39,7 +39,7 @@ def check_target_loss(value: float | None) -> None:
 def compare(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Runs, globs over runs ('small-*'), or recipes: all their seeds.",
             metavar="RUN...",
             autocompletion=run_or_recipe_names,
@@ -47,48 +47,45 @@ def compare(
     ] = None,
     study: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Study file: judge its primaries, and compare its runs, exploratory, instead of RUN...", metavar="FILE"
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(
-            help="Recipe or run to compare with; without it, the only recipe without a method, else the first."
-        ),
+        Option(help="Recipe or run to compare with; without it, the only recipe without a method, else the first."),
     ] = None,
     target_loss: Annotated[
         float | None,
-        typer.Option(help="Loss to reach, nats per token; without it, per pair of runs the worse one's final loss."),
+        Option(help="Loss to reach, nats per token; without it, per pair of runs the worse one's final loss."),
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option(help="Difference of final losses, nats per token, within which recipes count as equivalent."),
+        Option(help="Difference of final losses, nats per token, within which recipes count as equivalent."),
     ] = None,
     every_setting: Annotated[
-        bool, typer.Option("--every-setting", help="Compare every setting of a recipe instead of its best.")
+        bool, Option("--every-setting", help="Compare every setting of a recipe instead of its best.")
     ] = False,
-    details: Annotated[bool, typer.Option("--details", help="Print every measure, test and run.")] = False,
-    format_: Annotated[CompareFormat, typer.Option("--format", help="What to print or write.")] = "table",
+    details: Annotated[bool, Option("--details", help="Print every measure, test and run.")] = False,
+    format_: Annotated[CompareFormat, Option("--format", help="What to print or write.")] = "table",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write to; without it standard output, or report.html for html."),
+        Option("--output", "-o", help="File to write to; without it standard output, or report.html for html."),
     ] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
-    figures: Annotated[Path | None, typer.Option(help="Folder to write the figures to, as SVG and PNG.")] = None,
+    plot: Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
+    figures: Annotated[Path | None, Option(help="Folder to write the figures to, as SVG and PNG.")] = None,
     allow: Annotated[
-        bool, typer.Option("--allow", help="Show, labelled, what must not be compared instead of refusing.")
+        bool, Option("--allow", help="Show, labelled, what must not be compared instead of refusing.")
     ] = False,
     price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Price of an hour of training, in your currency.")
+        float | None, Option(min=0, help="Price of an hour of training, in your currency.")
     ] = None,
-    power_watts: Annotated[float | None, typer.Option(min=0, help="Power while training, in watts.")] = None,
+    power_watts: Annotated[float | None, Option(min=0, help="Power while training, in watts.")] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="How many seeds would show a difference, from the spread so far.")
+        bool, Option("--plan", help="How many seeds would show a difference, from the spread so far.")
     ] = False,
     difference: Annotated[
-        list[float] | None,
-        typer.Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable."),
+        list[float] | None, Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable.")
     ] = None,
 ) -> None:
     """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
-from efftrain_cli.cli.options import CheckpointOption, Device, Devices, NoProgress, TableOrJson
+from efftrain_cli.cli.options import CheckpointOption, Device, Devices, NoProgress, TableOrJson, share
 from efftrain_cli.foundation.console import Row, table_lines
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
-from efftrain_cli.training.launch import check_devices, is_one_of_several, launch_this
+from efftrain_cli.training.launch import is_one_of_several
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
 def eval_zeroshot(
     runs: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             help="Runs, by name, by the beginning of it, or by their recipe; or directories that `export` wrote. Each is scored in turn.",
             metavar="RUN...",
             autocompletion=run_names,
@@ -48,7 +48,7 @@ def eval_zeroshot(
     ],
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Suites (offline, gpt2, slw-11, gpt3) and tasks, separated by commas; repeatable. Default: offline, made "
             "from the run's own validation documents; with --data-dir, every task whose file is there. Any other task, group or "
             "YAML file of the installed harness is scored by the harness's default protocol.",
@@ -58,23 +58,21 @@ def eval_zeroshot(
     ] = None,
     checkpoint: CheckpointOption = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of .jsonl files to use instead of the Hugging Face Hub.")
+        Path | None, Option(help="Folder of .jsonl files to use instead of the Hugging Face Hub.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="First items of each task only; never compared with full scores.")
-    ] = None,
+    limit: Annotated[int | None, Option(help="First items of each task only; never compared with full scores.")] = None,
     context_length: Annotated[
-        int | None, typer.Option(help="Tokens that the model sees at most.", show_default="as trained")
+        int | None, Option(help="Tokens that the model sees at most.", show_default="as trained")
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per window in wikitext_strided.", show_default="half the context")
+        int | None, Option(min=1, help="Tokens per window in wikitext_strided.", show_default="half the context")
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA")
+        int | None, Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are fp32 always.")] = "auto",
-    compile_: Annotated[bool, typer.Option("--compile", help="Compile the blocks with torch.compile.")] = False,
-    references: Annotated[bool, typer.Option("--references", help="Show published scores beside.")] = False,
+    dtype: Annotated[str, Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are fp32 always.")] = "auto",
+    compile_: Annotated[bool, Option("--compile", help="Compile the blocks with torch.compile.")] = False,
+    references: Annotated[bool, Option("--references", help="Show published scores beside.")] = False,
     device: Device = "auto",
     devices: Devices = 1,
     format_: TableOrJson = "table",
@@ -90,9 +88,7 @@ def eval_zeroshot(
 
     # Before PyTorch is imported, which takes seconds.
     runs = [run if (Path(run) / "config.json").is_file() else find_run(run) for run in runs]
-    if devices > 1:
-        check_devices(device, devices)
-        raise typer.Exit(launch_this(devices))
+    share(device, devices)
     from efftrain_cli.eval_zeroshot import Question, TaskError, evaluate_run
     from efftrain_cli.zeroshot.local_data import tasks_in
 
@@ -174,8 +170,7 @@ def _number(metric: str, value: float | None) -> str:
 
 def _print_table(console: Console, header: Row, rows: Sequence[Row]) -> None:
     """Plain lines: in a narrow terminal a table of Rich's would cut numbers short."""
-    for line in table_lines(header, rows):
-        console.print(line, markup=False)
+    console.print("\n".join(table_lines(header, rows)), markup=False)
 
 
 def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> None:
@@ -191,26 +186,18 @@ def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> 
             guess = f"{100 * entry['chance']:.0f} %" if own and entry["chance"] else ""
             error = "" if found["stderr"] is None else _number(metric, found["stderr"]).removesuffix(" %")
             some = "" if entry["items"] == entry["items_total"] else f"/{entry['items_total']}"
-            rows.append((
-                entry["task"] if own else "",
-                metric,
-                _number(metric, found["value"]),
-                error,
-                guess,
-                f"{entry['items']}{some}" if own else "",
-                (str(entry["truncated"]) if entry["truncated"] else "") if own else "",
-            ))  # fmt: skip
+            about = (entry["task"], f"{entry['items']}{some}", str(entry["truncated"] or ""))
+            task, items, cut = about if own else ("", "", "")
+            rows.append((task, metric, _number(metric, found["value"]), error, guess, items, cut))
     console.print(title, markup=False)
     _print_table(console, ("task", "metric", "score", "± s.e.", "chance", "items", "cut"), rows)
     if any(entry["truncated"] for entry in entries):
         console.print("cut: requests whose context was longer than the model's and lost its beginning")
     for entry in entries:
-        if entry["left_out"]:
-            shown = ", ".join(entry["left_out"][:5]) + (", ..." if len(entry["left_out"]) > 5 else "")
-            console.print(
-                f"{entry['task']}: {len(entry['left_out'])} left out, as an answer alone is longer than the context: {shown}",
-                markup=False,
-            )
+        if left_out := entry["left_out"]:
+            shown = ", ".join(left_out[:5]) + ", ..." * (len(left_out) > 5)
+            why = "left out, as an answer alone is longer than the context"
+            console.print(f"{entry['task']}: {len(left_out)} {why}: {shown}", markup=False)
     console.print()
     for entry in entries:
         console.print(f"{entry['task']:<18}  {entry['protocol']}", markup=False)

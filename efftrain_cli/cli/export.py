@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import CheckpointOption, RunArgument
@@ -15,10 +15,10 @@ from efftrain_cli.cli.options import CheckpointOption, RunArgument
 def export(
     run: RunArgument,
     format_: Annotated[
-        Literal["hf"], typer.Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
+        Literal["hf"], Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
     ] = "hf",
     out: Annotated[
-        Path | None, typer.Option(help="Directory to write; it must not hold files yet.", show_default="RUN-hf")
+        Path | None, Option(help="Directory to write; it must not hold files yet.", show_default="RUN-hf")
     ] = None,
     checkpoint: CheckpointOption = None,
 ) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from efftrain_cli.methods.staged_growth import Operator
 
 PLAN = "With --plan"
-
-
 Moments = Literal["ema", "paper", "reset"]
 Symmetry = Literal["offdiag", "noise", "none"]
 Depth = Literal["zero_out_proj", "identity", "copy_interleave", "copy_append"]
@@ -35,48 +33,44 @@ Batch = Literal["fixed", "varying"]
 )
 def grow(
     run: Annotated[
-        str | None, typer.Argument(help="Run to grow; it is not changed.", autocompletion=run_names, show_default=False)
+        str | None, Argument(help="Run to grow; it is not changed.", autocompletion=run_names, show_default=False)
     ] = None,
     operator: Annotated[
         list[str] | None,
-        typer.Option(help="width or depth (x 2), or with a factor, width:3. Repeatable, in order.", show_default=False),
+        Option(help="width or depth (x 2), or with a factor, width:3. Repeatable, in order.", show_default=False),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the new run.", show_default="RUN-grown")] = None,
+    name: Annotated[str | None, Option(help="Name of the new run.", show_default="RUN-grown")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate of the larger model.", show_default="the recipe's")
+        float | None, Option(help="Peak learning rate of the larger model.", show_default="the recipe's")
     ] = None,
     rewarmup_steps: Annotated[
-        int | None, typer.Option(min=0, help="Steps of learning-rate warmup after growth.", show_default="150")
+        int | None, Option(min=0, help="Steps of learning-rate warmup after growth.", show_default="150")
     ] = None,
     schedule_ratio: Annotated[
         float | None,
-        typer.Option(
-            help="Growth multiplies the schedule's step and tokens by this.", show_default="the authors' constants"
-        ),
+        Option(help="Growth multiplies the schedule's step and tokens by this.", show_default="the authors' constants"),
     ] = None,
-    moments: Annotated[Moments | None, typer.Option(help="The optimizer's moments.", show_default="ema")] = None,
+    moments: Annotated[Moments | None, Option(help="The optimizer's moments.", show_default="ema")] = None,
     symmetry: Annotated[
-        Symmetry | None, typer.Option(help="What makes the copies of a widened model differ.", show_default="offdiag")
+        Symmetry | None, Option(help="What makes the copies of a widened model differ.", show_default="offdiag")
     ] = None,
-    depth: Annotated[
-        Depth | None, typer.Option(help="What inserted layers compute.", show_default="zero_out_proj")
-    ] = None,
+    depth: Annotated[Depth | None, Option(help="What inserted layers compute.", show_default="zero_out_proj")] = None,
     weights_only: Annotated[
-        bool, typer.Option("--weights-only", help="Grow the weights alone, where the optimizer's state is lost.")
+        bool, Option("--weights-only", help="Grow the weights alone, where the optimizer's state is lost.")
     ] = False,
     checkpoint: CheckpointOption = None,
     set_: Overrides = None,
     device: Device = "auto",
-    plan: Annotated[bool, typer.Option("--plan", help="Grow nothing; plan when to grow.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Grow nothing; plan when to grow.")] = False,
     target_loss: Annotated[
-        float | None, typer.Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN)
+        float | None, Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN)
     ] = None,
     target_size: Annotated[
-        str | None, typer.Option(help="Size to plan for, parameters without embeddings: 85M.", rich_help_panel=PLAN)
+        str | None, Option(help="Size to plan for, parameters without embeddings: 85M.", rich_help_panel=PLAN)
     ] = None,
     fit: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Fit the scaling law to this run from scratch, or FILE.csv:12x768:524288 (layers x width, tokens a step). Repeatable; "
             "two sizes or more. Without it, Kaplan et al.'s constants.",
             rich_help_panel=PLAN,
@@ -84,34 +78,28 @@ def grow(
             show_default=False,
         ),
     ] = None,
-    stages: Annotated[int, typer.Option(min=1, max=8, help="Stages to plan.", rich_help_panel=PLAN)] = 2,
-    batch: Annotated[Batch, typer.Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = "fixed",
+    stages: Annotated[int, Option(min=1, max=8, help="Stages to plan.", rich_help_panel=PLAN)] = 2,
+    batch: Annotated[Batch, Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = "fixed",
     small: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Run, or CSV of step,val_loss, of the small model.", rich_help_panel=PLAN, autocompletion=run_names
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            help="Run, or CSV, of the target's size from scratch.", rich_help_panel=PLAN, autocompletion=run_names
-        ),
+        Option(help="Run, or CSV, of the target's size from scratch.", rich_help_panel=PLAN, autocompletion=run_names),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN)
+        str | None, Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN)
     ] = None,
-    vocab_size: Annotated[int, typer.Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)] = 50257,
+    vocab_size: Annotated[int, Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)] = 50257,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            help="Slope d log L / d log C at which to grow.", show_default="the paper's", rich_help_panel=PLAN
-        ),
+        Option(help="Slope d log L / d log C at which to grow.", show_default="the paper's", rich_help_panel=PLAN),
     ] = None,
-    window: Annotated[int, typer.Option(min=3, help="Evaluations one slope is fitted to.", rich_help_panel=PLAN)] = 31,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)
-    ] = None,
+    window: Annotated[int, Option(min=3, help="Evaluations one slope is fitted to.", rich_help_panel=PLAN)] = 31,
+    plot: Annotated[Path | None, Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)] = None,
 ) -> None:
     """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
     if plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
@@ -20,16 +20,16 @@ from efftrain_cli.cli.options import Overrides
 def import_(
     directory: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="GPT-2 in transformers' form: a folder with config.json, model.safetensors and tokenizer, or a model of the "
             "Hugging Face Hub, as openai-community/gpt2.",
             metavar="DIRECTORY|OWNER/NAME",
         ),
     ],
-    name: Annotated[str | None, typer.Option(help="Run name.", show_default="the directory's")] = None,
+    name: Annotated[str | None, Option(help="Run name.", show_default="the directory's")] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Recipe to continue training with; the model's shape comes from the directory.",
             autocompletion=recipe_names,
             show_default="small",

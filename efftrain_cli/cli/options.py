@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Exit, Option
 
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.foundation.console import silence
+from efftrain_cli.training.launch import check_devices, launch_this
+
+
+def share(device: str, devices: int) -> None:
+    """Where several devices are to do the work, starts a process for each, and ends with their exit code."""
+    if devices > 1:
+        check_devices(device, devices)
+        raise Exit(launch_this(devices))
+
 
 RecipeOption = Annotated[
-    str,
-    typer.Option(
-        "--recipe", help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names
-    ),
+    str, Option("--recipe", help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.", autocompletion=override_keys),
+    Option("--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.", autocompletion=override_keys),
 ]
 RunArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="RUN", help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names
     ),
 ]
-CheckpointOption = Annotated[str | None, typer.Option(help="Checkpoint, by step or name.", show_default="the newest")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+CheckpointOption = Annotated[str | None, Option(help="Checkpoint, by step or name.", show_default="the newest")]
+Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 Devices = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Share each run between this many devices of this machine: CUDA devices, or CPU processes."
-    ),
+    int, Option(min=1, help="Share each run between this many devices of this machine: CUDA devices, or CPU processes.")
 ]
 
 
@@ -41,21 +44,14 @@ def _silenced(quiet: bool) -> bool:
     return quiet
 
 
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_silenced, help="Print nothing but warnings and errors.")
-]
+Quiet = Annotated[bool, Option("--quiet", "-q", callback=_silenced, help="Print nothing but warnings and errors.")]
 NoProgress = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", callback=_silenced, help="Show no progress; results, warnings and errors all the same."
-    ),
+    Option("--quiet", "-q", callback=_silenced, help="Show no progress; results, warnings and errors all the same."),
 ]
-Jobs = Annotated[
-    int, typer.Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")
-]
+Jobs = Annotated[int, Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")]
 TakeOver = Annotated[
-    str | None,
-    typer.Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST"),
+    str | None, Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
 ]
-TableOrJson = Annotated[Literal["table", "json"], typer.Option("--format", help="A table, or JSON for other programs.")]
-TextOrJson = Annotated[Literal["text", "json"], typer.Option("--format", help="text, or json for other programs.")]
+TableOrJson = Annotated[Literal["table", "json"], Option("--format", help="A table, or JSON for other programs.")]
+TextOrJson = Annotated[Literal["text", "json"], Option("--format", help="text, or json for other programs.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import Overrides, RecipeOption
@@ -18,17 +18,15 @@ from efftrain_cli.foundation.errors import UsageError
 )
 def plan_cluster(
     recipe: RecipeOption,
-    devices: Annotated[int, typer.Option(min=1, help="Devices, of all nodes together.")],
-    bandwidth: Annotated[float, typer.Option(min=1e-6, help="GB/s out of one device, within a node.")],
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
-    between: Annotated[
-        float | None, typer.Option(min=1e-6, help="GB/s out of one node, all its links together.")
-    ] = None,
+    devices: Annotated[int, Option(min=1, help="Devices, of all nodes together.")],
+    bandwidth: Annotated[float, Option(min=1e-6, help="GB/s out of one device, within a node.")],
+    nodes: Annotated[int, Option(min=1, help="Nodes.")] = 1,
+    between: Annotated[float | None, Option(min=1e-6, help="GB/s out of one node, all its links together.")] = None,
     flops: Annotated[
-        float | None, typer.Option(min=1.0, help="FLOP/s of one device in training; default: as measured here.")
+        float | None, Option(min=1.0, help="FLOP/s of one device in training; default: as measured here.")
     ] = None,
-    memory_bandwidth: Annotated[float, typer.Option(min=1e-3, help="GB/s of one device's memory.")] = 2000.0,
-    latency: Annotated[float, typer.Option(min=0, help="Microseconds of a message between two devices.")] = 10.0,
+    memory_bandwidth: Annotated[float, Option(min=1e-3, help="GB/s of one device's memory.")] = 2000.0,
+    latency: Annotated[float, Option(min=0, help="Microseconds of a message between two devices.")] = 10.0,
     set_: Overrides = None,
 ) -> None:
     """Predict step time, memory and efficiency on many devices, from a rate and bandwidths; trains nothing.
@@ -74,16 +72,9 @@ def plan_cluster(
     rows: list[Row] = []
     for each in plans:
         full = each.full
-        cells = [human_seconds(seconds) for seconds in (full.total, full.compute, full.communication, full.update)]
-        rows.append(
-            (
-                each.strategy,
-                *cells,
-                f"{each.efficiency:.0%}",
-                human_bytes(each.memory_bytes),
-                human_seconds(each.seconds),
-            )
-        )
+        step = map(human_seconds, (full.total, full.compute, full.communication, full.update))
+        run = (f"{each.efficiency:.0%}", human_bytes(each.memory_bytes), human_seconds(each.seconds))
+        rows.append((each.strategy, *step, *run))
     head = ("strategy", "full step", "compute", "network", "update", "efficiency", "memory", "run")
     print("\n".join([*table_lines(head, rows), ""]))
     for each in plans:

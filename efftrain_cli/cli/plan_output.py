@@ -31,24 +31,13 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
             row = plan._asdict() | {"reason": reason, "tokens": after.tokens, "windows": after.windows}
             print(json.dumps(row))
         return
-    rows = [
-        (
-            f"{plan.step:,}",
-            f"{after.tokens:,}",
-            str(plan.seq_len),
-            str(plan.batch_size),
-            f"{plan.batch_size * plan.seq_len:,}",
-            f"{plan.lr:.3g}",
-            reason,
-        )
-        for reason, plan, after in points
-    ]
+    rows = []
+    for reason, plan, after in points:
+        shape = (str(plan.seq_len), str(plan.batch_size), f"{plan.batch_size * plan.seq_len:,}")
+        rows.append((f"{plan.step:,}", f"{after.tokens:,}", *shape, f"{plan.lr:.3g}", reason))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
-    for line in table_lines(("step", "tokens", "seq_len", "batch", "tokens/step", "lr", ""), rows):
-        print(line)
-    print()
-    for line in cost_lines(recipe, until, device):
-        print(line)
+    table = table_lines(("step", "tokens", "seq_len", "batch", "tokens/step", "lr", ""), rows)
+    print("\n".join([*table, "", *cost_lines(recipe, until, device)]))
 
 
 def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import Overrides, Quiet, RecipeOption, TextOrJson
@@ -17,7 +17,7 @@ def prepare(
     set_: Overrides = None,
     verify_data: Annotated[
         Literal["lazy", "full"],
-        typer.Option(help="full: compare every token with its sha256 now; lazy: when it is first read."),
+        Option(help="full: compare every token with its sha256 now; lazy: when it is first read."),
     ] = "lazy",
     quiet: Quiet = False,
     format_: TextOrJson = "text",

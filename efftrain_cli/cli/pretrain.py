@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names, run_names
-from efftrain_cli.cli.options import Device, Overrides, Quiet
+from efftrain_cli.cli.options import Device, Overrides, Quiet, share
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import check_devices, launch_this, speaks
+from efftrain_cli.training.launch import check_devices, speaks
 
 
 @app.command(
@@ -26,52 +26,43 @@ from efftrain_cli.training.launch import check_devices, launch_this, speaks
 )
 def pretrain(
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names),
+        str | None, Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
     ] = None,
     set_: Overrides = None,
-    name: Annotated[str | None, typer.Option(help="Run name; default RECIPE-seedSEED.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
+    name: Annotated[str | None, Option(help="Run name; default RECIPE-seedSEED.")] = None,
+    seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train on this many devices of this machine: CUDA devices, or CPU processes."),
+        int | None, Option(min=1, help="Train on this many devices of this machine: CUDA devices, or CPU processes.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=0, help="Train up to this step; --resume continues from there.")
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option(help="Continue this run where it stopped.", autocompletion=run_names)
-    ] = None,
+    steps: Annotated[int | None, Option(min=0, help="Train up to this step; --resume continues from there.")] = None,
+    resume: Annotated[str | None, Option(help="Continue this run where it stopped.", autocompletion=run_names)] = None,
     override_resume: Annotated[
-        bool,
-        typer.Option("--override-resume", help="With --resume: continue although the recipe or the data have changed."),
+        bool, Option("--override-resume", help="With --resume: continue although the recipe or the data have changed.")
     ] = False,
     on_divergence: Annotated[
         Literal["stop", "rewind"],
-        typer.Option(
+        Option(
             help="stop (exit 4), or rewind: back to the last stable checkpoint, skipping the batches since, three times at most."
         ),
     ] = "stop",
-    plan: Annotated[bool, typer.Option("--plan", help="Print the schedule and what it costs; train nothing.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Print the schedule and what it costs; train nothing.")] = False,
     format_: Annotated[
         Literal["table", "csv", "json"] | None,
-        typer.Option(
+        Option(
             "--format",
             help="With --plan: turning points as a table or JSON, or every step as CSV.",
             show_default="table",
         ),
     ] = None,
-    wandb: Annotated[str | None, typer.Option(help="off, offline or online: send the metrics to wandb too.")] = None,
+    wandb: Annotated[str | None, Option(help="off, offline or online: send the metrics to wandb too.")] = None,
     tensorboard: Annotated[
         bool,
-        typer.Option(
-            "--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain[tensorboard]')."
-        ),
+        Option("--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain[tensorboard]')."),
     ] = False,
     quiet: Quiet = False,
     no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
+        bool, Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
     ] = False,
 ) -> None:
     """Train a GPT by a recipe; metrics and checkpoints go to runs/NAME.
@@ -89,12 +80,8 @@ def pretrain(
     if tensorboard:
         overrides.append("wandb.tensorboard=true")
     if resume is not None:
-        forbidden = [
-            option
-            for option, value in (("--recipe", recipe), ("--name", name), ("--seed", seed), ("--plan", plan or None))
-            if value is not None
-        ]
-        if forbidden:
+        given = {"--recipe": recipe, "--name": name, "--seed": seed, "--plan": plan or None}
+        if forbidden := [option for option, value in given.items() if value is not None]:
             raise UsageError(
                 f"--resume {resume} continues the run with its own recipe; leave out {', '.join(forbidden)}"
             )
@@ -105,8 +92,7 @@ def pretrain(
         resume = find_run(resume)
         if speaks():  # whether another process owns it, before PyTorch is imported, which takes seconds
             take_lock(existing_run(resume) / "lock").close()
-        if devices is not None and devices > 1:
-            raise typer.Exit(launch_this(devices))
+        share(device, devices or 1)
         from efftrain_cli.pretrain import resume as resume_run
 
         resume_run(
@@ -138,8 +124,7 @@ def pretrain(
 
         print_plan(loaded, steps, format_ or "table", device)
         return
-    if devices is not None and devices > 1:
-        raise typer.Exit(launch_this(devices))
+    share(device, devices or 1)
     from efftrain_cli.pretrain import start
 
     start(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import Commands, app
@@ -27,7 +27,7 @@ app.add_typer(
 
 RecipeName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipe_names
     ),
 ]
@@ -59,10 +59,8 @@ def list_recipes(format: TextOrJson = "text") -> None:
     "new", examples=("efftrain recipes new mine --set data.train=my.txt", "efftrain recipes new large --base gpt2-117m")
 )
 def new_recipe(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml.")
-    ],
-    base: Annotated[str, typer.Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)] = "small",
+    name: Annotated[str, Argument(metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml.")],
+    base: Annotated[str, Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)] = "small",
     set_: Overrides = None,
 ) -> None:
     """Write a recipe to begin with, commented, for your own text."""
@@ -93,9 +91,7 @@ def new_recipe(
 def show_recipe(
     recipe: RecipeName,
     set_: Overrides = None,
-    describe: Annotated[
-        bool, typer.Option("--describe", help="Explain each key instead of naming its origin.")
-    ] = False,
+    describe: Annotated[bool, Option("--describe", help="Explain each key instead of naming its origin.")] = False,
     format: TextOrJson = "text",
 ) -> None:
     """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""

@@ -6,6 +6,7 @@ import sys
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.complete import run_names
@@ -22,11 +23,11 @@ app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 )
 def list_(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names)
+        list[str] | None, Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names)
     ] = None,
     sort: Annotated[
         Literal["age", "name", "loss", "tokens"],
-        typer.Option(help="age: newest first; name; loss: lowest first; tokens: most first."),
+        Option(help="age: newest first; name; loss: lowest first; tokens: most first."),
     ] = "age",
     format_: TableOrJson = "table",
 ) -> None:
@@ -51,20 +52,14 @@ def list_(
     from efftrain_cli.compare.tables import Table
     from efftrain_cli.foundation.console import human_seconds
 
-    rows = tuple(
-        (
-            run.name,
-            run.status,
-            run.recipe,
-            "-" if run.seed is None else str(run.seed),
-            f"{human(run.tokens)} of {human(run.budget)}" if run.budget else human(run.tokens),
-            "-" if run.best_val_loss is None else f"{run.best_val_loss:.4f}",
-            human_seconds(run.age_seconds),
-        )
-        for run in found
-    )
+    rows = []
+    for run in found:
+        seed = "-" if run.seed is None else str(run.seed)
+        tokens = f"{human(run.tokens)} of {human(run.budget)}" if run.budget else human(run.tokens)
+        loss = "-" if run.best_val_loss is None else f"{run.best_val_loss:.4f}"
+        rows.append((run.name, run.status, run.recipe, seed, tokens, loss, human_seconds(run.age_seconds)))
     header = ("run", "status", "recipe", "seed", "tokens", "best val loss", "age")
-    print_tables(output_console(), [Table("", header, rows)])
+    print_tables(output_console(), [Table("", header, tuple(rows))])
     for run in found:
         if run.problem:
             print(f"warning: {run.problem}", file=sys.stderr)
@@ -100,10 +95,8 @@ def verify(name: RunArgument) -> None:
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))
 def rm(
-    names: Annotated[
-        list[str], typer.Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names)
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    names: Annotated[list[str], Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names)],
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all their checkpoints."""
     from efftrain_cli.foundation.console import human_bytes
@@ -118,4 +111,4 @@ def rm(
         typer.confirm(f"Remove {'this run' if len(paths) == 1 else f'these {len(paths)} runs'} for good?", abort=True)
     for path in paths:
         remove(path)
-    print(f"removed {len(paths)} run{'' if len(paths) == 1 else 's'}")
+    print(f"removed {len(paths)} run{'s' * (len(paths) != 1)}")

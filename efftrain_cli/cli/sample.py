@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import CheckpointOption, Device, RunArgument
@@ -20,26 +20,25 @@ from efftrain_cli.foundation.errors import UsageError
 )
 def sample(
     run: RunArgument,
-    prompt: Annotated[str, typer.Option(help="Text to continue; empty is the beginning of a document.")] = "",
+    prompt: Annotated[str, Option(help="Text to continue; empty is the beginning of a document.")] = "",
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens to write; an end-of-text token ends the text earlier.")
+        int, Option(min=1, help="Most tokens to write; an end-of-text token ends the text earlier.")
     ] = 200,
     temperature: Annotated[
-        float,
-        typer.Option(min=0, help="0: always the most likely token; below 1: more conservative; above 1: more varied."),
+        float, Option(min=0, help="0: always the most likely token; below 1: more conservative; above 1: more varied.")
     ] = 0.8,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Sample from the k most likely tokens only.", show_default="all")
+        int | None, Option(min=1, help="Sample from the k most likely tokens only.", show_default="all")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Sample from the most likely tokens whose probabilities add up to this, such as 0.9.",
             show_default="all",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
-    count: Annotated[int, typer.Option(min=1, help="Texts to write, with seeds counting up from --seed.")] = 1,
+    seed: Annotated[int, Option(min=0, help="Same seed, same text.")] = 0,
+    count: Annotated[int, Option(min=1, help="Texts to write, with seeds counting up from --seed.")] = 1,
     checkpoint: CheckpointOption = None,
     device: Device = "auto",
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TableOrJson, TakeOver
@@ -22,30 +22,26 @@ from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TableOrJ
 def study(
     file: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="The study file, TOML: a question, seeds, primaries with their margins, and arms.", metavar="FILE"
         ),
     ],
-    plan: Annotated[bool, typer.Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Run every phase at toy size, in a minute or so; no claim comes of it.")
+        bool, Option("--rehearse", help="Run every phase at toy size, in a minute or so; no claim comes of it.")
     ] = False,
     status: Annotated[
-        bool, typer.Option("--status", help="Where the study stands, one line per run; train nothing.")
+        bool, Option("--status", help="Where the study stands, one line per run; train nothing.")
     ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     device: Device = "auto",
     allow: Annotated[
         bool,
-        typer.Option(
-            "--allow", help="Go on although the study was changed after its first run; it is exploratory then."
-        ),
+        Option("--allow", help="Go on although the study was changed after its first run; it is exploratory then."),
     ] = False,
     take_over: TakeOver = None,
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the losses over learning rates in the terminal too.")
-    ] = False,
+    plot: Annotated[bool, Option("--plot", help="Draw the losses over learning rates in the terminal too.")] = False,
     format_: TableOrJson = "table",
     quiet: NoProgress = False,
 ) -> None:

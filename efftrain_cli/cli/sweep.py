@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.compare import CompareFormat, check_target_loss
@@ -22,32 +22,32 @@ from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TakeOver
 )
 def sweep(
     recipe: Annotated[
-        list[str], typer.Option(help="Recipe to train; repeat to compare several.", autocompletion=recipe_names)
+        list[str], Option(help="Recipe to train; repeat to compare several.", autocompletion=recipe_names)
     ],
-    seeds: Annotated[str, typer.Option(help="0..4 (both included), 1,3,5 or 7.")] = "0..2",
+    seeds: Annotated[str, Option(help="0..4 (both included), 1,3,5 or 7.")] = "0..2",
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             help="Override for all runs; with several values, every recipe is trained with each: optim.lr=1e-3,2e-3.",
             autocompletion=override_keys,
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Put before the names of the runs.")] = None,
+    name: Annotated[str | None, Option(help="Put before the names of the runs.")] = None,
     device: Device = "auto",
-    baseline: Annotated[str | None, typer.Option(help="Recipe to compare with.")] = None,
-    target_loss: Annotated[float | None, typer.Option(help="Loss to reach, nats per token.")] = None,
-    format_: Annotated[CompareFormat, typer.Option("--format", help="Form of the comparison.")] = "table",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the comparison.")] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
+    baseline: Annotated[str | None, Option(help="Recipe to compare with.")] = None,
+    target_loss: Annotated[float | None, Option(help="Loss to reach, nats per token.")] = None,
+    format_: Annotated[CompareFormat, Option("--format", help="Form of the comparison.")] = "table",
+    output: Annotated[Path | None, Option("--output", "-o", help="File for the comparison.")] = None,
+    plot: Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
     allow: Annotated[
-        bool, typer.Option("--allow", help="Train and show, labelled, what must not be compared instead of refusing.")
+        bool, Option("--allow", help="Train and show, labelled, what must not be compared instead of refusing.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the runs and train nothing; --format json too.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Print the runs and train nothing; --format json too.")] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figure of loss against learning rate, as SVG and PNG.")
+        Path | None, Option(help="Folder for the figure of loss against learning rate, as SVG and PNG.")
     ] = None,
     take_over: TakeOver = None,
     quiet: NoProgress = False,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
-from efftrain_cli.cli.options import Device, Devices, Overrides
+from efftrain_cli.cli.options import Device, Devices, Overrides, share
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import check_devices, launch_this
 
 Tuned = Literal["length", "batch", "two-stage", "lr"]
 
@@ -29,7 +28,7 @@ Tuned = Literal["length", "batch", "two-stage", "lr"]
 def tune_warmup(
     recipe: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Recipe name or path. Tunes its sequence length or batch size warmup; where it has neither, a sequence length warmup.",
             autocompletion=recipe_names,
         ),
@@ -37,57 +36,52 @@ def tune_warmup(
     set_: Overrides = None,
     tune: Annotated[
         Tuned | None,
-        typer.Option(
+        Option(
             help="What to tune: a warmup of lengths, a batch ramp, the switch of two stages, or the learning-rate warmup's length.",
             show_default="the recipe's",
         ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="What all probes may train together: 10% of a full run, or tokens such as 500M.",
             show_default="no limit",
         ),
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Probe every setting with these seeds, 0..2 or 0,3; the majority decides.", show_default="the recipe's"
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the search's directory in runs/; default RECIPE-tune.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The recipe's seed.")] = None,
+    name: Annotated[str | None, Option(help="Name of the search's directory in runs/; default RECIPE-tune.")] = None,
+    seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Devices = 1,
-    multiples: Annotated[int, typer.Option(help="How long a duration is seen, in learning-rate warmups.")] = 3,
+    multiples: Annotated[int, Option(help="How long a duration is seen, in learning-rate warmups.")] = 3,
     threshold: Annotated[
-        float, typer.Option(help="Unstable: validation perplexity above this many times its best so far.")
+        float, Option(help="Unstable: validation perplexity above this many times its best so far.")
     ] = 1.3,
     max_share: Annotated[
-        float, typer.Option(help="Share of the token budget that the longest warmup tried may take.")
+        float, Option(help="Share of the token budget that the longest warmup tried may take.")
     ] = 0.66,
     eval_every: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less."
         ),
     ] = None,
     calm: Annotated[
         float,
-        typer.Option(
-            help="End a probe early where the bound for a fluctuation after any look is below this; 0: never."
-        ),
+        Option(help="End a probe early where the bound for a fluctuation after any look is below this; 0: never."),
     ] = 0.01,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
     format_: Annotated[
         Literal["text", "json"] | None,
-        typer.Option("--format", help="With --plan: text, or json for other programs.", show_default="text"),
+        Option("--format", help="With --plan: text, or json for other programs.", show_default="text"),
     ] = None,
     quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict stands in the run."),
+        bool, Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict stands in the run.")
     ] = False,
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
@@ -131,18 +125,14 @@ def tune_warmup(
 
         show_plan(make_console(), search)
         return
-    if devices > 1:
-        check_devices(device, devices)
-        raise typer.Exit(launch_this(devices))
+    share(device, devices)
     if quiet:
         from efftrain_cli.foundation.console import silence
 
         silence()
-    from efftrain_cli.tune_warmup.tune import default_name
     from efftrain_cli.tune_warmup.tune import tune as run_search
 
-    recipe_name = PurePath(recipe).name.removesuffix(".toml")
-    run_search(search, recipe_name=recipe_name, name=name or default_name(recipe_name, search), device=device)
+    run_search(search, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device)
 
 
 def parse_budget(text: str, tokens: int) -> int:

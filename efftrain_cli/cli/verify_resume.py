@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
@@ -19,17 +19,13 @@ from efftrain_cli.training.launch import check_devices
 def verify_resume(
     recipe: Annotated[
         str,
-        typer.Option(
-            help="Recipe name or path; it is shortened to two micro-batches a step.", autocompletion=recipe_names
-        ),
+        Option(help="Recipe name or path; it is shortened to two micro-batches a step.", autocompletion=recipe_names),
     ],
     set_: Overrides = None,
     device: Device = "auto",
     devices: Devices = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")
-    ] = False,
+    steps: Annotated[int, Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")] = False,
 ) -> None:
     """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
     from efftrain_cli.recipe.recipe import load_recipe

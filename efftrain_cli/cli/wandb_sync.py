@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import RunArgument
@@ -16,17 +16,16 @@ from efftrain_cli.cli.options import RunArgument
 def wandb_sync(
     run: RunArgument,
     mode: Annotated[
-        Literal["offline", "online"], typer.Option(help="offline writes files that `wandb sync` sends later.")
+        Literal["offline", "online"], Option(help="offline writes files that `wandb sync` sends later.")
     ] = "offline",
     project: Annotated[
-        str | None, typer.Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project.")
+        str | None, Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project.")
     ] = None,
     follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this."),
+        bool, Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this.")
     ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard.")
+        bool, Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard.")
     ] = False,
 ) -> None:
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""

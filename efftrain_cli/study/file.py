@@ -157,9 +157,9 @@ class StudyFile:
         return schedule(len(self.seeds), self.study.looks)
 
     @property
-    def baseline(self) -> Arm:
-        """The arm that the others are compared with."""
-        return next(arm for arm in self.study.arms if arm.name == self.study.baseline)
+    def comparisons(self) -> int:
+        """Number of verdicts: every primary of every arm but the baseline."""
+        return len(self.study.primary) * (len(self.study.arms) - 1)
 
     def grid_of(self, arm: Arm) -> dict[str, tuple[Any, ...]]:
         """Recipe key -> values that the arm is tuned over; empty where it is not tuned."""

@@ -238,14 +238,13 @@ def _by_t(file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], 
     """The verdict of a paired t test of `scores`, one number per seed, at the looks so far."""
     alpha, looks = file.study.alpha, file.looks
     seeds = file.seeds[: looks[taken - 1]]
-    comparisons = len(file.study.primary) * (len(file.study.arms) - 1)
     levels = nominal_levels(alpha, looks, 2)
     estimates = [_paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)]
     estimate = estimates[-1]
     if estimate.se is None:
         return _undecided(primary, arm, seeds, estimate.reason, estimate)
     p = _over_looks(primary, estimates, looks)
-    last = nominal_levels(alpha / comparisons, looks, sides_of(primary))[taken - 1]
+    last = nominal_levels(alpha / file.comparisons, looks, sides_of(primary))[taken - 1]
     # Of two one-sided tests that must both pass, each may miss half of what the two together may.
     power = (1 + inference.POWER) / 2 if primary.direction == "equivalent" else inference.POWER
     seen = inference.detectable(estimate, last, power, one_sided=sides_of(primary) == 1)

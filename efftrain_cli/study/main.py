@@ -18,11 +18,10 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
-from efftrain_cli.study.budget import left_of, phases_of
 from efftrain_cli.study.conduct import conduct, judge_runs, settings_of, tuning_done
 from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.judge import Judgement
-from efftrain_cli.study.phases import all_trials, over_rates, tuning
+from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of, tuning
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.sweep.curves import sensitivity_curves
@@ -86,11 +85,7 @@ def run_study(
     plot: bool,
     devices: int = 1,
 ) -> None:
-    """Trains what the study still needs, and prints its verdict.
-
-    Raises:
-        EfftrainError: any fault a user can act on; its class says which.
-    """
+    """Trains what the study still needs, and prints its verdict."""
     crew = Crew(study_folder(file.name), device=device, jobs=jobs, devices=devices)
     registration = register(file, allow)
     for reason in registration.exploratory:

@@ -9,10 +9,9 @@ from typing import Any
 
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.foundation.console import Row, human_bytes, human_count, human_seconds, table_lines
-from efftrain_cli.study.budget import Phase, left_of
 from efftrain_cli.study.file import LOSSES, Primary, StudyFile
 from efftrain_cli.study.judge import Judgement, Verdict, sides_of
-from efftrain_cli.study.phases import Tuned
+from efftrain_cli.study.phases import Phase, Tuned, left_of
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.sweep.screen import settings_table
 from efftrain_cli.sweep.trials import RULE
@@ -85,8 +84,7 @@ def looks_line(file: StudyFile) -> str:
     from efftrain_cli.compare.sequential import nominal_levels
 
     looks, alpha = file.looks, file.study.alpha
-    comparisons = _comparisons(file)
-    holm = f"; Holm over {comparisons} comparisons" if comparisons > 1 else ""
+    holm = f"; Holm over {file.comparisons} comparisons" if file.comparisons > 1 else ""
     if len(looks) == 1:
         return f"one, at level {alpha:g}{holm}"
     # Each direction has its own boundary.
@@ -98,10 +96,6 @@ def looks_line(file: StudyFile) -> str:
         f"{len(looks)}, at nominal {' and '.join(words)}, which err together in {alpha:.0%} of studies without a "
         f"difference (group-sequential t){holm}"
     )
-
-
-def _comparisons(file: StudyFile) -> int:
-    return len(file.study.primary) * (len(file.study.arms) - 1)
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -145,10 +139,8 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     unit = "arm less baseline, nats per token" if any(v.primary.measure in LOSSES for v in judgement.verdicts) else ""
     ratio = "baseline / arm, above 1 the arm needs less" if any(v.estimate.log for v in judgement.verdicts) else ""
     paid = "p and intervals are adjusted for every look"
-    if _comparisons(file) > 1:
-        paid += (
-            f", p for {_comparisons(file)} comparisons too; intervals are not corrected for the number of comparisons"
-        )
+    if file.comparisons > 1:
+        paid += f", p for {file.comparisons} comparisons too; intervals are not corrected for the number of comparisons"
     lines.append(f"differences: {'; '.join(filter(None, (unit, ratio, paid)))}")
     taken = f"look {judgement.look} of {len(judgement.looks)}"
     if judgement.complete:

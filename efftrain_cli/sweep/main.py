@@ -41,11 +41,7 @@ def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
 def train(
     trials: Sequence[Trial], device: str, jobs: int, name: str | None, take_over: str | None, devices: int = 1
 ) -> None:
-    """Trains what is not trained yet.
-
-    Raises:
-        EfftrainError: as `Crew.train`.
-    """
+    """Trains what is not trained yet."""
     crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices)
     if take_over is not None:
         crew.claims.take_over(take_over)

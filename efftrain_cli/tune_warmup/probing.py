@@ -26,18 +26,10 @@ from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
-from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation, fluctuation
+from efftrain_cli.tune_warmup.verdict import fluctuation
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-def session_of(session: Session, search: Search, probe: Probe) -> Session:
-    """The session of a probe: its recipe, and the text in its seed's order."""
-    recipe = search.recipe_of(probe)
-    pinned = session.train_data.pin_memory
-    windows = Windows(session.corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=pinned)
-    return replace(session, recipe=recipe, train_data=windows)
 
 
 def run_probe(
@@ -51,8 +43,13 @@ def run_probe(
     number: int,
 ) -> Receipt:
     """Runs a probe, or what is left of it, until its verdict is clear. `before` is its receipt for a shorter horizon,
-    and `number` counts, from 0, the probes that this process has run."""
-    recipe, state, calm = session.recipe, fresh_state(session), None
+    and `number` counts, from 0, the probes that this process has run. `session` is the search's."""
+    recipe = search.recipe_of(probe)
+    # The text in the order of the probe's seed.
+    pinned = session.train_data.pin_memory
+    windows = Windows(session.corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=pinned)
+    session = replace(session, recipe=recipe, train_data=windows)
+    state, calm = fresh_state(session), None
     with _open_probe(folder / "probes", probe, session, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
@@ -140,7 +137,6 @@ def _train_until_clear(
     """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly
     calm: the bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""
     book = Logbook(run, state, session, screen)
-    critical = search.grid.critical(probe.steps)
 
     def stop() -> None:
         book.flush()
@@ -162,9 +158,6 @@ def _train_until_clear(
             curve.append((step, float(record.val_loss)))
             if fluctuation(curve)[0] > search.threshold:
                 return None
-            if search.calm and step < probe.horizon:
-                first_look = critical + search.grid.window
-                chance = chance_of_fluctuation(curve, critical, first_look, probe.horizon, search.threshold)
-                if chance < search.calm:
-                    return chance
+            if step < probe.horizon and (calm := search.calm_bound(probe, curve)) is not None:
+                return calm
     return None

@@ -17,6 +17,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.tune_warmup.grid import Grid, Kind, kind_of
 from efftrain_cli.tune_warmup.inquiry import Answer, Inquiry, Outcome, Question
+from efftrain_cli.tune_warmup.verdict import Curve, chance_of_fluctuation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +207,14 @@ class Search:
     def tokens_of(self, probe: Probe) -> int:
         """Tokens that a probe has trained when it reaches its horizon."""
         return self.grid.tokens(probe.start, probe.steps, probe.horizon)
+
+    def calm_bound(self, probe: Probe, curve: Curve) -> float | None:
+        """The bound for the chance of a fluctuation after any look of a probe with this curve; None where that is not
+        small enough to end the probe as calm."""
+        critical = self.grid.critical(probe.steps)
+        first_look = critical + self.grid.window
+        chance = chance_of_fluctuation(curve, critical, first_look, probe.horizon, self.threshold) if self.calm else 1.0
+        return chance if chance < self.calm else None
 
     # --- cost --------------------------------------------------------------------------------------------------------
 

@@ -37,11 +37,10 @@ from efftrain_cli.training.session import choose_device, prepare_session
 from efftrain_cli.tune_warmup import screen
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.inquiry import Outcome
-from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe, session_of
+from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe
 from efftrain_cli.tune_warmup.receipts import read_receipts, write_receipt, write_receipts
 from efftrain_cli.tune_warmup.screen import share_up, tokens_text
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
-from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,8 +82,7 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
                 if before is not None and before not in receipts:
                     # Before it begins anew: afterwards there are checkpoints again.
                     write_receipt(folder / "probes" / probe.name, before)
-                of_probe = session_of(session, search, probe)
-                receipt = run_probe(folder, search, probe, before, of_probe, recipe_name, console, next(probes))
+                receipt = run_probe(folder, search, probe, before, session, recipe_name, console, next(probes))
                 screen.show_receipt(console, receipt)
                 receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
                 write_receipts(folder / "receipts.csv", search, receipts)
@@ -167,14 +165,10 @@ def _as_they_stand(folder: Path, search: Search, receipts: Sequence[Receipt]) ->
 def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
     """The receipts, without the verdict of those that ended early by a weaker bound than this version's: such a probe
     was seen for as long as it was, and no longer."""
-    kept = []
-    for receipt in receipts:
-        if receipt.calm is not None:
-            critical = search.grid.critical(receipt.probe.steps)
-            first_look = critical + search.grid.window
-            chance = chance_of_fluctuation(receipt.curve, critical, first_look, receipt.probe.horizon, search.threshold)
-            receipt = replace(receipt, calm=chance if chance < search.calm else None)
-        kept.append(receipt)
+    kept = [
+        receipt if receipt.calm is None else replace(receipt, calm=search.calm_bound(receipt.probe, receipt.curve))
+        for receipt in receipts
+    ]
     again = sum(new.calm is None and old.calm is not None for new, old in zip(kept, receipts, strict=True))
     if again:
         console.print(
