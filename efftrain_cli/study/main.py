@@ -18,7 +18,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
-from efftrain_cli.study.conduct import conduct, judge_runs, settings_of, tuning_done
+from efftrain_cli.study.conduct import choices, conduct, judge_runs, settings_of, tuning_done
 from efftrain_cli.study.file import StudyFile, read_study
 from efftrain_cli.study.judge import Judgement
 from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of, tuning
@@ -54,9 +54,8 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
 
 def print_status(file: StudyFile, as_json: bool) -> None:
     """Prints one line per run, and the verdict so far."""
-    judgement, known = judge_runs(file, allow=True), tuning_done(file)
-    rows = []
-    for phase, (arm, trial) in all_trials(file, settings_of(judgement.tuned)):
+    rows, known = [], tuning_done(file)
+    for phase, (arm, trial) in all_trials(file, settings_of(choices(file))):
         # Before tuning has ended, nobody knows the recipe of a confirmation run.
         state = state_of(trial) if known or phase == "tuning" else "new"
         done = f"{100 * tokens_so_far(trial.name) / recipe_of(trial).train.tokens:.0f} %"
@@ -65,6 +64,7 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         rows.append((phase, arm, str(trial.seed), trial.name, state, done, shown))
     left = left_of(phases_of(file))
     registration = check_registered(file, allow=True) if (study_folder(file.name) / "plan.json").exists() else None
+    judgement = judge_runs(file, allow=True)
     if as_json:
         print(json.dumps(verdict_json(file, judgement, registration) | {"runs": rows}, indent=1))
         return
