@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,11 +142,13 @@ def compare(
             if measure.tested != "match":
                 cells[measure.key, group.label] = _cell([values[measure.key] for values in per_run])
     withheld = ""
+    # Of a setting that was asked for by its own name, the recipe's other settings do not matter.
+    chosen_from = {trial.recipe_name for trial in trials}
+    if named is not None and baseline != named.recipe_name:
+        chosen_from.discard(named.recipe_name)
     if named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1:
         withheld = "settings of one recipe: name one with --baseline to test the others against it"
-    elif waits := _best_waits_for(
-        every, trials, named if named is not None and baseline != named.recipe_name else None
-    ):
+    elif waits := _pending(group for group in every if group.recipe_name in chosen_from):
         withheld = f"pending: the best setting waits for {waits}"
     incomparable = any(label.severity == "allowed" for label in labels)
     losses_withheld = "not judged: these losses are not comparable" if incomparable else withheld
@@ -175,14 +177,13 @@ def _named(groups: Sequence[Group], name: str) -> Group:
         if name == group.label:
             return group
     matches = [group for group in groups if name in (group.recipe_name, *(run.name for run in group.runs))]
+    chosen = matches
     if len(matches) > 1 and name == matches[0].recipe_name:
         # One recipe in several settings: it stands at its own best, as the others do.
         best, _ = best_settings([*matches, *(g for g in groups if g.recipe_name != name)])
         chosen = [group for group in best if group.recipe_name == name]
-        if len(chosen) == 1:
-            return chosen[0]
-    if len(matches) == 1:
-        return matches[0]
+    if len(chosen) == 1:
+        return chosen[0]
     names = ", ".join(repr(group.label) for group in groups)
     fault = "stands for several of the recipes compared" if matches else "is not one of the recipes compared"
     raise UsageError(f"--baseline {name!r} {fault}; choose one of {names}")
@@ -230,24 +231,15 @@ def _trial_notes(every: Sequence[Group], groups: Sequence[Group], trials: Sequen
     return notes
 
 
-def _best_waits_for(every: Sequence[Group], trials: Sequence[Trial], given: Group | None) -> str:
-    """Runs that have not finished, of recipes in several settings: which one is the best is not known yet. `given` is
-    the setting that was asked for by its own name, whose recipe's other settings do not matter."""
-    chosen_from = {trial.recipe_name for trial in trials} - ({given.recipe_name} if given is not None else set())
-    return _named_briefly(
-        [run.name for group in every if group.recipe_name in chosen_from for run in group.runs if run.pending]
-    )
-
-
-def _named_briefly(names: Sequence[str]) -> str:
+def _pending(groups: Iterable[Group]) -> str:
+    """Names of the runs that have not finished, the first four of them; "" where there are none."""
+    names = [run.name for group in groups for run in group.runs if run.pending]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _pending_notes(groups: Sequence[Group]) -> list[Label]:
-    waiting = [run.name for group in groups for run in group.runs if run.pending]
-    if not waiting or len(groups) < 2:
-        return []
-    return [Label("warning", f"the verdict waits for runs that have not finished: {_named_briefly(waiting)}")]
+    waiting = _pending(groups) if len(groups) > 1 else ""
+    return [Label("warning", f"the verdict waits for runs that have not finished: {waiting}")] if waiting else []
 
 
 def _cell(values: Sequence[float | str]) -> Cell:

@@ -233,16 +233,13 @@ def _from_cells(
     if why:
         return Estimate(math.nan, reason=f"{', '.join(why)}: no claim"), None
     if measure.tested == "rank" or any(bounds):
-        sides = []
-        for runs, cell in ((base.runs, before), (group.runs, after)):
-            values, beyond = [], []
-            for run, value in zip(runs, cell.values, strict=True):
-                short = value == NOT_REACHED and not run.failed
-                beyond.append(short)
-                spent = float(run.evaluated[measure.axis][-1]) if short else 0.0
-                values.append(math.inf if run.failed else spent if short else float(value))
-            sides.append((values, beyond))
-        (a, a_beyond), (b, b_beyond) = sides
+        short = [value == NOT_REACHED and not run.failed for run, value in by_run]
+        values = [
+            math.inf if run.failed else float(run.evaluated[measure.axis][-1] if beyond else value)
+            for (run, value), beyond in zip(by_run, short, strict=True)
+        ]
+        n = len(base.runs)
+        (a, a_beyond), (b, b_beyond) = (values[:n], short[:n]), (values[n:], short[n:])
         estimate = Estimate(math.nan)
         if any(a_beyond) != any(b_beyond) and all(0 < value < math.inf for value in (*a, *b)):
             mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))

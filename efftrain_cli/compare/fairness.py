@@ -56,16 +56,16 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
             + "Compare runs that were validated on the same text with the same tokenizer, or use --allow to see them "
             "side by side, labelled"
         )
-    labels = [Label("allowed", text) for text in refusals]
-    labels += [
-        Label("warning", text)
-        for text in (*_origin_warnings(runs), *_recipe_warnings(groups), *_speed_warnings(groups))
+    marks = [(mark.startswith("resumed"), f"{run.name}: {mark}") for run in runs for mark in run.marks]
+    warnings = [
+        *_origin_warnings(runs),
+        *_recipe_warnings(groups),
+        *_speed_warnings(groups),
+        *(text for resumed, text in marks if not resumed),
     ]
-    marks = [(run.name, mark) for run in runs for mark in run.marks]
-    labels += [Label("warning", f"{name}: {mark}") for name, mark in marks if not mark.startswith("resumed")]
-    labels += [Label("note", f"{name}: {mark}") for name, mark in marks if mark.startswith("resumed")]
-    labels += [*_seed_notes(groups), *_same_recipe_notes(groups)]
-    return labels
+    notes = [*(text for resumed, text in marks if resumed), *_seed_notes(groups), *_same_recipe_notes(groups)]
+    texts = {"allowed": refusals, "warning": warnings, "note": notes}
+    return [Label(severity, text) for severity, found in texts.items() for text in found]
 
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
@@ -113,12 +113,8 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     if len(values) > 1:
         embedded = [run for run in runs if run.recipe.get("data.train", "stdlib") == "stdlib"]
         python = _names_by_value(embedded, [run.origin.get("python") for run in embedded])
-        why = (
-            f" (the standard library's source is that of the running Python: {_split(python)})"
-            if len(python) > 1
-            else ""
-        )
-        found.append(f"different training text: {_split(values)}{why}")
+        why = f" (the standard library's source is that of the running Python: {_split(python)})"
+        found.append(f"different training text: {_split(values)}{why if len(python) > 1 else ''}")
     return found
 
 
@@ -165,21 +161,18 @@ def _speed_warnings(groups: Sequence[Group]) -> list[str]:
     return found
 
 
-def _seed_notes(groups: Sequence[Group]) -> list[Label]:
+def _seed_notes(groups: Sequence[Group]) -> list[str]:
     if len({group.seeds for group in groups}) < 2:
         return []
     each = "; ".join(f"{group.label}: {', '.join(map(str, group.seeds))}" for group in groups)
     return [
-        Label(
-            "note",
-            f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired",
-        )
+        f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired"
     ]
 
 
-def _same_recipe_notes(groups: Sequence[Group]) -> list[Label]:
+def _same_recipe_notes(groups: Sequence[Group]) -> list[str]:
     return [
-        Label("note", f"{first.label} and {second.label} are one recipe {_twice(first, second)}: nothing in it differs")
+        f"{first.label} and {second.label} are one recipe {_twice(first, second)}: nothing in it differs"
         for i, first in enumerate(groups)
         for second in groups[i + 1 :]
         if not differing_keys([first.recipe, second.recipe])

@@ -104,9 +104,8 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
     """
     by_recipe: dict[str, list[RunNumbers]] = {}
     for run in runs:
-        kept = {key: value for key, value in run.recipe.items() if key != "seed" and not key.startswith(NOT_COMPUTED)}
-        # Over how many devices a recipe was trained is part of what was done, though not of the recipe.
-        kept[DEVICES] = run.origin.get("world_size", 1)
+        every = _with_devices(run)
+        kept = {key: value for key, value in every.items() if key != "seed" and not key.startswith(NOT_COMPUTED)}
         # Two names for one recipe are two arms: of another version of the code, say, or another device.
         key = json.dumps([run.recipe_name, kept], sort_keys=True, default=str)
         by_recipe.setdefault(key, []).append(run)
@@ -139,6 +138,7 @@ def _settings(firsts: Sequence[RunNumbers]) -> list[tuple[str, ...]]:
 
 
 def _with_devices(run: RunNumbers) -> dict[str, Any]:
+    """Over how many devices a recipe was trained is part of what was done, though not of the recipe."""
     return run.recipe | {DEVICES: run.origin.get("world_size", 1)}
 
 
@@ -169,14 +169,12 @@ def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
     if len(names) in (1, len(groups)):
         return list(groups), []
     best = [min((group for group in groups if group.recipe_name == name), key=rank_of) for name in names]
-    trials = [
-        Trial(
-            group.label, group.recipe_name, None if math.isinf(mean) else mean, unfinished, group.seeds, group in best
-        )
-        for group in groups
-        for unfinished, mean in [rank_of(group)]
-        if sum(other.recipe_name == group.recipe_name for other in groups) > 1
-    ]
+    trials = []
+    for group in groups:
+        unfinished, mean = rank_of(group)
+        if sum(other.recipe_name == group.recipe_name for other in groups) > 1:
+            loss = None if math.isinf(mean) else mean
+            trials.append(Trial(group.label, group.recipe_name, loss, unfinished, group.seeds, group in best))
     return best, trials
 
 

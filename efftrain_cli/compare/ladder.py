@@ -69,23 +69,15 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
         logs = [log_cost_of(baseline[seed], rungs[seed].loss) - math.log(rungs[seed].cost) for seed in here]
         above, below = sum(value == math.inf for value in logs), sum(value == -math.inf for value in logs)
         if above or below:
-            words = []
-            if above:
-                words.append(f"the baseline's largest budget did not reach this loss in {above} of {len(here)} seeds")
-            if below:
-                words.append(f"its smallest budget reached it already in {below} of {len(here)}")
-            estimate = Estimate(math.nan, n=len(here), reason="; ".join(words), log=True)
+            largest = f"the baseline's largest budget did not reach this loss in {above} of {len(here)} seeds"
+            smallest = f"its smallest budget reached it already in {below} of {len(here)}"
+            reason = "; ".join([*([largest] if above else []), *([smallest] if below else [])])
+            estimate = Estimate(math.nan, n=len(here), reason=reason, log=True)
         else:
             estimate = inference.exponentiated(inference.paired_t(logs))
-        reach = [
-            [
-                rung.cost / rungs[seed].cost
-                for rung in (baseline[seed][max(baseline[seed])], baseline[seed][min(baseline[seed])])
-            ]
-            for seed in here
-        ]
         loss = sum(rung.loss for rung in rungs.values()) / len(here)
-        most, least = min(high for high, _ in reach), max(low for _, low in reach)
+        most = min(baseline[seed][max(baseline[seed])].cost / rungs[seed].cost for seed in here)
+        least = max(baseline[seed][min(baseline[seed])].cost / rungs[seed].cost for seed in here)
         found.append(Gain(budget, loss, estimate, above, below, most, least))
     return found
 

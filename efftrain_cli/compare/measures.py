@@ -61,13 +61,9 @@ class Costs:
 def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
     """The largest tokens, FLOPs and seconds at which every finished run has, or can be read between, evaluations."""
     points = {}
+    over = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
     for axis in AXES:
-        furthest = [
-            (float(run.evaluated[axis][-1]), run.name)
-            for run in runs
-            if run.status == "finished" and len(run.evaluated[axis])
-        ]
-        value, name = min(furthest, default=(0.0, ""))
+        value, name = min(((float(run.evaluated[axis][-1]), run.name) for run in over), default=(0.0, ""))
         if value > 0:
             points[axis] = EqualPoint(axis, value, name)
     return points
@@ -204,15 +200,16 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
     A longer schedule stands earlier in its decay there, so it looks more costly than it is.
     """
     finished = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
-    if any(run.recipe.get("optim.schedule") != "constant" for run in finished):
-        lengths = [schedule_tokens(run) for run in finished]
-        least, most = min(lengths), max(lengths)
-        if not most <= (1 + SAME_SCHEDULE) * least:
-            return (
-                f"schedules of {human(least)} and {human(most)} tokens, and the longer is read in mid-decay; compare over a ladder "
-                "of budgets instead: efftrain sweep --set train.tokens=a,b,c"
-            )
-    return ""
+    if all(run.recipe.get("optim.schedule") == "constant" for run in finished):
+        return ""
+    lengths = [schedule_tokens(run) for run in finished]
+    least, most = min(lengths), max(lengths)
+    if most <= (1 + SAME_SCHEDULE) * least:
+        return ""
+    return (
+        f"schedules of {human(least)} and {human(most)} tokens, and the longer is read in mid-decay; compare over a ladder "
+        "of budgets instead: efftrain sweep --set train.tokens=a,b,c"
+    )
 
 
 def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
@@ -289,10 +286,9 @@ def measure_run(
     }
     data = run.origin.get("data")
     bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
+    values["final_bits_per_byte"] = final
     if isinstance(final, float):
         values["final_bits_per_byte"] = final / math.log(2) / bytes_per_token if bytes_per_token else "unknown"
-    else:
-        values["final_bits_per_byte"] = final
     for axis, point in points.items():
         at = loss_at(run, axis, point.value)
         values[f"loss_at_{axis}"] = at if at is not None else none or (FAILED if run.failed else "not evaluated")
@@ -307,12 +303,12 @@ def measure_run(
         ):
             if per_second is not None:
                 values[key] = seconds * per_second if isinstance(seconds, float) else seconds
-    no_ratio = "not logged"
+    missing = "not logged"
     return values | {
         "diverged": float(run.has_diverged),
-        "share_over_1_2": 100 * run.over_1_2 / run.ratio_steps if run.ratio_steps else no_ratio,
-        "share_over_1_5": 100 * run.over_1_5 / run.ratio_steps if run.ratio_steps else no_ratio,
-        "max_loss_ratio": run.max_ratio if run.max_ratio is not None else no_ratio,
+        "share_over_1_2": 100 * run.over_1_2 / run.ratio_steps if run.ratio_steps else missing,
+        "share_over_1_5": 100 * run.over_1_5 / run.ratio_steps if run.ratio_steps else missing,
+        "max_loss_ratio": run.max_ratio if run.max_ratio is not None else missing,
         "nonfinite_stops": float(run.nonfinite_stops),
         "rewinds": float(run.rewinds),
         "tokens_per_second": run.tokens_per_second if run.tokens_per_second is not None else "N/A",
@@ -320,7 +316,7 @@ def measure_run(
         "trained_tokens": run.tokens,
         "trained_flops": run.flops,
         "train_seconds": run.seconds,
-        "train_cpu_seconds": run.cpu_seconds if run.cpu_seconds is not None else "not logged",
+        "train_cpu_seconds": run.cpu_seconds if run.cpu_seconds is not None else missing,
     }
 
 

@@ -57,20 +57,18 @@ class Plot:
 def plots_of(comparison: Comparison) -> list[Plot]:
     """The figures that the runs have data for."""
     plots = []
-    if any(len(run.evaluated["val_loss"]) for run in comparison.runs):
-        if any(_paired(comparison, group) for group in comparison.groups):
-            title = f"Difference from A {comparison.baseline.label}, seed by seed"
-            plots.append(Plot("difference", title, lambda axes, hover: _draw_difference(axes, comparison, hover)))
-        if any(len(run.evaluated["val_loss"]) > 3 for run in comparison.runs):
-            title = "Validation loss, the last two thirds"
-            plots.append(
-                Plot("loss-late", title, partial(_draw_loss, comparison=comparison, axis="tokens", start_share=LATE))
-            )
+    evaluations = max((len(run.evaluated["val_loss"]) for run in comparison.runs), default=0)
+    draw_loss = partial(_draw_loss, comparison=comparison)
+    if any(_paired(comparison, group) for group in comparison.groups):
+        title = f"Difference from A {comparison.baseline.label}, seed by seed"
+        plots.append(Plot("difference", title, partial(_draw_difference, comparison=comparison)))
+    if evaluations > 3:
+        late = partial(draw_loss, axis="tokens", start_share=LATE)
+        plots.append(Plot("loss-late", "Validation loss, the last two thirds", late))
+    if evaluations:
         for axis in AXES:
             title = f"Validation loss against {AXIS_LABELS[axis].split(' (')[0]}"
-            plots.append(
-                Plot(f"loss-{axis}", title, partial(_draw_loss, comparison=comparison, axis=axis, start_share=0.0))
-            )
+            plots.append(Plot(f"loss-{axis}", title, partial(draw_loss, axis=axis, start_share=0.0)))
     for name, title, label in (
         ("seq_len", "Sequence length", "sequence length (tokens)"),
         ("batch_size", "Batch size", "batch size (sequences)"),
@@ -105,9 +103,7 @@ def _draw_sites(axes: Axes, hover: Hover, run: RunNumbers) -> None:
             axes.plot(series.tokens, series.values, color=colour, alpha=0.25 + 0.75 * depth, linewidth=1.3, label=label)
             _name(hover, site, series.tokens, series.values, "{:.4g} nats per channel", 60)
     axes.set_yscale("log")
-    axes.set_xlabel(AXIS_LABELS["tokens"])
-    axes.set_ylabel("nats per channel")
-    _count_axis(axes)
+    _label_axes(axes, "tokens", "nats per channel")
 
 
 def _kind_of(site: str) -> str:
@@ -136,15 +132,14 @@ def _paired(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunN
     """Runs of the baseline and the group on one seed that were both evaluated more than once."""
     if group is comparison.baseline:
         return []
-    mine = {run.seed: run for run in group.runs if len(run.evaluated["tokens"]) > 1}
-    return [
-        (run, mine[run.seed])
-        for run in comparison.baseline.runs
-        if run.seed in mine and len(run.evaluated["tokens"]) > 1
-    ]
+    base, mine = (
+        {run.seed: run for run in side.runs if len(run.evaluated["tokens"]) > 1}
+        for side in (comparison.baseline, group)
+    )
+    return [(run, mine[seed]) for seed, run in base.items() if seed in mine]
 
 
-def _draw_difference(axes: Axes, comparison: Comparison, hover: Hover) -> None:
+def _draw_difference(axes: Axes, hover: Hover, comparison: Comparison) -> None:
     """Loss of a recipe less the baseline's at equal tokens, mean over the shared seeds with its 95 % t interval."""
     late = []
     for group in comparison.groups:
@@ -154,7 +149,8 @@ def _draw_difference(axes: Axes, comparison: Comparison, hover: Hover) -> None:
         end = min(run.evaluated["tokens"][-1] for pair in pairs for run in pair)
         grid = np.unique(np.concatenate([pair[0].evaluated["tokens"] for pair in pairs]))
         grid = _thin(grid[grid <= end], grid[grid <= end], 60)[0]
-        gaps = np.array([_at(b, grid) - _at(a, grid) for a, b in pairs])
+        at_grid = [[np.interp(grid, r.evaluated["tokens"], r.evaluated["val_loss"]) for r in pair] for pair in pairs]
+        gaps = np.array([b - a for a, b in at_grid])
         style, letter = style_of(comparison, group), comparison.letter(group)
         mean = gaps.mean(0)
         behind = f"{len(pairs)} pairs" if len(pairs) > 1 else "one pair"
@@ -174,19 +170,13 @@ def _draw_difference(axes: Axes, comparison: Comparison, hover: Hover) -> None:
         low, high = min(*late, 0.0), max(*late, 0.0)
         margin = 0.08 * (high - low) or 0.01
         axes.set_ylim(low - margin, high + margin)
-    axes.set_xlabel(AXIS_LABELS["tokens"])
-    axes.set_ylabel("below 0 is better (nats/token)")
-    _count_axis(axes)
+    _label_axes(axes, "tokens", "below 0 is better (nats/token)")
 
 
 def _legend(comparison: Comparison, group: Group) -> str:
     """The letter, and as much of the recipe's name as a legend has room for."""
     name = group.recipe_name
     return f"{comparison.letter(group)} {name if len(name) <= 24 else name[:23] + '…'}"
-
-
-def _at(run: RunNumbers, tokens: np.ndarray) -> np.ndarray:
-    return np.interp(tokens, run.evaluated["tokens"], run.evaluated["val_loss"])
 
 
 def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, start_share: float) -> None:
@@ -221,14 +211,13 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
                 axes.plot(x[-1:], loss[-1:], marker="x", markersize=7, color=style["color"], linestyle="none")
     if comparison.target_loss is not None:
         axes.axhline(comparison.target_loss, color=_INK, linewidth=0.8, alpha=0.6, linestyle=":")
-    _limit_loss(axes, comparison, axis, start_share or 0.08)
-    axes.set_xlabel(AXIS_LABELS[axis])
-    axes.set_ylabel("validation loss (nats/token)")
-    _count_axis(axes)
+    # Losses before this share of the cost are left above the frame; spikes and divergences after it stay inside.
+    every = [(run.evaluated[axis], run.evaluated["val_loss"]) for run in comparison.runs if len(run.evaluated[axis])]
+    furthest = max(x[-1] for x, _ in every)
+    _fit(axes, [loss[x >= (start_share or 0.08) * furthest] for x, loss in every])
+    _label_axes(axes, axis, "validation loss (nats/token)")
     if start_share:
-        axes.set_xlim(
-            left=start_share * max(run.evaluated[axis][-1] for run in comparison.runs if len(run.evaluated[axis]))
-        )
+        axes.set_xlim(left=start_share * furthest)
 
 
 def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, form: str, most: int, axis: str = "tokens") -> None:
@@ -237,13 +226,9 @@ def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, form: str, most:
         hover.append((float(at), float(value), f"{who} at {quantity(float(at), axis)}: {form.format(value)}"))
 
 
-def _limit_loss(axes: Axes, comparison: Comparison, axis: str, start_share: float) -> None:
-    """Leaves the losses before `start_share` of the cost above the frame; spikes and divergences after it stay
-    inside."""
-    curves = [(run.evaluated[axis], run.evaluated["val_loss"]) for run in comparison.runs]
-    furthest = max(x[-1] for x, _ in curves if len(x))
-    late = [loss[x >= start_share * furthest] for x, loss in curves if len(x)]
-    shown = np.concatenate(late)
+def _fit(axes: Axes, values: list[np.ndarray]) -> None:
+    """Shows all these values, with a margin."""
+    shown = np.concatenate(values)
     if len(shown) > 1 and shown.max() > shown.min():
         margin = 0.05 * (shown.max() - shown.min())
         axes.set_ylim(shown.min() - margin, shown.max() + margin)
@@ -255,13 +240,7 @@ def _draw_series(axes: Axes, hover: Hover, comparison: Comparison, name: str, la
         style = style_of(comparison, group)
         runs = [run for run in group.runs if name in run.series]
         # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
-        measured = name in (
-            "loss",
-            "grad_norm",
-            "loss_ratio",
-            "adam_sqrt_v_max",
-            "standardization_loss",
-        ) or _seeds_differ(runs, name)
+        measured = name not in ("seq_len", "batch_size", "lr") or _seeds_differ(runs, name)
         for i, run in enumerate(runs if measured else runs[:1]):
             series = run.series[name]
             x, y = _thin(series.tokens, series.values, most)
@@ -278,35 +257,29 @@ def _draw_series(axes: Axes, hover: Hover, comparison: Comparison, name: str, la
         low, high = axes.get_ylim()
         axes.set_ylim(low, max(high, 1.55))
     elif name == "loss":
-        shown = [
-            run.series[name].values[len(run.series[name].values) // 12 :]
-            for run in comparison.runs
-            if name in run.series
-        ]
-        every = np.concatenate(shown)
-        if len(every) > 1 and every.max() > every.min():
-            axes.set_ylim(every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every))
+        every = [run.series[name].values for run in comparison.runs if name in run.series]
+        _fit(axes, [values[len(values) // 12 :] for values in every])
     elif name in ("seq_len", "batch_size", "lr"):
         axes.set_ylim(bottom=0)
-    axes.set_xlabel(AXIS_LABELS["tokens"])
-    axes.set_ylabel(label)
-    _count_axis(axes)
+    _label_axes(axes, "tokens", label)
 
 
 def _seeds_differ(runs: list[RunNumbers], name: str) -> bool:
-    first = runs[0].series[name] if runs else None
-    return any(not np.array_equal(run.series[name].values, first.values) for run in runs[1:] if first is not None)
+    return any(not np.array_equal(run.series[name].values, runs[0].series[name].values) for run in runs[1:])
 
 
-def _count_axis(axes: Axes) -> None:
+def _label_axes(axes: Axes, across: str, up: str) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    axes.set_xlabel(AXIS_LABELS[across])
+    axes.set_ylabel(up)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     axes.set_xlim(left=0)
 
 
-def _tick(value: float) -> str:
+def tick(value: float) -> str:
+    """A number of tokens, FLOPs or seconds beside an axis."""
     return f"{value:.3g}" if abs(value) >= 1e15 else human(value)
 
 
@@ -330,25 +303,22 @@ def _figure(plot: Plot, comparison: Comparison) -> tuple[Figure, Hover]:
     return figure, hover
 
 
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "axes.labelsize": 9.5,
-    "font.size": 9.5,
-}
+_INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+
+
+def _style(plot: Plot, ink: str) -> Any:
+    import matplotlib
+
+    style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
+    # The salt keeps the identifiers of one page's figures apart, and equal from one run to the next.
+    style |= {"axes.labelsize": 9.5, "font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": plot.name}
+    return matplotlib.rc_context(style)
 
 
 def inline_svg(plot: Plot, comparison: Comparison) -> str:
     """The figure as an SVG element for a page: as wide as its place, in the page's text colour."""
-    import matplotlib
-
     out = io.StringIO()
-    # The salt keeps the identifiers of one page's figures apart, and equal from one run to the next.
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": plot.name}):
+    with _style(plot, _INK):
         figure, hover = _figure(plot, comparison)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = out.getvalue()
@@ -384,12 +354,9 @@ def write_figures(comparison: Comparison, folder: Path) -> list[Path]:
     Raises:
         OSError: the folder cannot be written.
     """
-    import matplotlib
-
-    style = {key: ("#000000" if value == _INK else value) for key, value in _STYLE.items()}
     paths = []
     for plot in plots_of(comparison):
-        with matplotlib.rc_context({**style, "svg.hashsalt": plot.name}):
+        with _style(plot, "#000000"):
             figure, _ = _figure(plot, comparison)
             paths += save_figure(figure, folder, plot.name)
     return paths

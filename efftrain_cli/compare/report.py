@@ -47,10 +47,10 @@ def _curves_note(comparison: Comparison) -> str:
         text += " Lines are means over seeds, bands reach from the lowest to the highest seed; differences have their 95 % interval."
     if comparison.target_loss is not None:
         text += " The dotted line is the target loss."
-    text += (
-        " Gradient norms and loss ratios show the largest of each stretch of steps; dotted lines are at 1.2 and 1.5."
+    return (
+        f"{text} Gradient norms and loss ratios show the largest of each stretch of steps; dotted lines are at 1.2 and 1.5. "
+        "Rest the pointer on a curve to read its value."
     )
-    return text + " Rest the pointer on a curve to read its value."
 
 
 def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:
@@ -65,11 +65,8 @@ def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:
 def _receipt(run: RunNumbers) -> dict[str, str]:
     origin = dict(run.origin)
     command = origin.pop("command", None)
-    lines = []
-    if isinstance(command, list):
-        lines.append("command: " + shlex.join(str(word) for word in command))
-    elif command:
-        lines.append(f"command: {command}")
+    words = shlex.join(map(str, command)) if isinstance(command, list) else command
+    lines = [f"command: {words}"] if command or isinstance(command, list) else []
     data = origin.pop("data", None)
     lines += [f"{key}: {value}" for key, value in origin.items()]
     lines += [f"data.{key}: {value}" for key, value in data.items()] if isinstance(data, dict) else []

@@ -35,10 +35,7 @@ class Curve:
     @property
     def means(self) -> tuple[float | None, ...]:
         """Mean loss by rate; None where a seed has no loss."""
-        return tuple(
-            sum(row) / len(row) if all(loss is not None for loss in row) else None  # type: ignore[arg-type]
-            for row in self.losses
-        )
+        return tuple(None if None in row else sum(row) / len(row) for row in self.losses)  # type: ignore[arg-type]
 
     @property
     def best(self) -> int | None:

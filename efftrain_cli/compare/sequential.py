@@ -44,8 +44,7 @@ def schedule(seeds: int, looks: int) -> tuple[int, ...]:
         raise ValueError(f"{looks} looks need at least {looks + FIRST_LOOK - 1} seeds: the first is at {FIRST_LOOK}")
     if looks == 1:
         return (seeds,)
-    points = [max(FIRST_LOOK + i, math.ceil((i + 1) * seeds / looks)) for i in range(looks)]
-    return tuple(points)
+    return tuple(max(FIRST_LOOK + i, math.ceil((i + 1) * seeds / looks)) for i in range(looks))
 
 
 def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE) -> float:
@@ -64,7 +63,9 @@ def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, sha
         return 1.0
     if len(plan) == 1:
         return min(1.0, p_values[0])
-    passed = max(_deviate(p, sides) * _weight(n, plan, shape) for p, n in zip(p_values, plan, strict=False))
+    # Below 1e-300 all are the same: far beyond every boundary.
+    deviates = (float(-special.ndtri(max(p, 1e-300) / sides)) for p in p_values)
+    passed = max(deviate * _weight(n, plan, shape) for deviate, n in zip(deviates, plan, strict=False))
     null = _null_maxima(tuple(plan), sides, shape)
     exceeding = len(null) - int(np.searchsorted(null, passed, side="left"))
     # Two standard errors of the simulation are added, so that the level holds in spite of it.
@@ -80,16 +81,7 @@ def nominal_levels(alpha: float, plan: Sequence[int], sides: int, shape: float =
     # The largest count k with k + 2 sqrt(k) + 2 <= alpha len(null): the inverse of what `sequential_p` adds.
     count = math.floor((math.sqrt(max(0.0, alpha * len(null) - 1)) - 1) ** 2)
     boundary = float(null[len(null) - count - 1])
-    levels = []
-    for n in plan:
-        tail = float(special.ndtr(-boundary / _weight(n, plan, shape)))
-        levels.append(tail * sides)
-    return tuple(levels)
-
-
-def _deviate(p: float, sides: int) -> float:
-    # Below 1e-300 all are the same: far beyond every boundary.
-    return float(-special.ndtri(max(p, 1e-300) / sides))
+    return tuple(sides * float(special.ndtr(-boundary / _weight(n, plan, shape))) for n in plan)
 
 
 def _weight(n: int, plan: Sequence[int], shape: float) -> float:
@@ -100,10 +92,8 @@ def _weight(n: int, plan: Sequence[int], shape: float) -> float:
 def _null_maxima(plan: tuple[int, ...], sides: int, shape: float) -> np.ndarray:
     """Sorted: the largest weighted deviate over all looks, of studies in which nothing differs."""
     random = np.random.default_rng(20260217)
-    found = []
-    for _ in range(_DRAWS // _CHUNK):
-        found.append(_maxima(random.standard_normal((_CHUNK, plan[-1])), plan, sides, shape))
-    return np.sort(np.concatenate(found))
+    chunks = (random.standard_normal((_CHUNK, plan[-1])) for _ in range(_DRAWS // _CHUNK))
+    return np.sort(np.concatenate([_maxima(chunk, plan, sides, shape) for chunk in chunks]))
 
 
 def _maxima(values: np.ndarray, plan: Sequence[int], sides: int, shape: float) -> np.ndarray:

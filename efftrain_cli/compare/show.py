@@ -72,9 +72,8 @@ def show_comparison(
         if kind == "json":
             text = json.dumps({**(first or {}), **formats.as_json(comparison)}, indent=1, allow_nan=False) + "\n"
         else:
-            text = {"markdown": formats.markdown, "csv": formats.comma_separated, "latex": formats.latex}[kind](
-                comparison
-            )
+            written = {"markdown": formats.markdown, "csv": formats.comma_separated, "latex": formats.latex}
+            text = written[kind](comparison)
         if output is None:
             sys.stdout.write(text)
         else:
@@ -95,9 +94,9 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
     Raises:
         UsageError: a size is not positive, or there is nothing to compare with.
     """
-    wrong = [size for size in sizes if size <= 0]
-    if wrong:
-        raise UsageError(f"--difference {wrong[0]:g}: give a size above 0, in nats per token or as a share of cost")
+    for size in sizes:
+        if size <= 0:
+            raise UsageError(f"--difference {size:g}: give a size above 0, in nats per token or as a share of cost")
     if len(comparison.groups) < 2:
         raise UsageError(
             "--plan needs the runs of two recipes: the spread of their differences decides the number of seeds"
@@ -122,11 +121,8 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
 
 def _widest(comparison: Comparison) -> int:
     """Characters that the widest table needs."""
-    widths = [80]
-    for table in tables_of(comparison):
-        columns = zip(table.header, *table.rows, strict=True)
-        widths.append(sum(max(map(len, column)) + 2 for column in columns) + 2)
-    return max(widths)
+    columns = [zip(table.header, *table.rows, strict=True) for table in tables_of(comparison)]
+    return max(80, *(sum(max(map(len, column)) + 2 for column in each) + 2 for each in columns))
 
 
 def output_console() -> Console:

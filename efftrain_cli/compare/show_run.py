@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from efftrain_cli.compare.measures import Costs, duration, human, measure_run, m
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, number_text
 from efftrain_cli.run.directory import checkpoints_of
-from efftrain_cli.run.rows import read_events, read_run
+from efftrain_cli.run.rows import RunDirectory, read_run
 
 SITE_POINTS = 6
 """Points of training at which the divergence of each site is shown."""
@@ -27,20 +28,13 @@ def tables_of_run(path: Path) -> list[Table]:
     Raises:
         DataError: a file is missing or damaged.
     """
-    if not (path / "metrics.jsonl").exists():
-        return [
-            Table(path.name, ("", ""), (("status", "not started"),)),
-            *_small_files(path, read_run(path).recipe, read_run(path).origin),
-        ]
-    run = read_numbers(path)
-    return [
-        _status(path, run),
-        _measures(run),
-        _time(run),
-        *_sites(run),
-        *_zero_shot(run),
-        *_small_files(path, run.recipe, run.origin),
-    ]
+    small = read_run(path)
+    tables = [Table(path.name, ("", ""), (("status", "not started"),))]
+    if (path / "metrics.jsonl").exists():
+        run = read_numbers(path)
+        tables = [_status(path, run), _measures(run), _time(run), *_sites(run), *_zero_shot(run)]
+        small = replace(small, recipe=run.recipe)
+    return [*tables, *_small_files(small)]
 
 
 def values_of_run(path: Path) -> dict[str, Any]:
@@ -67,19 +61,13 @@ def values_of_run(path: Path) -> dict[str, Any]:
             },
             "seconds": run.all_seconds,
             "zero_shot": [
-                {
-                    "task": task,
-                    "protocol": protocol,
-                    "limit": limit,
-                    "checkpoint": result.checkpoint,
-                    "metrics": result.metrics,
-                }
+                dict(zip(("task", "protocol", "limit"), result.key, strict=True))
+                | {"checkpoint": result.checkpoint, "metrics": result.metrics}
                 for result in run.zero_shot
-                for task, protocol, limit in [result.key]
             ],
         }
     return values | {
-        "events": read_events(path),
+        "events": small.events,
         "checkpoints": [checkpoint.name for checkpoint in checkpoints_of(path)],
         "recipe": small.recipe,
         "origin": small.origin,
@@ -132,13 +120,8 @@ def _sites(run: RunNumbers) -> list[Table]:
     for site, series in run.sites.items():
         values = dict(zip(series.tokens.tolist(), series.values.tolist(), strict=True))
         rows.append((site, *(f"{values[tokens]:.3g}" if tokens in values else "-" for tokens in at.tolist())))
-    return [
-        Table(
-            "Divergence from N(0, 1) by site, nats per channel",
-            ("after tokens", *(human(tokens) for tokens in at)),
-            tuple(rows),
-        )
-    ]
+    head = ("after tokens", *map(human, at))
+    return [Table("Divergence from N(0, 1) by site, nats per channel", head, tuple(rows))]
 
 
 def _zero_shot(run: RunNumbers) -> list[Table]:
@@ -148,37 +131,29 @@ def _zero_shot(run: RunNumbers) -> list[Table]:
         for task, protocol, limit in [result.key]
         for metric, value in result.metrics.items()
     ]
-    return (
-        [Table("Zero-shot", ("task", "protocol", "items", "metric", "score", "checkpoint"), tuple(rows))]
-        if rows
-        else []
-    )
+    head = ("task", "protocol", "items", "metric", "score", "checkpoint")
+    return [Table("Zero-shot", head, tuple(rows))] if rows else []
 
 
-def _small_files(path: Path, recipe: dict[str, Any], origin: dict[str, Any]) -> list[Table]:
+def _small_files(run: RunDirectory) -> list[Table]:
     from efftrain_cli.recipe.toml import flatten
 
-    found = []
-    events = [
-        (
-            str(event.get("time", "-")),
-            str(event.get("event")),
-            ", ".join(f"{key} {_text(value)}" for key, value in event.items() if key not in ("time", "event")),
-        )
-        for event in read_events(path)
-        if event.get("event") != "checkpoint"
-    ]
-    if events:
-        found.append(Table("Events", ("time", "event", "what"), tuple(events)))
-    checkpoints = [checkpoint.name for checkpoint in checkpoints_of(path)]
-    found.append(Table("Checkpoints", ("", ""), (("kept", ", ".join(checkpoints) or "none"),)))
-    flat = flatten(recipe)
-    found.append(Table("Recipe", ("key", "value"), tuple((key, shown(value)) for key, value in flat.items())))
-    command = origin.get("command")
+    events = []
+    for event in run.events:
+        if event.get("event") != "checkpoint":
+            what = ", ".join(f"{key} {_text(value)}" for key, value in event.items() if key not in ("time", "event"))
+            events.append((str(event.get("time", "-")), str(event.get("event")), what))
+    checkpoints = ", ".join(checkpoint.name for checkpoint in checkpoints_of(run.path))
+    command = run.origin.get("command")
     words = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "-")
-    rows = [("command", words), *((k, _text(v)) for k, v in flatten(origin).items() if k != "command")]
-    found.append(Table("Origin", ("", ""), tuple(rows)))
-    return found
+    origin = [("command", words), *((k, _text(v)) for k, v in flatten(run.origin).items() if k != "command")]
+    recipe = tuple((key, shown(value)) for key, value in flatten(run.recipe).items())
+    return [
+        *([Table("Events", ("time", "event", "what"), tuple(events))] if events else []),
+        Table("Checkpoints", ("", ""), (("kept", checkpoints or "none"),)),
+        Table("Recipe", ("key", "value"), recipe),
+        Table("Origin", ("", ""), tuple(origin)),
+    ]
 
 
 def _text(value: object) -> str:

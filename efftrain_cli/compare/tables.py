@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -16,6 +17,7 @@ from efftrain_cli.compare.measures import Measure, human, quantity
 from efftrain_cli.compare.planning import MOST_SEEDS, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import p_text, short_verdict
 from efftrain_cli.compare.zero_shot import ZeroShotDifference, ZeroShotRow
+from efftrain_cli.foundation.console import counted
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def key_table(comparison: Comparison) -> Table:
     for i, group in enumerate(comparison.groups):
         named = [f"{key}={values[i]}" for key, values in comparison.recipe_differences if values[i] != "-"]
         settings = " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
-        rows.append((comparison.letter(group), group.recipe_name, _seeds(len(group.runs)), settings or "-"))
+        rows.append((comparison.letter(group), group.recipe_name, counted(len(group.runs), "seed"), settings or "-"))
     return Table("", ("", "recipe", "seeds", "settings that differ"), tuple(rows))
 
 
@@ -77,22 +79,18 @@ def answers(comparison: Comparison) -> Table:
     reasons = list(dict.fromkeys(_footnote(d) for d in comparison.differences if _footnote(d)))
     rows = []
     for measure in asked:
-        found = [(group, comparison.difference(measure.key, group.label)) for group in others]
+        found = [d for d in comparison.differences if d.measure == measure]
+        question = _question(measure, found, reasons)
+        base, *sides = (_short_cell(comparison, measure, side) for side in (comparison.baseline, *others))
         if len(others) == 1:
-            ((group, difference),) = found
-            assert difference is not None
-            sides = [_short_cell(comparison, measure, side) for side in (comparison.baseline, group)]
-            rows.append((_question(measure, [difference], reasons), *sides, *_answer(difference)))
+            rows.append((question, base, *sides, *_answer(found[0])))
             continue
-        question = _question(measure, [difference for _, difference in found if difference is not None], reasons)
+        under = [
+            (comparison.letter(group), side, *_answer(d)) for group, side, d in zip(others, sides, found, strict=True)
+        ]
         if measure.tested != "match":
-            rows.append((question, "A", _short_cell(comparison, measure, comparison.baseline), "", "", ""))
-            question = ""
-        for group, difference in found:
-            assert difference is not None
-            side = _short_cell(comparison, measure, group)
-            rows.append((question, comparison.letter(group), side, *_answer(difference)))
-            question = ""
+            under.insert(0, ("A", base, "", "", ""))
+        rows += [("" if i else question, *row) for i, row in enumerate(under)]
     head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
     if len(others) > 1:
         head = ("", "", "mean", "against A [95 %]", "p", "verdict")
@@ -139,16 +137,15 @@ def _short_cell(comparison: Comparison, measure: Measure, group: Group) -> str:
 
 
 def _answer(difference: Difference) -> tuple[str, str, str]:
-    test = difference.exact
-    if test is not None:
-        ahead = f"ahead in {100 * test.wins:.0f} % of pairs" if not math.isnan(test.wins) else "-"
-        if difference.measure.tested == "failures":
-            ahead = "-"
-        estimate = difference.estimate
+    test, estimate = difference.exact, difference.estimate
+    if test is None:
+        number = estimate_text(estimate)
+    else:
+        known = difference.measure.tested != "failures" and not math.isnan(test.wins)
+        number = f"ahead in {100 * test.wins:.0f} % of pairs" if known else "-"
         if not math.isnan(estimate.mean):
-            ahead = f"{'more than' if estimate.bound > 0 else 'less than'} {estimate.mean:.2f}x, {ahead}"
-        return ahead, p_text(difference.p_holm), short_verdict(difference)
-    return estimate_text(difference.measure, difference.estimate), p_text(difference.p_holm), short_verdict(difference)
+            number = f"{'more than' if estimate.bound > 0 else 'less than'} {estimate.mean:.2f}x, {number}"
+    return number, p_text(difference.p_holm), short_verdict(difference)
 
 
 def _trials(comparison: Comparison) -> Table:
@@ -156,8 +153,8 @@ def _trials(comparison: Comparison) -> Table:
         (
             trial.label,
             "-" if trial.mean_final_loss is None else f"{trial.mean_final_loss:.4f}",
-            _seeds(len(trial.seeds)),
-            str(trial.unfinished) if trial.unfinished else "-",
+            counted(len(trial.seeds), "seed"),
+            str(trial.unfinished or "-"),
             "compared" if trial.chosen else "",
         )
         for trial in comparison.trials
@@ -166,17 +163,12 @@ def _trials(comparison: Comparison) -> Table:
     return Table("Settings tried", head, tuple(rows))
 
 
-def _seeds(n: int) -> str:
-    return "1 seed" if n == 1 else f"{n} seeds"
-
-
 def _runs(comparison: Comparison) -> Table:
-    rows = []
-    for group in comparison.groups:
-        for run in group.runs:
-            rows.append(
-                (run.name, group.label, str(run.seed), run.status, human(run.tokens), "; ".join(run.marks) or "-")
-            )
+    rows = [
+        (run.name, group.label, str(run.seed), run.status, human(run.tokens), "; ".join(run.marks) or "-")
+        for group in comparison.groups
+        for run in group.runs
+    ]
     return Table("Runs", ("run", "recipe", "seed", "status", "tokens", "marks"), tuple(rows))
 
 
@@ -202,7 +194,7 @@ def _tests(comparison: Comparison) -> Table:
     rows = [
         (
             f"{d.measure.title}, {comparison.letter(next(g for g in comparison.groups if g.label == d.label))}",
-            estimate_text(d.measure, d.estimate),
+            estimate_text(d.estimate),
             "-" if d.reason.startswith("not judged") else p_text(d.exact.p if d.exact else d.estimate.p),
             p_text(d.p_holm),
             d.exact.method if d.exact else d.estimate.method or "-",
@@ -231,9 +223,7 @@ def _zero_shot(comparison: Comparison) -> Table:
     rows = []
     for row in comparison.zero_shot:
         cells = [_scores_text(row, group.label) for group in comparison.groups]
-        against = "; ".join(
-            _zero_shot_text(comparison, difference, len(row.differences)) for difference in row.differences
-        )
+        against = "; ".join(_zero_shot_text(comparison, d, len(row.differences)) for d in row.differences)
         limit = f", first {row.limit}" if row.limit else ""
         rows.append((f"{row.task} ({row.protocol}{limit}), {row.metric}", *cells, against or "-"))
     return Table(
@@ -267,12 +257,8 @@ def _zero_shot_text(comparison: Comparison, difference: ZeroShotDifference, othe
 def cell_text(measure: Measure, cell: Cell) -> str:
     """A measure of a group: mean ± sd, or what is missing in how many seeds."""
     if cell.mean is None:
-        reasons: dict[str, int] = {}
-        for value in cell.values:
-            if isinstance(value, str):
-                reasons[value] = reasons.get(value, 0) + 1
-        n = len(cell.values)
-        if n == 1 or (len(reasons) == 1 and next(iter(reasons.values())) == n):
+        reasons, n = Counter(value for value in cell.values if isinstance(value, str)), len(cell.values)
+        if n in reasons.values():
             return next(iter(reasons))
         return ", ".join(f"{reason} ({count} of {n} seeds)" for reason, count in reasons.items())
     if cell.sd is None:
@@ -337,17 +323,15 @@ def _decimals(value: float) -> int:
     return max(0, 3 - math.floor(math.log10(abs(value))))
 
 
-def estimate_text(measure: Measure, estimate: Estimate) -> str:
+def estimate_text(estimate: Estimate) -> str:
     """A difference or ratio with its interval."""
     if math.isnan(estimate.mean):
         return "-"
-    ratio = estimate.log
-    text = f"{estimate.mean:.2f}x" if ratio else f"{estimate.mean:+.4f}"
+    form, times = (".2f", "x") if estimate.log else ("+.4f", "")
+    text = f"{estimate.mean:{form}}{times}"
     if estimate.low is None or estimate.high is None:
         return text
-    return text + (
-        f" [{estimate.low:.2f}, {estimate.high:.2f}]" if ratio else f" [{estimate.low:+.4f}, {estimate.high:+.4f}]"
-    )
+    return f"{text} [{estimate.low:{form}}, {estimate.high:{form}}]"
 
 
 def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.measures import human
-from efftrain_cli.compare.plots import AXIS_LABELS, LATE
+from efftrain_cli.compare.plots import AXIS_LABELS, LATE, tick
 from efftrain_cli.compare.reading import AXES
 
 COLOURS = (34, 33, 32, 35, 36, 31)
@@ -44,9 +43,11 @@ def _loss_plot(comparison: Comparison, axis: str, width: int, colour: bool) -> s
         # Several points a column, so that a steep line leaves no gaps.
         at = np.linspace(max(start, float(x[0])), float(x[-1]), 8 * width)
         points += ((letter, *point) for point in zip(at.tolist(), np.interp(at, x, loss).tolist(), strict=True))
-    step = _round_step((furthest - start) / 4)
+    # The next 1, 2, 2.5 or 5 times a power of ten at or above a quarter of what is shown.
+    power = 10.0 ** math.floor(math.log10((furthest - start) / 4))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= (furthest - start) / 4 * 0.999)
     marks = [i * step for i in range(math.ceil(start / step), math.floor(furthest / step) + 1)]
-    ticks = [(mark, human(mark) if mark < 1e15 else f"{mark:.3g}") for mark in marks]
+    ticks = [(mark, tick(mark)) for mark in marks]
     colours = (
         {comparison.letter(group)[0]: COLOURS[i % len(COLOURS)] for i, group in enumerate(comparison.groups)}
         if colour
@@ -102,9 +103,3 @@ def character_plot(
     indent = " " * (margin + 2)
     lines += [" " * margin + " +" + "-" * columns, indent + "".join(below).rstrip()]
     return [*lines, indent + label.center(columns).rstrip()] if label else lines
-
-
-def _round_step(value: float) -> float:
-    """The next 1, 2, 2.5 or 5 times a power of ten at or above `value`."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= value * 0.999)

@@ -74,23 +74,16 @@ def compare_zero_shot(
     rows = []
     for task, protocol, limit, metric in sorted(keys):
         found = {group.label: [_result(run, (task, protocol, limit), metric) for run in group.runs] for group in groups}
-        others = [group for group in groups if group is not base]
-        rows.append(
-            ZeroShotRow(
-                task,
-                protocol,
-                limit,
-                metric,
-                {
-                    label: tuple(None if result is None else result.metrics[metric] for result in results)
-                    for label, results in found.items()
-                },
-                tuple(
-                    _difference(metric, base, found[base.label], group, found[group.label], allow, withheld)
-                    for group in others
-                ),
-            )
+        scores = {
+            label: tuple(None if result is None else result.metrics[metric] for result in results)
+            for label, results in found.items()
+        }
+        differences = tuple(
+            _difference(metric, base, found[base.label], group, found[group.label], allow, withheld)
+            for group in groups
+            if group is not base
         )
+        rows.append(ZeroShotRow(task, protocol, limit, metric, scores, differences))
     return _corrected(rows)
 
 
@@ -100,11 +93,10 @@ def _corrected(rows: Sequence[ZeroShotRow]) -> list[ZeroShotRow]:
     judged = [(i, j, d) for i, row in enumerate(rows) for j, d in enumerate(row.differences) if not d.verdict]
     by_seeds = [(i, j, d.over_seeds.p) for i, j, d in judged if d.over_seeds.p is not None]
     by_items = [(i, j, p) for i, j, d in judged if d.over_seeds.p is None and (p := _items_p(d)) is not None]
-    adjusted: list[dict[tuple[int, int], float]] = []
-    for family in (by_seeds, by_items):
-        ps = inference.holm([p for *_, p in family])
-        adjusted.append({(i, j): p for (i, j, _), p in zip(family, ps, strict=True)})
-    seeds, items = adjusted
+    seeds, items = (
+        {(i, j): p for (i, j, _), p in zip(family, inference.holm([p for *_, p in family]), strict=True)}
+        for family in (by_seeds, by_items)
+    )
     found = []
     for i, row in enumerate(rows):
         differences = []
@@ -127,10 +119,7 @@ def _items_p(difference: ZeroShotDifference) -> float | None:
 
 def _result(run: RunNumbers, key: tuple[str, str, str], metric: str) -> ZeroShot | None:
     """The run's newest result of that key: the last in its file."""
-    for result in reversed(run.zero_shot):
-        if result.key == key and metric in result.metrics:
-            return result
-    return None
+    return next((found for found in reversed(run.zero_shot) if found.key == key and metric in found.metrics), None)
 
 
 def _difference(

@@ -136,7 +136,7 @@ def read_counting(path: Path, until: int | None = None) -> list[dict[str, Any]]:
     """
     import numpy as np
 
-    path = _metrics_path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
     if not path.exists():
         return []
     rows, _ = rows_of(_read(path))
@@ -162,7 +162,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
     """
     import numpy as np
 
-    path = _metrics_path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
     lines = _read(path)
     wanted = tuple(dict.fromkeys((*columns, "step", "segment", "nonfinite")))
     found = _arrow_columns(lines, wanted)
@@ -197,10 +197,6 @@ def last_row(path: Path) -> dict[str, Any]:
         return {}
     rows = (row for line in reversed(lines) if (row := parse(line)) is not None and "step" in row)
     return next(rows, {})
-
-
-def _metrics_path(path: Path) -> Path:
-    return path / "metrics.jsonl" if path.is_dir() else path
 
 
 def _read(path: Path) -> Lines:
