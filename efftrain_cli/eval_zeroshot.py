@@ -177,11 +177,7 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
 
 
 def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> Evaluator:
-    """The trained model, ready to be asked as the question says.
-
-    Raises:
-        UsageError: the context is longer than the model's positions, or a setting is impossible.
-    """
+    """The trained model, ready to be asked as the question says; a `UsageError` names a setting that is impossible."""
     import torch
 
     from efftrain_cli.training.watch import FIRST
@@ -230,11 +226,8 @@ def trained_length(trained: TrainedModel) -> int:
 
 
 def validation_documents(trained: TrainedModel) -> list[str]:
-    """Text of the run's own validation documents, the first `OFFLINE_TOKENS` tokens of them.
-
-    Raises:
-        DataError: the data is missing, or is now tokenized otherwise than when the run was trained.
-    """
+    """Text of the run's own validation documents, the first `OFFLINE_TOKENS` tokens of them. A `DataError` where the
+    data is missing, or is now tokenized otherwise than when the run was trained."""
     import numpy as np
 
     from efftrain_cli.data.limits import limits_of

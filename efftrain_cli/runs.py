@@ -120,11 +120,8 @@ def verify_rows(path: Path) -> list[str]:
 
 
 def remove_runs(names: Sequence[str]) -> list[Path]:
-    """Paths of the runs called `names` or matching them as globs, safe to remove.
-
-    Raises:
-        UsageError: there is no such run, or a process is writing to it.
-    """
+    """Paths of the runs called `names` or matching them as globs, safe to remove. A run that is not there, or that a
+    process is writing to, is refused."""
     from efftrain_cli.run.lock import is_locked
 
     existing = run_names()

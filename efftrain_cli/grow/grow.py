@@ -145,12 +145,7 @@ def grow_run(
 
 def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str], options: GrowOptions) -> Recipe:
     """The staged recipe of the new run: the source's up to `step`, where it is in `stage`, then a stage of the
-    operators.
-
-    Raises:
-        UsageError: the source was grown with other variants before; one recipe has one [staged_growth].
-        RecipeError: the grown recipe breaks a rule.
-    """
+    operators. One recipe has one [staged_growth], so a source that was grown with other variants before is refused."""
     moments = "reset" if options.weights_only else options.moments
     variants: dict[str, Any] = {"symmetry": options.symmetry, "depth": options.depth, "moments": moments}
     asked = {key: value for key, value in variants.items() if value is not None}

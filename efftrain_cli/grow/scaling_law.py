@@ -175,10 +175,8 @@ def plan_schedule(
     """The cheapest schedule of that many stages to a loss, all sizes free, by SLSQP over log sizes and log losses.
 
     With `target_size` the last stage has that size; without `target_loss` the loss is then the one for which that size
-    is the cheapest single stage. A "fixed" batch is the critical one of the target loss.
-
-    Raises:
-        UsageError: neither target is given, or the loss cannot be reached with that size.
+    is the cheapest single stage. A "fixed" batch is the critical one of the target loss. A loss that cannot be reached
+    with that size is refused, and no target at all.
     """
     from scipy.optimize import minimize
 

@@ -122,14 +122,11 @@ def _switch_hub_off() -> None:
 
 
 def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableTask:
-    """The harness's task object with its items, zero-shot.
+    """The harness's task object with its items, zero-shot. A `UsageError` where the installed harness lacks the task, a
+    `DataError` where the Hub does not give the items.
 
     Args:
         scratch: a temporary folder, for the definition that names the local file and for the library's copy of it.
-
-    Raises:
-        DataError: the Hub did not give the items.
-        UsageError: the installed harness lacks the task.
     """
     import lm_eval.tasks
 

@@ -245,10 +245,8 @@ def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None)
 
     The first window predicts up to `length` tokens, each later one the next `stride` with as much left context as fits;
     stride = length is the harness's rolling likelihood, whose last window only sees more than itself. `prefix`
-    (end-of-text) stands before the first token; without it the first token is context only and is not predicted.
-
-    Raises:
-        ValueError: the stride is not in 1..length.
+    (end-of-text) stands before the first token; without it the first token is context only and is not predicted. A
+    stride outside of 1..length is a `ValueError`.
     """
     if not 1 <= stride <= length:
         raise ValueError(f"stride {stride} is not in 1..{length}")
