@@ -11,6 +11,7 @@ from torch import Tensor
 
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_model, build_optimizer
 from efftrain_cli.training.state import TrainState, model_tensors
@@ -35,6 +36,13 @@ def fresh(recipe: Recipe, vocab_size: int = VOCAB_SIZE) -> TrainState:
     """A run's state before its first step."""
     model = build_model(recipe, vocab_size, CPU)
     return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+
+
+def random_batch(plan: StepPlan, vocab_size: int = VOCAB_SIZE) -> Batch:
+    """Tokens that are a function of the step."""
+    generator = torch.Generator().manual_seed(plan.step)
+    ids = torch.randint(vocab_size, (plan.batch_size, plan.seq_len + 1), generator=generator)
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:

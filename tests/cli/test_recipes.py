@@ -162,8 +162,7 @@ def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# --- new
-# ---------------------------------------------------------------------------------------------------------------
+# --- new -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_recipe_loads_and_overwrites_nothing(

@@ -103,8 +103,7 @@ def test_intervals_of_all_looks_hold_together() -> None:
     assert 0.044 <= missed.mean() <= 0.054
 
 
-# --- the alternative
-# ---------------------------------------------------------------------------------------------------
+# --- the alternative -------------------------------------------------------------------------------------------------
 
 
 def test_the_mixture_is_a_bayes_factor() -> None:

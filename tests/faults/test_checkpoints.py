@@ -4,124 +4,22 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import pickle
 import random
 import shutil
-import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from efftrain_cli.foundation.errors import CheckpointError, DiskError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import sha256_of
-from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
 from efftrain_cli.run.directory import Run, checkpoints_of
-from efftrain_cli.run.manifest import MANIFEST, WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
-from efftrain_cli.training.checkpoints import accept_differences, check_disk, checkpoint_bytes, newest_checkpoint, save
-from efftrain_cli.training.state import read_checkpoint, write_checkpoint
+from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
+from efftrain_cli.training.checkpoints import accept_differences, newest_checkpoint
+from efftrain_cli.training.state import read_checkpoint
+from tests.faults.conftest import seal, step_of, truncate
 from tests.launch import Laboratory
-from tests.tiny import fresh
-
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=32),
-    optim=Optim(lr=3e-3),
-    train=Train(tokens=2560, batch_size=4, dtype="fp32"),
-    checkpoint=Checkpoint(every=5, keep=2),
-)
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run with checkpoints of steps 5 and 10."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
-    with Run.create("r", "", {}) as run:
-        state = fresh(RECIPE, 300)
-        for step in (5, 10):
-            state.progress = state.progress._replace(step=step)
-            save(run, state, RECIPE)
-    with Run.open("r") as run:
-        yield run
-
-
-def step_of(path: Path | None) -> int | None:
-    return None if path is None else int(path.name[5:])
-
-
-@pytest.mark.slow
-def test_a_kill_at_every_point_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F2: SIGKILL before and after each write, fsync, rename and removal. The newest checkpoint that loads is the
-    previous or the new one, and the next start leaves no temporary file."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
-    points, survivors = 0, set()
-    while True:
-        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
-        state = fresh(RECIPE, 300)
-        with Run.create("r", "", {}) as run:
-            for step in (5, 10):
-                state.progress = state.progress._replace(step=step)
-                save(run, state, RECIPE)
-        child = os.fork()
-        if child == 0:
-            try:
-                with Run.open("r") as run:
-                    newest_checkpoint(run)
-                    _kill_at(points)
-                    state.progress = state.progress._replace(step=15)
-                    save(run, state, RECIPE)
-                os._exit(0)
-            except BaseException as error:
-                print(repr(error))
-                os._exit(1)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, -signal.SIGKILL)
-        with Run.open("r") as run:
-            newest = newest_checkpoint(run)
-            assert not run.damaged
-            assert step_of(newest) in (10, 15)
-            survivors.add(step_of(newest))
-            read_checkpoint(newest)
-            assert [path.name for path in (run.path / "checkpoints").iterdir() if ".tmp" in path.name] == []
-            assert len(checkpoints_of(run.path)) in (2, 3)
-        if code == 0:
-            break
-        points += 1
-    assert survivors == {10, 15}
-    assert points > 25
-
-
-def _kill_at(point: int) -> None:
-    """Makes this process kill itself before its `point`th operation on files, and not at all where it does fewer."""
-    import pathlib
-
-    import efftrain_cli.training.state as state
-
-    seen = 0
-
-    def deadly(function):
-        def call(*args, **kwargs):
-            nonlocal seen
-            for moment in ("before", "after"):
-                if seen == point:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                seen += 1
-                if moment == "before":
-                    result = function(*args, **kwargs)
-            return result
-
-        return call
-
-    state.write_buffers = deadly(state.write_buffers)
-    pathlib.Path.write_text = deadly(pathlib.Path.write_text)
-    pathlib.Path.rename = deadly(pathlib.Path.rename)
-    pathlib.Path.mkdir = deadly(pathlib.Path.mkdir)
-    os.rename = deadly(os.rename)
-    os.unlink = deadly(os.unlink)
-    os.rmdir = deadly(os.rmdir)
-    state.fsync = deadly(state.fsync)
 
 
 def test_two_hundred_flipped_bits(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,17 +44,8 @@ def test_two_hundred_flipped_bits(run: Run, capfd: pytest.CaptureFixture[str]) -
     verify_checkpoint(path)
 
 
-def _seal(checkpoint: Path) -> None:
-    """Gives a checkpoint that was tampered with a manifest that fits."""
-    write_manifest(checkpoint, {path.name: sha256_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST})
-
-
 def empty(path: Path) -> None:
     path.write_bytes(b"")
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def garbage(path: Path) -> None:
@@ -172,7 +61,7 @@ def older_by_content(path: Path) -> None:
     for other in path.parent.iterdir():
         if other != path:
             other.rename(other.with_name(f"{other.name}.away"))
-    _seal(path.parent)
+    seal(path.parent)
 
 
 @pytest.mark.parametrize("fault", [empty, truncate, Path.unlink])
@@ -230,97 +119,6 @@ def test_no_valid_checkpoint_left(run: Run) -> None:
     assert "step-00000010/optimizer.safetensors" in str(raised.value)
 
 
-def test_the_last_verified_checkpoint_is_never_removed(run: Run) -> None:
-    """F13: with damaged newer ones about, neither the one that was loaded nor the one just written goes."""
-    recipe = replace(RECIPE, checkpoint=Checkpoint(every=5, keep=1))
-    truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
-    assert step_of(newest_checkpoint(run)) == 5
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=7)
-    save(run, state, recipe)
-    assert [step_of(path) for path in checkpoints_of(run.path)] == [7, 10]
-    verify_checkpoint(checkpoints_of(run.path)[0])
-    run.purge_checkpoints(1)
-    assert [step_of(path) for path in checkpoints_of(run.path)] == [7, 10]
-
-
-def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run: Run) -> None:
-    """keep = 2 with the newest damaged: two sound ones stay beside it."""
-    truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
-    assert step_of(newest_checkpoint(run)) == 5
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=7)
-    save(run, state, RECIPE)
-    assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 7, 10]
-
-
-def test_a_newest_checkpoint_that_nobody_has_verified_is_no_reason_to_remove_the_verified_one(run: Run) -> None:
-    """F13: with keep = 1 the newest stays, and so does the newest that is known to be sound."""
-    run.verified = {checkpoints_of(run.path)[0]}
-    run.purge_checkpoints(1)
-    assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
-
-
-class FakeDisk:
-    """Notes which paths were flushed, and what had been flushed when a checkpoint got its name or was removed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.flushed: set[str] = set()
-        self.log: list[tuple[str, str, set[str]]] = []
-        fsync, rename, rmtree, replace_ = os.fsync, os.rename, shutil.rmtree, os.replace
-
-        def noted_fsync(descriptor: int) -> None:
-            fsync(descriptor)
-            self.flushed.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-        def noted(kind: str, function):
-            def call(path, *rest, **options):
-                self.log.append((kind, str(path), set(self.flushed)))
-                self.flushed.discard(str(Path(path).parent))  # a name that changes has to be flushed again
-                return function(path, *rest, **options)
-
-            return call
-
-        monkeypatch.setattr(os, "fsync", noted_fsync)
-        monkeypatch.setattr(os, "rename", noted("rename", rename))
-        monkeypatch.setattr(os, "replace", noted("rename", replace_))
-        monkeypatch.setattr(shutil, "rmtree", noted("remove", rmtree))
-
-    def when(self, kind: str, ending: str) -> set[str]:
-        """What was on the disk for certain when `kind` happened to the path with this ending."""
-        (found,) = [flushed for what, path, flushed in self.log if what == kind and path.endswith(ending)]
-        return found
-
-
-def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an
-    older one loses its name before its files."""
-    disk = FakeDisk(monkeypatch)
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=15)
-    save(run, state, RECIPE)
-    folder = run.path / "checkpoints"
-    new = folder / "step-00000015"
-    before_rename = disk.when("rename", "step-00000015.tmp")
-    temporary = f"{new}.tmp"
-    assert {f"{temporary}/{path.name}" for path in new.iterdir()} | {temporary} <= before_rename
-    # What is removed was renamed before, and the new checkpoint's name was on the disk by then.
-    assert str(folder) in disk.when("rename", "step-00000005")
-    assert [path for kind, path, _ in disk.log if kind == "remove"] == [f"{folder}/step-00000005.old.tmp"]
-    assert [step_of(path) for path in checkpoints_of(run.path)] == [10, 15]
-
-
-def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = FakeDisk(monkeypatch)
-    run.log([{"step": 15, "segment": 0}])
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=15)
-    save(run, state, RECIPE)
-    assert str(run.path / "metrics.jsonl") in disk.when("rename", "step-00000015.tmp")
-
-
 def test_an_accepted_difference_is_accepted_with_its_values(run: Run) -> None:
     """The same key with another value has to be accepted again."""
     accept_differences(run, [["optim.lr", 0.003, 0.001]], True, "the recipe has changed")
@@ -362,61 +160,6 @@ def test_the_first_segment_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert new.next_segment() == 0
 
 
-def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:
-    damaged = checkpoints_of(run.path)[-1]
-    truncate(damaged / "model.safetensors")
-    newest_checkpoint(run)
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=10)
-    save(run, state, RECIPE)
-    verify_checkpoint(damaged)
-    assert (run.path / "checkpoints" / "step-00000010.corrupt" / "model.safetensors").exists()
-    assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
-    assert step_of(newest_checkpoint(run)) == 10
-    # A sound one of this step is not written twice.
-    assert save(run, state, RECIPE) == 0.0
-
-
-def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("efftrain_cli.training.state.fsync", full)
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=15)
-    with pytest.raises(DiskError, match=r"[0-9,]+ bytes needed, [0-9,]+ bytes free") as raised:
-        save(run, state, RECIPE)
-    assert raised.value.exit_code == 6
-    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == ["step-00000005", "step-00000010"]
-    assert step_of(newest_checkpoint(run)) == 10
-
-
-@pytest.mark.parametrize("shape", [(2, 2, 64, 32, 300), (1, 1, 16, 8, 20), (12, 4, 128, 256, 2000)])
-def test_the_estimate_of_a_checkpoints_size(shape: tuple[int, ...], tmp_path: Path) -> None:
-    """F16: within 2 %."""
-    n_layer, n_head, n_embd, seq_len, vocab_size = shape
-    recipe = replace(RECIPE, model=Model(n_layer=n_layer, n_head=n_head, n_embd=n_embd, seq_len=seq_len))
-    state = fresh(recipe, vocab_size)
-    from efftrain_cli.recipe.recipe import dump_recipe
-
-    write_checkpoint(tmp_path / "step-00000001", state, dump_recipe(recipe))
-    size = sum(file.stat().st_size for file in (tmp_path / "step-00000001").iterdir())
-    assert checkpoint_bytes(state, recipe) == pytest.approx(size, rel=0.02)
-
-
-def test_too_little_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F16: (keep + 1) checkpoints and 10 %; one byte less is refused."""
-    state = fresh(RECIPE, 300)
-    needed = 3 * checkpoint_bytes(state, RECIPE) * 11 // 10
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
-    check_disk(tmp_path / "runs" / "new", state, RECIPE)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
-    with pytest.raises(DiskError, match=f"{needed:,} bytes needed, {needed - 1:,} bytes free"):
-        check_disk(tmp_path / "runs" / "new", state, RECIPE)
-    check_disk(tmp_path / "runs" / "new", state, RECIPE, there=1)
-
-
 class Bomb:
     """Unpickling it creates the canary."""
 
@@ -445,7 +188,7 @@ def test_a_malicious_pickle_is_never_run(lab: Laboratory) -> None:
             shutil.copytree(lab.folder / "sound", lab.run("r"))
             checkpoint = lab.checkpoint("r", 1)
             (checkpoint / file).write_bytes(bomb)
-            _seal(checkpoint)
+            seal(checkpoint)
             with pytest.raises(CheckpointError):
                 read_checkpoint(checkpoint) if file != "recipe.toml" else _read_recipe(checkpoint)
     shutil.rmtree(lab.run("r"))

@@ -9,22 +9,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.reading import read_numbers
-from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
-from efftrain_cli.run.directory import Run, run_names
+from efftrain_cli.run.directory import run_names
 from efftrain_cli.run.lines import sealed
-from efftrain_cli.run.rows import read_run
 from efftrain_cli.runs import list_runs
-from efftrain_cli.training.checkpoints import newest_checkpoint
 from tests.fake_runs import rows_of, write_run
-from tests.faults.test_checkpoints import _seal
+from tests.faults.conftest import call, contents, seal
 from tests.launch import Laboratory
-from tests.trained_run import make_run
 
 VERBS = [
     ("pretrain", "--resume", "r"),
@@ -39,28 +32,6 @@ VERBS = [
 ]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with random weights and a checkpoint of step 10, called r."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
-    return make_run(tmp_path, "r")
-
-
-def call(*words: str) -> tuple[int, str]:
-    """(exit code, message) of a command, in this process. Anything but an error for the user fails the test."""
-    result: Result = CliRunner().invoke(app, list(words))
-    if isinstance(result.exception, EfftrainError):
-        return result.exception.exit_code, str(result.exception)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
-
-
 # --- formats of a newer efftrain -------------------------------------------------------------------------------------
 
 
@@ -69,36 +40,36 @@ def newer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: "-".join(verb[:2]))
-def test_a_run_of_a_newer_format_is_refused_by_every_verb(run: Path, verb: tuple[str, ...]) -> None:
+def test_a_run_of_a_newer_format_is_refused_by_every_verb(random_run: Path, verb: tuple[str, ...]) -> None:
     """F52, F56: both versions are named, and nothing is written."""
-    newer(run / "origin.json")
-    before = contents(run.parent)
+    newer(random_run / "origin.json")
+    before = contents(random_run.parent)
     code, message = call(*verb)
     assert code == 3, message
     assert "origin.json has format 2, this efftrain reads formats up to 1" in message
-    assert contents(run.parent) == before
+    assert contents(random_run.parent) == before
 
 
 @pytest.mark.parametrize("file", ["progress.json", "manifest.json"])
 @pytest.mark.parametrize("verb", VERBS[:4], ids=lambda verb: verb[0])
 def test_a_checkpoint_of_a_newer_format_is_refused_and_not_taken_for_damaged(
-    run: Path, verb: tuple[str, ...], file: str
+    random_run: Path, verb: tuple[str, ...], file: str
 ) -> None:
     """F56: older checkpoints beside it are not fallen back to, and it is neither moved nor purged."""
-    checkpoint = run / "checkpoints" / "step-00000010"
-    shutil.copytree(checkpoint, run / "checkpoints" / "step-00000005")
+    checkpoint = random_run / "checkpoints" / "step-00000010"
+    shutil.copytree(checkpoint, random_run / "checkpoints" / "step-00000005")
     if file == "progress.json":
         newer(checkpoint / file)
-        _seal(checkpoint)
+        seal(checkpoint)
     else:
         from efftrain_cli.run.manifest import _text
 
         (checkpoint / file).write_text(_text(json.loads((checkpoint / file).read_text())["files"], 2))
-    before = {path: content for path, content in contents(run.parent).items() if path.name != "events.jsonl"}
+    before = {path: content for path, content in contents(random_run.parent).items() if path.name != "events.jsonl"}
     code, message = call(*verb)
     assert code == 3, message
     assert f"{file} has format 2, this efftrain reads formats up to 1" in message
-    after = {path: content for path, content in contents(run.parent).items() if path.name != "events.jsonl"}
+    after = {path: content for path, content in contents(random_run.parent).items() if path.name != "events.jsonl"}
     assert after == before
 
 
@@ -116,45 +87,45 @@ ORIGINS = {
 }
 
 
-def break_origin(run: Path, kind: str) -> None:
+def break_origin(random_run: Path, kind: str) -> None:
     content = ORIGINS[kind]
     if content is None:
-        (run / "origin.json").unlink()
+        (random_run / "origin.json").unlink()
     else:
-        (run / "origin.json").write_bytes(content)
+        (random_run / "origin.json").write_bytes(content)
 
 
 @pytest.mark.parametrize("kind", ORIGINS)
-def test_a_damaged_origin_is_named_with_the_way_out(run: Path, kind: str) -> None:
+def test_a_damaged_origin_is_named_with_the_way_out(random_run: Path, kind: str) -> None:
     """F61: in every verb, and nothing is written."""
-    break_origin(run, kind)
-    before = contents(run.parent)
+    break_origin(random_run, kind)
+    before = contents(random_run.parent)
     for verb in VERBS if kind == "cut" else VERBS[:1]:
         code, message = call(*verb)
         assert code == 3, (verb, message)
         assert "origin.json" in message
         assert any(word in message for word in ("Restore it", "was not written by efftrain")), message
-    assert contents(run.parent) == before
+    assert contents(random_run.parent) == before
 
 
 @pytest.mark.parametrize("data", ["absent", "a list", "without hashes"])
-def test_an_origin_that_says_nothing_of_the_data(run: Path, data: str) -> None:
+def test_an_origin_that_says_nothing_of_the_data(random_run: Path, data: str) -> None:
     """F61: what a resume and a growth compare their text with."""
-    origin = json.loads((run / "origin.json").read_text())
+    origin = json.loads((random_run / "origin.json").read_text())
     origin.pop("data")
     if data != "absent":
         origin["data"] = [] if data == "a list" else {}
-    (run / "origin.json").write_text(json.dumps(origin))
+    (random_run / "origin.json").write_text(json.dumps(origin))
     for verb in (VERBS[0], VERBS[3]):
         code, message = call(*verb)
         assert code == 3, message
         assert "origin.json is damaged: its `data` does not say tokenizer_hash" in message
 
 
-def test_a_damaged_run_can_be_removed(run: Path) -> None:
-    break_origin(run, "cut")
+def test_a_damaged_run_can_be_removed(random_run: Path) -> None:
+    break_origin(random_run, "cut")
     assert call("runs", "rm", "r", "--yes")[0] == 0
-    assert not run.exists()
+    assert not random_run.exists()
 
 
 # --- one bad run among others ----------------------------------------------------------------------------------------
@@ -303,138 +274,3 @@ def test_runs_verify_names_file_line_and_reason(tmp_path: Path, monkeypatch: pyt
     # A narrow table breaks the words, so each is looked for.
     output = call("runs", "show", "small-seed0")[1].split()
     assert {"damaged", "line", "metrics.jsonl"} <= set(output)
-
-
-# --- stray files and links -------------------------------------------------------------------------------------------
-
-
-def test_stray_files_and_links_among_checkpoints_are_left_alone(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """F63: a line each; training goes on, and saves where one of them is in the way."""
-    folder = run / "checkpoints"
-    elsewhere = run.parent.parent / "elsewhere"
-    shutil.copytree(folder / "step-00000010", elsewhere)
-    (folder / "notes.txt").write_text("mine")
-    (folder / "rsync.tmp").write_text("another program's")
-    (folder / "upload.tmp").mkdir()
-    (folder / "step-00000099").write_text("a file")
-    (folder / "step-00000050").symlink_to(elsewhere)
-    (folder / "step-00000051").symlink_to(run / "nowhere")
-    (folder / "step-00000012.tmp").mkdir()  # what a killed save leaves
-    with Run.open("r") as owned:
-        assert newest_checkpoint(owned) == folder / "step-00000010"
-        owned.purge_checkpoints(1)
-    warnings = capfd.readouterr().err
-    for name in ("notes.txt", "step-00000099", "step-00000050", "step-00000051"):
-        assert warnings.count(f"{name} ") == 1, warnings
-    assert {path.name for path in folder.iterdir()} == {
-        "notes.txt", "rsync.tmp", "upload.tmp", "step-00000099", "step-00000050", "step-00000051", "step-00000010"
-    }  # fmt: skip
-    assert (folder / "rsync.tmp").read_text() == "another program's"
-    code, output = call("checkpoint", "list", "r")
-    assert code == 0 and output.count("no checkpoint") == 6
-    assert call("checkpoint", "verify", "r")[0] == 0
-
-
-@pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
-def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
-    """F63: what is in the way is renamed, not written through and not removed."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "5", "--no-probe").code == 0
-    outside = lab.folder / "outside"
-    outside.mkdir()
-    place = lab.checkpoint("r", 10)
-    if kind == "a file":
-        place.write_text("mine")
-    else:
-        place.symlink_to(outside if kind == "a link" else lab.folder / "nowhere")
-    process = lab.call("pretrain", "--resume", "r", "--no-probe", "--steps", "11")
-    assert process.code == 0, process.err.read_text()
-    assert lab.checkpoints("r") == ["step-00000010", "step-00000010.left", "step-00000011"]
-    assert os.path.lexists(lab.checkpoint("r", 10).with_name("step-00000010.left"))
-    assert list(outside.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "events.jsonl", "checkpoints", "wandb"])
-def test_links_in_a_run_directory_are_never_written_through(run: Path, name: str) -> None:
-    """F69."""
-    target = run.parent.parent / "target"
-    if name in ("checkpoints", "wandb"):
-        target.mkdir()
-        shutil.rmtree(run / name, ignore_errors=True)
-    else:
-        target.write_text('{"step": 0, "segment": 0}\nunfinished')
-        (run / name).unlink(missing_ok=True)
-    before = contents(run.parent.parent)
-    (run / name).symlink_to(target)
-    code, message = call("pretrain", "--resume", "r")
-    assert code == 3, message
-    assert f"{run / name} is a symbolic link" in message
-    (run / name).unlink()
-    assert contents(run.parent.parent) == before
-    assert not target.is_dir() or list(target.iterdir()) == []
-
-
-def test_a_pipe_in_place_of_the_rows_does_not_hang(run: Path) -> None:
-    (run / "metrics.jsonl").unlink()
-    os.mkfifo(run / "metrics.jsonl")
-    with pytest.raises(CheckpointError, match="ordinary file: move it away"):
-        Run.open("r")
-
-
-def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
-    """F69."""
-    from efftrain_cli.foundation.files import write_whole
-
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "recipe.toml.tmp").symlink_to(tmp_path / "mine")
-    write_whole(tmp_path / "recipe.toml", "new")
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert (tmp_path / "recipe.toml").read_text() == "new"
-
-
-# --- control characters ----------------------------------------------------------------------------------------------
-
-ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\u2028"
-
-
-def test_control_characters_never_reach_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F70: in run names, origins, events, recipes and what damaged lines say."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
-    origin = {"recipe": f"small{ESCAPES}", "device": ESCAPES, "command": ["pretrain", ESCAPES], ESCAPES: ESCAPES}
-    events = [{"event": f"spike{ESCAPES}", "time": ESCAPES, ESCAPES: ESCAPES, "deep": [{"a": ESCAPES}]}]
-    more = f"[data]\ntrain = {json.dumps(ESCAPES)}\n"
-    write_run(tmp_path, "small", 0, origin=origin, events=events, more=more)
-    write_run(tmp_path, "small", 1, name=f"evil{ESCAPES[:-4]}x")
-    (write_run(tmp_path, "small", 2) / "origin.json").write_text(json.dumps({"schema_version": 9, "efftrain": ESCAPES}))
-    with (tmp_path / "small-seed0" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": ESCAPES, "segment": 0}) + "\n")
-    forbidden = set(ESCAPES) - {"\n", *"[]2J0;owned31m"}
-    for words in (
-        ("runs", "list"),
-        ("runs", "show", "small-seed0"),
-        ("compare", "small-seed0", "small-seed0"),
-        ("runs", "verify", "small-seed0"),
-    ):
-        output = CliRunner().invoke(app, list(words))
-        assert output.exception is None or isinstance(output.exception, (EfftrainError, SystemExit)), words
-        text = output.output  # messages of errors are escaped where they are printed
-        assert not forbidden & set(text), (words, forbidden & set(text))
-    assert "\\x1b[2J" in CliRunner().invoke(app, ["runs", "show", "small-seed0"]).output
-    assert read_run(tmp_path / "small-seed0").origin["device"].isprintable()
-
-
-def test_printable() -> None:
-    assert printable("a\x1b[0m\nb\u202ec\ud800é日") == "a\\x1b[0m\\nb\\u202ec\\ud800é日"
-
-
-def test_a_lock_file_names_no_foreign_owner_unescaped(run: Path) -> None:
-    import fcntl
-
-    from efftrain_cli.foundation.errors import RunLockedError
-
-    with (run / "lock").open("w") as lock:
-        lock.write(ESCAPES)
-        lock.flush()
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RunLockedError) as raised:
-            Run.open("r")
-    assert "\x1b" not in str(raised.value)

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.rows import read_counting
-from tests.conftest import REPOSITORY
 from tests.launch import Laboratory, Process
 
 REFUSE_SAVES = """
@@ -304,97 +301,6 @@ def test_a_run_directory_that_is_deleted_while_it_trains(lab: Laboratory) -> Non
     assert "was deleted or moved away while the run was training" in errors
     assert "Traceback" not in errors
     assert not lab.run("r").exists()
-
-
-# --- an odd environment ----------------------------------------------------------------------------------------------
-
-NO_HOME = """
-import os, pwd
-
-def unknown(uid):
-    raise KeyError(uid)
-
-os.environ.pop("HOME", None)
-os.environ.pop("XDG_CACHE_HOME", None)
-pwd.getpwuid = unknown
-"""
-
-
-def test_a_user_without_a_home(lab: Laboratory) -> None:
-    """F66: HOME unset and no such user, as in many containers: exit 2 with the variable to set; with it, it works."""
-    args = ("pretrain", "--recipe", lab.recipe(), "--no-probe", "--steps", "1", "--name")
-    process = lab.call(*args, "r", inject=NO_HOME + 'os.environ.pop("EFFTRAIN_CACHE", None)')
-    assert process.code == 2, process.err.read_text()
-    assert "no home directory is known: set EFFTRAIN_CACHE" in process.err.read_text()
-    assert lab.call(*args, "r", inject=NO_HOME).code == 0
-
-
-def test_a_working_directory_that_was_deleted(lab: Laboratory) -> None:
-    """F66."""
-    inject = "import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
-    process = lab.call("pretrain", "--recipe", "small", "--name", "r", inject=inject)
-    assert process.code == 2
-    assert "the working directory was deleted" in process.err.read_text()
-
-
-def test_no_folder_for_temporary_files(lab: Laboratory) -> None:
-    """F66: where one is needed."""
-    inject = """
-import tempfile
-
-def refuse():
-    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
-
-tempfile.tempdir = None
-tempfile._get_default_tempdir = refuse
-"""
-    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "5")
-    assert lab.call(*args, inject=inject).code == 0
-    process = lab.call("grow", "r", "--operator", "width", inject=inject)
-    assert process.code == 2, process.err.read_text()
-    assert "No usable temporary directory found in ['/tmp']: set TMPDIR" in process.err.read_text()
-
-
-# --- extremes ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_learning_rate_beyond_all_numbers(lab: Laboratory) -> None:
-    """F76: overflow in the first updates is a divergence, not a traceback of the log's writer."""
-    recipe = lab.recipe(lr="1e308", min_lr="1e307")
-    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe")
-    assert process.code == 4, process.err.read_text()
-    assert "Traceback" not in process.err.read_text()
-
-
-def test_a_prompt_that_is_no_text(lab: Laboratory) -> None:
-    """F76: bytes that are not UTF-8 reach Python as lone surrogates."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "1").code == 0
-    process = lab.call("sample", "r", "--prompt", "a\udcffb")
-    assert process.code == 2
-    assert "--prompt holds bytes that are not UTF-8 text" in process.err.read_text()
-
-
-@pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
-def test_closed_standard_streams(tmp_path: Path, closed: str) -> None:
-    """F76: `efftrain runs list >&-` says nothing, and no file of a run takes the stream's number."""
-    code = f"""
-import os, sys
-for number in {[int(n) for n in closed.split()]}:
-    os.close(number)
-sys.argv = ["efftrain", "runs", "list"]
-sys.stdout = sys.stdout if {"1" not in closed} else None
-sys.stderr = sys.stderr if {"2" not in closed} else None
-from efftrain_cli.__main__ import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-free = os.open(os.devnull, os.O_RDONLY)
-os._exit(0 if free > 2 else 9)
-"""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
 
 
 def test_a_number_that_is_not_finite_is_null_in_a_line(rows: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from efftrain_cli.training.state import nonfinite_tensors
+from tests.faults.conftest import seal
 from tests.launch import Laboratory, Process
 
 # Once, after the update of step 8: the steps before it are sound, step 9 computes with what is broken.
@@ -113,14 +114,12 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab: Laboratory) -> Non
     """Written by a version that did not look, with a manifest that vouches for it."""
     from safetensors.torch import load_file, save_file
 
-    from tests.faults.test_checkpoints import _seal
-
     assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe").code == 0
     path = lab.checkpoint("r", 10) / "model.safetensors"
     tensors = load_file(path)
     tensors["wte.weight"][0, 0] = float("nan")
     save_file(tensors, path)
-    _seal(lab.checkpoint("r", 10))
+    seal(lab.checkpoint("r", 10))
     process = lab.call("pretrain", "--resume", "r", "--no-probe")
     assert process.code == 0, process.err.read_text()
     assert "tensor wte.weight is not finite; trying the one before" in process.err.read_text()

@@ -45,8 +45,7 @@ def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor]
     return tensors_of(state), losses
 
 
-# --- the scalar chain: h1 = v x, h2 = w h1, y' = v h2, L = (y' - y)^2 / 2; v tied, K = 3, SGD of 0.1
-# ----------------------
+# --- the scalar chain: h1 = v x, h2 = w h1, y' = v h2, L = (y' - y)^2 / 2; v tied, K = 3, SGD of 0.1 -----------------
 
 X = [1, -0.5, 2, 1.5, -1, 0.5, 1, -2]
 Y = [0.5, 0.25, -1, 0.5, 0.75, -0.25, 1, 0.5]

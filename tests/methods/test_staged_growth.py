@@ -8,17 +8,8 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from efftrain_cli.methods.growth_operators import (
-    GrowthState,
-    grow,
-    grow_depth,
-    grow_width,
-    reset_moments,
-    small_model_scales,
-    width_asymmetry,
-)
+from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_width
 from efftrain_cli.methods.staged_growth import (
     Operator,
     StagedGrowth,
@@ -27,61 +18,10 @@ from efftrain_cli.methods.staged_growth import (
     parse_operator,
     rewarmup_factor,
 )
-from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.rules import warnings_of
-
-CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
-
-
-def small_model(dtype: torch.dtype = torch.float64, config: GPTConfig = CONFIG) -> GPT:
-    """A GPT in which no parameter is 0 or 1, so that no operator can hide behind a trivial layer norm or bias."""
-    model = GPT(config).to(dtype)
-    model.init_weights(3)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
-    return model
-
-
-def state_of(model: GPT) -> GrowthState:
-    """The model with moments that are a function of the name: no two parameters, no two entries alike."""
-    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
-    generator = torch.Generator().manual_seed(5)
-
-    def draw(p: torch.Tensor) -> torch.Tensor:
-        return torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
-
-    return GrowthState(
-        config=model.config,
-        parameters=parameters,
-        optimizer={
-            "exp_avg": {name: draw(p) for name, p in parameters.items()},
-            "exp_avg_sq": {name: draw(p).square() for name, p in parameters.items()},
-            "step": {name: torch.tensor(7.0) for name in parameters},
-        },
-        gradient_powers=AdamW.gradient_powers,
-    )
-
-
-def model_of(state: GrowthState) -> GPT:
-    dtype = next(iter(state.parameters.values())).dtype
-    model = GPT(state.config).to(dtype)
-    model.load_state_dict(dict(state.parameters), strict=True)
-    return model
-
-
-def tokens_of(config: GPTConfig, sequences: int = 4, seed: int = 6) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(config.vocab_size, (sequences, config.seq_len + 1), generator=generator)
-
-
-def mean_loss(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
-    logits = model(tokens[:, :-1]).flatten(0, 1)
-    return F.cross_entropy(logits, tokens[:, 1:].flatten())
-
+from tests.methods.grown import CONFIG, mean_loss, model_of, small_model, state_of, tokens_of
 
 PRESERVING = [
     *itertools.product([("width", 2), ("width", 3)], ["none", "offdiag"], ["identity"]),
@@ -256,106 +196,6 @@ def test_weights_grow_without_an_optimizer_state():
     state = dataclasses.replace(state_of(small_model()), optimizer={})
     grown = grow(state, [Operator("depth", 2), Operator("width", 2)], StagedGrowth(), seed=0)
     assert grown.optimizer == {}
-
-
-# --- dynamics ---
-
-
-def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | None = None) -> AdamW:
-    """AdamW over `model`, loaded with the state's moments; with `factor`, every parameter at `small_model_scales`."""
-    scales = (
-        {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()} if factor else None
-    )
-    optimizer = AdamW(
-        dict(model.named_parameters()),
-        model.parameter_kinds(),
-        betas=(0.9, 0.98),
-        eps=1e-6,
-        weight_decay=weight_decay,
-        scales=scales,
-    )
-    for full_name, tensor in optimizer.tensors().items():
-        key, name = full_name.split(".", 1)
-        tensor.copy_(state.optimizer[key][name])
-    return optimizer
-
-
-def train_steps(model: GPT, optimizer: AdamW, steps: int, start: int) -> list[float]:
-    losses = []
-    for i in range(steps):
-        model.zero_grad()
-        loss = mean_loss(model, tokens_of(model.config, seed=1000 + start + i))
-        loss.backward()
-        optimizer.step(3e-3, found_inf=torch.zeros(()))
-        losses.append(loss.item())
-    return losses
-
-
-def state_after(model: GPT, optimizer: AdamW) -> GrowthState:
-    state: dict[str, dict[str, torch.Tensor]] = {}
-    for full_name, tensor in optimizer.tensors().items():
-        key, name = full_name.split(".", 1)
-        state.setdefault(key, {})[name] = tensor.clone()
-    return GrowthState(
-        config=model.config,
-        parameters={name: p.detach().clone() for name, p in model.named_parameters()},
-        optimizer=state,
-        gradient_powers=optimizer.gradient_powers,
-    )
-
-
-def trained_small() -> tuple[GPT, AdamW, GrowthState]:
-    model = small_model()
-    optimizer = adamw(model, reset_moments(state_of(model)), 0.1)
-    train_steps(model, optimizer, 10, 0)
-    return model, optimizer, state_after(model, optimizer)
-
-
-@pytest.mark.parametrize("factor", [2, 3])
-def test_the_wide_model_follows_the_small_one_exactly(factor):
-    """Filled moments, scaled learning rates, eps and weight decay: 60 steps, fp64, the same losses to 1e-12."""
-    small, optimizer, state = trained_small()
-    expected = train_steps(small, optimizer, 60, 10)
-    grown = grow_width(state, factor, moments="ema", symmetry="none")
-    wide = model_of(grown)
-    losses = train_steps(wide, adamw(wide, grown, 0.1, factor), 60, 10)
-    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) <= 1e-12
-    assert len(set(expected)) == 60
-
-
-def test_the_released_operators_state_at_the_same_lr_does_not_follow():
-    """The negative control: same weights, the released moments, no scales."""
-    small, optimizer, state = trained_small()
-    expected = train_steps(small, optimizer, 10, 10)
-    grown = grow_width(state, 2, moments="paper", symmetry="none")
-    wide = model_of(grown)
-    losses = train_steps(wide, adamw(wide, grown, 0.1), 10, 10)
-    assert losses[0] == pytest.approx(expected[0], abs=1e-12)
-    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) > 1e-3
-
-
-@pytest.mark.parametrize(("symmetry", "parts"), [("none", False), ("offdiag", True), ("noise", True)])
-def test_asymmetry_tells_copies_from_parted_ways(symmetry, parts):
-    _, _, state = trained_small()
-    grown = grow_width(state, 2, symmetry=symmetry)
-    wide = model_of(grown)
-    optimizer = adamw(wide, grown, 0.1)
-    train_steps(wide, optimizer, 20, 10)
-    asymmetry = width_asymmetry(state_after(wide, optimizer).parameters, 2)
-    assert (asymmetry > 1e-3) == parts, asymmetry
-    if not parts:
-        assert asymmetry < 1e-10
-
-
-def test_identity_units_stay_dead_with_zero_moments_and_wake_with_copied_ones():
-    _, _, state = trained_small()
-    width = CONFIG.n_embd
-    for moments, dead in (("paper", True), ("ema", False)):
-        grown = grow_depth(state, 2, mode="identity", moments=moments)
-        deep = model_of(grown)
-        train_steps(deep, adamw(deep, grown, 0.1), 20, 10)
-        rest = deep.h[1].mlp.c_fc.weight[width:].detach()
-        assert (rest.abs().max() == 0) == dead, moments
 
 
 # --- values and rules ---

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.compare.comparison import compare, read_sound
-from efftrain_cli.compare.plots import inline_svg, plots_of
-from efftrain_cli.compare.show_run import tables_of_run
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
@@ -21,50 +16,22 @@ from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.hf import to_hf
-from efftrain_cli.model.standardization import folded, standardization_loss
+from efftrain_cli.model.standardization import standardization_loss
 from efftrain_cli.plan.plan import model_parameters, plan_step, token_flops
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
-from efftrain_cli.recipe.sections import Eval, Model, Optim, Parallel, Train
-from efftrain_cli.training import trained_model
-from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs
+from efftrain_cli.recipe.sections import Optim, Parallel
 from efftrain_cli.training.following import check_ranks
 from efftrain_cli.training.gradient import build_forward_backward, build_model, build_objective
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
-from efftrain_cli.training.state import write_checkpoint
-from efftrain_cli.training.trainer import StepRecord, evaluate, read_records, train
-from tests.fake_runs import rows_of as rows_of_run
-from tests.fake_runs import write_run
+from efftrain_cli.training.trainer import evaluate, read_records, train
+from tests.methods.standardized import BARE, BATCH, CPU, LENGTH, SITES, batch, with_loss
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
 from tests.tiny import fresh, tensors_of
-
-CPU = torch.device("cpu")
-LENGTH, BATCH = 16, 6
-BARE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=LENGTH, norm="none", init="unit"),
-    optim=Optim(lr=3e-3, warmup_steps=2),
-    train=Train(tokens=LENGTH * BATCH * 6, batch_size=BATCH, micro_batch_tokens=LENGTH * 2, dtype="fp32"),
-    eval=Eval(every=3, windows=2),
-)
-
-
-def with_loss(recipe: Recipe = BARE, **settings: object) -> Recipe:
-    return replace(recipe, standardization_loss=StandardizationLoss(**{"weight": 0.3, **settings}))  # type: ignore[arg-type]
-
-
-def batch(sequences: int = BATCH, length: int = LENGTH) -> tuple[Tensor, Tensor]:
-    ids = torch.stack([RandomTokens(length).window(i) for i in range(sequences)])
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-
-# --- the value ---
 
 X = torch.tensor([[1, 2, -1], [3, 0, -1.5], [-1, 1, 0.5], [1, -1, 2]], dtype=torch.float64)
 
@@ -131,15 +98,6 @@ def test_moments_are_fp32_where_activations_are_bf16() -> None:
     assert loss.item() == pytest.approx(standardization_loss(x.double()).item(), rel=1e-5)
     loss.backward()
     assert x.grad is not None and x.grad.dtype == torch.bfloat16
-
-
-# --- where it attaches ---
-
-SITES = {
-    "preact": ["attn.c_attn", "mlp.c_fc"],
-    "ln_input": ["ln_1", "ln_2"],
-    "all_linear": ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"],
-}
 
 
 def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[str, float]:
@@ -384,152 +342,3 @@ def test_several_devices_need_lanes_unless_moments_are_a_tokens_own() -> None:
         else:
             check_ranks(recipe, summary, Ranks(0, 2))
         check_ranks(recipe, summary, Ranks())
-
-
-# --- afterwards ---
-
-
-def learned(sites: str, norm: str = "none") -> GPT:
-    """A model whose scales and shifts are far from 1 and 0."""
-    recipe = with_loss(sites=sites, affine=True)
-    model = build_model(replace(recipe, model=replace(recipe.model, norm=norm)), 64, CPU)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-            if "affine" in name or name.startswith("ln_f") or ".ln_" in name:
-                parameter *= 1.5
-    return model
-
-
-@pytest.mark.parametrize(
-    ("sites", "norm"), [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")]
-)
-def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm: str) -> None:
-    model, (tokens, targets) = learned(sites, norm), batch(2)
-    plain = folded(model)
-    kinds = {name for name, _ in plain.named_parameters() if "affine" in name or (norm == "none" and "ln_" in name)}
-    assert kinds == ({"ln_f.weight", "ln_f.bias"} if sites == "ln_input" else set())
-    with torch.no_grad():
-        losses = [float(m.loss_sum(tokens, targets)) / targets.numel() for m in (model, plain)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-        exact = learned(sites, norm).double()
-        assert torch.allclose(folded(exact)(tokens), exact(tokens), atol=1e-10, rtol=0)
-    assert folded(plain) is plain
-    if norm == "layernorm":
-        assert to_hf(plain).keys() == to_hf(build_model(load_recipe("small"), 64, CPU)).keys() - {
-            f"transformer.h.{i}.{name}" for i in (2, 3) for name in dict(plain.h[0].named_parameters())
-        }
-
-
-def test_a_run_is_read_with_its_scales_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = with_loss(affine=True, sites="all_linear")
-    state = fresh(recipe)
-    state.model = learned("all_linear")
-    write_checkpoint(tmp_path / "checkpoints" / "step-00000000", state, dump_recipe(recipe))
-    monkeypatch.setattr(trained_model, "existing_run", lambda name: tmp_path)
-    monkeypatch.setattr(trained_model, "load_run_tokenizer", lambda run: SimpleNamespace(vocab_size=64))
-    loaded = trained_model.load_trained_model("any", None, CPU).model
-    assert loaded.config.affine == () and state.model.config.affine != ()
-    tokens, _ = batch(1)
-    with torch.no_grad():
-        assert torch.allclose(loaded(tokens), state.model(tokens), atol=1e-4)
-
-
-def test_growth_in_depth_keeps_the_loss_and_training_goes_on() -> None:
-    stages = (
-        Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=3)),
-        Stage(operators=("depth",), rewarmup_steps=1),
-    )
-    recipe = replace(with_loss(affine=True, sites="all_linear"), stages=stages)
-    state, data = fresh(recipe), RandomTokens(LENGTH)
-    set_stage(state, recipe, 0)
-    val = torch.stack([data.window(10**6 + i) for i in range(2)])
-    records = list(train_stages(state, recipe, data, val))  # type: ignore[arg-type]
-    (growth,) = [record for record in records if isinstance(record, GrowthRecord)]
-    assert growth.val_loss_after == growth.val_loss_before and growth.preserves_loss
-    rows = read_records(state, recipe, [record for record in records if isinstance(record, StepRecord)])
-    assert math.isfinite(rows[-1]["standardization_loss"]) and "std_kl_h.1.mlp.c_proj" in rows[-1]  # type: ignore[arg-type]
-
-
-def test_a_runs_sites_are_shown_over_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
-    rows = rows_of_run(40, 0)
-    sites = [f"h.{i}.{name}" for i in range(2) for name in SITES["preact"]]
-    for row in rows[1:]:
-        row["standardization_loss"] = 2.0
-        if row["val_loss"] is not None:
-            row |= {f"std_kl_{site}": 1.0 / (row["step"] + number) for number, site in enumerate(sites)}
-    path = write_run(tmp_path, "small-std", 0, steps=40, rows=rows, more="\n[standardization_loss]\nweight = 0.1\n")
-    (table,) = [table for table in tables_of_run(path) if table.title.startswith("Divergence")]
-    assert table.header == ("after tokens", "10.24K", "20.48K", "30.72K", "40.96K")
-    assert table.rows[0] == ("h.0.attn.c_attn", "0.1", "0.05", "0.0333", "0.025")
-    assert [row[0] for row in table.rows] == sites
-    comparison = compare(read_sound([path])[0])
-    assert {"sites-A", "standardization-loss"} <= {plot.name for plot in plots_of(comparison)}
-    (plot,) = [plot for plot in plots_of(comparison) if plot.name == "sites-A"]
-    assert "h.1.mlp.c_fc at 40.96K tokens" in inline_svg(plot, comparison)
-
-
-# --- compiled ---
-
-
-def same(have: dict[str, Tensor], model: GPT, want: dict[str, Tensor], other: GPT) -> None:
-    """Losses, and the gradients of their sum, are equal to rounding."""
-    for losses, of in ((have, model), (want, other)):
-        of.zero_grad()
-        (losses["ce"] + losses["standardization_loss"].sum()).backward()
-    assert have.keys() == want.keys()
-    for name in want:
-        torch.testing.assert_close(have[name], want[name], rtol=1e-5, atol=1e-5)
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "recompute"),
-    [
-        pytest.param({}, False, id="preact"),
-        pytest.param(
-            {"sites": "ln_input", "affine": True, "moments": "token"}, False, id="ln_input", marks=pytest.mark.slow
-        ),
-        pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
-    ],
-)
-def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings: dict[str, object], recompute: bool) -> None:
-    recipe = with_loss(**settings)
-    recipe = replace(recipe, train=replace(recipe.train, activation_checkpointing=recompute))
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    tokens, targets = batch(2)
-    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
-    compiled = compile_whole(recipe, build_objective(recipe, model, CPU), backend="aot_eager")
-    for _ in range(2):
-        same(
-            compiled(tokens, targets, None, None),
-            model,
-            build_objective(recipe, eager, CPU)(tokens, targets, None, None),
-            eager,
-        )
-    assert compiled_graphs() == 1
-    assert not torch._dynamo.utils.counters["graph_break"]
-
-
-def test_compiled_by_blocks_all_blocks_share_a_graph() -> None:
-    recipe = with_loss(sites="ln_input")
-    section = recipe.standardization_loss
-    assert section is not None
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    tokens, targets = batch(2)
-    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
-    parts = compile_parts(recipe, model, backend="aot_eager")
-    section.attach(model)
-    terms: list[Tensor] = []
-    x = model.run_blocks(model.embed(tokens), run_block=parts.block, terms=terms)
-    divergences = section.of_sites(terms, None, x, 2) * targets.numel()
-    have = {"ce": parts.head_loss_sum(x, targets), "standardization_loss": divergences}
-    same(have, model, build_objective(recipe, eager, CPU)(tokens, targets, None, None), eager)
-    assert compiled_graphs() == 2  # a block's and the head's
-    assert not torch._dynamo.utils.counters["graph_break"]

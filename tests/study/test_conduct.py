@@ -151,8 +151,7 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
     assert "0.001, is the lowest tried; a lower one" in warm.warnings[0]
 
 
-# --- what was fixed beforehand
-# -----------------------------------------------------------------------------------------
+# --- what was fixed beforehand ---------------------------------------------------------------------------------------
 
 
 def test_a_changed_study_is_refused_with_what_changed(folder: Path, file: StudyFile) -> None:
@@ -216,8 +215,7 @@ def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
     assert judgement.look == 0 and len(judgement.pending) == 6 and not registration.exploratory
 
 
-# --- what it costs, and the rehearsal
-# ------------------------------------------------------------------------------------
+# --- what it costs, and the rehearsal --------------------------------------------------------------------------------
 
 
 def test_the_plan_counts_what_is_left(file: StudyFile) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 import os
 import shlex
 import shutil
@@ -16,52 +14,17 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.console import make_console
-from efftrain_cli.foundation.errors import DivergedError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import DivergedError, StoppedError
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup import probing
 from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.grid import Kind
-from efftrain_cli.tune_warmup.receipts import write_receipt
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.tune_warmup.search import Search
 from tests.conftest import Efftrain
 from tests.launch import start_efftrain, wait_until
-from tests.trained_run import TEXT
-
-SETTINGS = {
-    "data.valid_fraction": "0.3",
-    "data.tokenizer": '"bpe:300"',
-    "data.repeat": "true",
-    "model.n_layer": "1",
-    "model.n_embd": "16",
-    "model.n_head": "2",
-    "model.seq_len": "32",
-    "optim.warmup_steps": "4",
-    "optim.lr": "1e-1",
-    "train.tokens": "8000",
-    "train.batch_size": "8",
-    "eval.windows": "4",
-    "checkpoint.every": "2",
-}
-
-
-@pytest.fixture
-def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    return [f"data.train={json.dumps(str(text))}", *(f"{key}={value}" for key, value in SETTINGS.items())]
-
-
-@pytest.fixture
-def recipe(overrides: list[str]) -> Recipe:
-    return load_recipe("small", overrides)
-
-
-def lines(folder: Path) -> list[dict[str, str]]:
-    with (folder / "receipts.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+from tests.tune_warmup.conftest import lines
 
 
 def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(
@@ -169,14 +132,6 @@ def test_a_search_killed_from_outside_goes_on(overrides: list[str], efftrain: Ef
     assert found == expected
 
 
-def test_a_directory_of_another_search_is_refused(recipe: Recipe, overrides: list[str]) -> None:
-    tune_warmup._claim(folder := Path(os.environ["EFFTRAIN_RUNS"]) / "x-tune", Search(recipe=recipe))
-    tune_warmup._claim(folder, Search(recipe=recipe))
-    for other in (Search(recipe=recipe, threshold=1.2), Search(recipe=load_recipe("small", [*overrides, "seed=3"]))):
-        with pytest.raises(UsageError, match="another recipe or other options"):
-            tune_warmup._claim(folder, other)
-
-
 def test_where_nothing_is_stable_the_search_says_so_and_fails(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
     search = Search(recipe=recipe)
     # A learning rate at which any training makes the perplexity rise.
@@ -233,52 +188,6 @@ def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeyp
     assert receipts == whole
 
 
-def receipt_of(probe: Probe, **changed: object) -> Receipt:
-    """A receipt of a probe that was stable for its horizon, a validation every step."""
-    values: dict = {
-        **{
-            "stable": True,
-            "max_fluctuation": 1.0,
-            "fluctuation_step": 1,
-            "stopped_at_step": probe.horizon,
-            "tokens": 500,
-            "seconds": 1.0,
-        },
-        **{"curve": tuple((step, 5.0 - 0.01 * step) for step in range(probe.horizon + 1)), **changed},
-    }
-    return Receipt(probe=probe, **values)
-
-
-def test_a_finished_search_given_again_changes_nothing(recipe: Recipe) -> None:
-    search = Search(recipe=recipe, multiples=1)
-    folder = tune_warmup.tune(search, recipe_name="tiny")
-    # A survivor of another seed's search that was asked for no more; its checkpoint went with the end of the search.
-    probe = Probe(start=search.grid.starts[-1], steps=6, seed=7, horizon=2)
-    (folder / "probes" / probe.name).mkdir()
-    write_receipt(folder / "probes" / probe.name, receipt_of(probe))
-    tune_warmup.tune(search, recipe_name="tiny")
-    kept = ("*.json", "*.csv", "*.toml")
-    before = {path: path.read_bytes() for pattern in kept for path in folder.rglob(pattern)}
-    written = {path: path.stat().st_mtime_ns for path in folder.rglob("probe.json")}
-    tune_warmup.tune(search, recipe_name="tiny")
-    assert {path: path.read_bytes() for pattern in kept for path in folder.rglob(pattern)} == before
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("probe.json")} == written
-    assert {line["lost_tokens"] for line in lines(folder)} == {"0"}
-
-
-def test_calm_ends_by_an_older_bound_are_judged_again(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
-    search = Search(recipe=replace(recipe, optim=replace(recipe.optim, warmup_steps=20)))
-    probe = Probe(start=8, steps=40, seed=recipe.seed, horizon=60)
-    rising = tuple((step, 5.0 + (0.003 * (step - 20) if step > 20 else -0.01 * step)) for step in range(0, 45, 2))
-    falling = tuple((step, 5.0 - 0.01 * step) for step in range(0, 45, 2))
-    old = [receipt_of(probe, curve=curve, calm=0.005, stopped_at_step=44) for curve in (rising, falling)]
-    assert all(receipt.answers(60) for receipt in old)
-    new = tune_warmup._calm_judged_again(make_console(), search, old)
-    assert [receipt.verdict for receipt in new] == ["stable", "calm"]
-    assert [receipt.answers(60) for receipt in new] == [None, True]
-    assert "1 probe ended early by an older, weaker bound" in capsys.readouterr().out
-
-
 def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,41 +228,6 @@ def test_a_longer_start_is_advised_where_no_duration_is_stable(
     assert Search(recipe=load_recipe(str(tmp_path / "tuned.toml"), [longer]), tune=tune).grid.own[0] in (8, 16)
 
 
-def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
-    search = Search(recipe=recipe)
-    little = replace(search, budget=search.smallest_budget() - 1)
-    folder = tune_warmup.tune(little, recipe_name="tiny")
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "NOT VERIFIED, a rule of thumb, a third of a run's full steps" in shown
-    assert "too little to verify" in shown
-    share = math.ceil(1000 * search.smallest_budget() / recipe.train.tokens) / 10
-    assert f"the same command with --budget {share:g}% or more goes on from here" in shown
-    assert sum(int(receipt["tokens"]) for receipt in lines(folder)) <= little.budget
-    assert "NOT VERIFIED by a probe" in (folder / "tuned.toml").read_text()
-    assert load_recipe(str(folder / "tuned.toml")) == search.grid.recipe_with(*search.grid.own)
-    first = lines(folder)
-    more = tune_warmup.tune(search, recipe_name="tiny")
-    assert more == folder
-    whole = tune_warmup.tune(search, recipe_name="whole")
-    found, expected = lines(folder), lines(whole)
-    for receipt in (*expected, *found, *first):
-        del receipt["seconds"]
-    assert found == expected
-    assert int(found[0]["horizon"]) > int(first[0]["horizon"])
-    # The survivor of the first rung went on from its checkpoint.
-    events = [json.loads(line) for line in (folder / "probes" / found[0]["probe"] / "events.jsonl").open()]
-    assert [event["step"] for event in events if event["event"] == "resume"] == [int(first[0]["stopped_at_step"])]
-
-
-def test_seeds_are_probed_one_by_one(recipe: Recipe) -> None:
-    folder = tune_warmup.tune(Search(recipe=recipe, seeds=(0, 1, 2), budget=6000), recipe_name="seeds")
-    receipts = lines(folder)
-    assert {receipt["seed"] for receipt in receipts} >= {"0", "1"}
-    by_seed = {receipt["seed"]: receipt["perplexity_by_step"].split()[0] for receipt in receipts}
-    assert len(set(by_seed.values())) == len(by_seed), "every seed has weights of its own"
-    assert load_recipe(str(folder / "tuned.toml")).seed == recipe.seed
-
-
 def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Recipe) -> None:
     assert recipe.seq_len_warmup is None
     folder = tune_warmup.tune(Search(recipe=recipe, tune="lr", budget=8000), recipe_name="lr")
@@ -368,37 +242,6 @@ def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Reci
     for receipt in lines(folder):
         if receipt["verdict"] == "stable" and receipt["stopped_at_step"] != "4":
             assert int(receipt["stopped_at_step"]) >= int(receipt["steps"])
-
-
-def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
-    folder = Path(os.environ["EFFTRAIN_RUNS"]) / "old"
-    old = folder / "probes" / "steps-start8-steps16"
-    old.mkdir(parents=True)
-    (old / "probe.json").write_text(
-        json.dumps(
-            {
-                "schema_version": 1,
-                "probe": {"phase": "steps", "start": 8, "steps": 16, "horizon": 12},
-                **{"stable": False, "max_fluctuation": None, "fluctuation_step": 7, "stopped_at_step": 7, "tokens": 99},
-                **{"seconds": 1.5, "curve": [[0, 5.0], [7, None]]},
-            }
-        )
-    )
-    (receipt,) = tune_warmup.read_receipts(folder, recipe.seed)
-    assert receipt.probe == Probe(start=8, steps=16, seed=recipe.seed, horizon=12)
-    assert receipt.curve == ((0, 5.0), (7, math.inf)) and receipt.max_fluctuation == math.inf
-    assert receipt.verdict == "unstable" and receipt.max_grad_norm is None
-    tune_warmup.write_receipts(folder / "receipts.csv", Search(recipe=recipe), [receipt])
-    assert lines(folder)[0]["tokens"] == "99"
-    # The directory of such a search is one of this search.
-    tune_warmup._claim(named := Path(os.environ["EFFTRAIN_RUNS"]) / "older", Search(recipe=recipe))
-    options = json.loads((named / "search.json").read_text())
-    (named / "search.json").write_text(
-        json.dumps({key: options[key] for key in options if key not in ("tune", "calm")})
-    )
-    text = (named / "search.toml").read_text()
-    (named / "search.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith("fp8")))
-    tune_warmup._claim(named, Search(recipe=recipe))
 
 
 def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""A cache of its own, a book, and how `prepare` is asked for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.recipe.sections import Data
+
+LINES = [f"{i}: the quick brown fox number {i * i} jumps over {i % 7} lazy dogs\n" for i in range(2000)]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text("".join(LINES))
+    return path
+
+
+def data(train: Path | tuple[str, ...], **keys: object) -> Data:
+    return Data(**{"train": str(train) if isinstance(train, Path) else train, "tokenizer": "bpe:300", **keys})

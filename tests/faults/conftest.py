@@ -1,0 +1,74 @@
+"""Runs whose files a test may damage, and commands on them in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
+from efftrain_cli.run.directory import Run
+from efftrain_cli.run.manifest import MANIFEST, write_manifest
+from efftrain_cli.training.checkpoints import save
+from tests.tiny import fresh
+from tests.trained_run import make_run
+
+RECIPE = Recipe(
+    model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=32),
+    optim=Optim(lr=3e-3),
+    train=Train(tokens=2560, batch_size=4, dtype="fp32"),
+    checkpoint=Checkpoint(every=5, keep=2),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run with checkpoints of steps 5 and 10."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    with Run.create("r", "", {}) as run:
+        state = fresh(RECIPE, 300)
+        for step in (5, 10):
+            state.progress = state.progress._replace(step=step)
+            save(run, state, RECIPE)
+    with Run.open("r") as run:
+        yield run
+
+
+def step_of(path: Path | None) -> int | None:
+    return None if path is None else int(path.name[5:])
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def seal(checkpoint: Path) -> None:
+    """Gives a checkpoint that was tampered with a manifest that fits."""
+    write_manifest(checkpoint, {path.name: sha256_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST})
+
+
+@pytest.fixture
+def random_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with random weights and a checkpoint of step 10, called r."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    return make_run(tmp_path, "r")
+
+
+def call(*words: str) -> tuple[int, str]:
+    """(exit code, message) of a command, in this process. Anything but an error for the user fails the test."""
+    result: Result = CliRunner().invoke(app, list(words))
+    if isinstance(result.exception, EfftrainError):
+        return result.exception.exit_code, str(result.exception)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}

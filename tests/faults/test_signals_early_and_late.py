@@ -1,0 +1,192 @@
+"""Signals from the first moment of a process to the last, one after another, and to a parent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation import signals
+from efftrain_cli.foundation.signals import (
+    Stop,
+    end_undisturbed,
+    interruptible,
+    rescued_by,
+    stop_before_training,
+    stop_on_signals,
+)
+from tests.conftest import REPOSITORY
+from tests.faults.stalls import WINDOWS, stalled
+from tests.launch import Laboratory, start_efftrain, wait_until
+
+
+def test_sigterm_before_anything_is_imported(tmp_path: Path) -> None:
+    """F60: while PyTorch is being imported nothing was trained, and the exit code says that it can be asked for
+    again."""
+    code = """
+import builtins, os, signal, sys
+import efftrain_cli.__main__ as program
+sys.argv = ["efftrain", "pretrain", "--recipe", "small"]
+real = builtins.__import__
+
+def importing(name, *rest, **options):
+    if name == "MODULE":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return real(name, *rest, **options)
+
+builtins.__import__ = importing
+program.main()
+"""
+    for module in ("typer", "torch"):
+        result = subprocess.run(
+            [sys.executable, "-c", code.replace("MODULE", module)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 75, (module, result.stderr)
+        assert "stopped by SIGTERM outside of training: nothing is lost; give the same command again" in result.stderr
+        assert not (tmp_path / "runs").exists()
+
+
+def in_a_child(body: Callable[[], None]) -> int:
+    """Exit code of `body` in a forked process, 0 where it returns; negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_end_changes_nothing(number: int) -> None:
+    """F60: everything is saved by then: 75, or the exit code that the process has already."""
+
+    def body(ending: bool) -> None:
+        stop_before_training()
+        with stop_on_signals():
+            pass
+        if ending:
+            end_undisturbed()
+        os.kill(os.getpid(), number)
+        time.sleep(0.05)
+
+    assert in_a_child(lambda: body(False)) == 75
+    assert in_a_child(lambda: body(True)) == 0
+
+
+def test_nohup_is_respected() -> None:
+    def body() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        stop_before_training()
+        with stop_on_signals(), interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.05)
+
+    assert in_a_child(body) == 0
+
+
+def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long call into C that is not rescuable is waited for, however long it takes."""
+
+    def body() -> None:
+        monkeypatch.setattr(signals, "PATIENCE", 0.05)
+        with stop_on_signals(), rescued_by(lambda: os._exit(3)):
+            threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+            with pytest.raises(Stop), interruptible():
+                hashlib.pbkdf2_hmac("sha512", b"", b"", 600_000)
+        os._exit(4)
+
+    assert in_a_child(body) == 4
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_second_signal_during_the_save(lab: Laboratory, second: int) -> None:
+    """F60: the save is finished all the same."""
+    process = stalled(lab, lab.recipe(), WINDOWS["checkpoint"][0].replace("stall(2)", "stall(0.5)"))
+    process.kill(signal.SIGTERM)
+    process.kill(second)
+    assert process.wait(30) == 75
+    assert lab.checkpoints("cut")[-1] == "step-00000010"
+    assert lab.call("checkpoint", "verify", "cut").code == 0
+
+
+def test_sighup_is_as_sigterm(lab: Laboratory) -> None:
+    """F60: the terminal was closed, and with it standard output."""
+    inject = WINDOWS["data"][0]
+    process = stalled(lab, lab.recipe(), inject)
+    process.kill(signal.SIGHUP)
+    assert process.wait(30) == 75
+    assert "stopped by SIGHUP after step 7" in process.err.read_text()
+    assert lab.checkpoints("cut")[-1] == "step-00000007"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_the_runs_of_a_killed_sweep_are_asked_to_stop(tmp_path: Path) -> None:
+    """F78: SIGKILL to the parent is SIGTERM to what it has started; what a run does then is F18."""
+    child = """
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("asked").touch(), exit(75)))
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+    parent = f"""
+import os, pathlib, signal, sys, time
+from efftrain_cli.sweep.runner import launch
+launch([sys.executable, "-c", {child!r}], {{}}, pathlib.Path("log"))
+while not pathlib.Path("ready").exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert result.returncode == -signal.SIGKILL
+    wait_until((tmp_path / "asked").exists, timeout=30)
+
+
+@pytest.mark.slow
+def test_sigterm_at_any_instant_and_again_every_100_ms(lab: Laboratory) -> None:
+    """F60: from the moment that Python runs our first line: 75 and saved where a step was trained; 0 where all was
+    done."""
+    recipe = lab.recipe(tokens="12_800")
+    codes = set()
+    for number in range(8):
+        name = f"r{number}"
+        process = start_efftrain(lab.folder, "pretrain", "--recipe", recipe, "--name", name, "--no-probe")
+        wait_until(lambda: _catches_sigterm(process.pid), process)  # noqa: B023  awaited here
+        if number < 4:  # while it is being imported
+            time.sleep(0.3 * number)
+        else:  # while it trains
+            wait_until(lambda: lab.last_step(name) >= 20 * (number - 4) or process.poll() is not None)  # noqa: B023
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        errors = process.stderr.read()
+        codes.add(process.returncode)
+        assert process.returncode in (0, 75), errors
+        assert "Traceback" not in errors
+        trained = lab.last_step(name)
+        if trained > 0:
+            assert lab.checkpoints(name)[-1] == f"step-{trained:08d}"
+    assert 75 in codes
+
+
+def _catches_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)

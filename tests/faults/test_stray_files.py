@@ -1,0 +1,155 @@
+"""Stray files, links and pipes in a run directory, and names with control characters."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
+from efftrain_cli.run.directory import Run
+from efftrain_cli.run.rows import read_run
+from efftrain_cli.training.checkpoints import newest_checkpoint
+from tests.fake_runs import write_run
+from tests.faults.conftest import call, contents
+from tests.launch import Laboratory
+
+
+def test_stray_files_and_links_among_checkpoints_are_left_alone(
+    random_run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """F63: a line each; training goes on, and saves where one of them is in the way."""
+    folder = random_run / "checkpoints"
+    elsewhere = random_run.parent.parent / "elsewhere"
+    shutil.copytree(folder / "step-00000010", elsewhere)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "rsync.tmp").write_text("another program's")
+    (folder / "upload.tmp").mkdir()
+    (folder / "step-00000099").write_text("a file")
+    (folder / "step-00000050").symlink_to(elsewhere)
+    (folder / "step-00000051").symlink_to(random_run / "nowhere")
+    (folder / "step-00000012.tmp").mkdir()  # what a killed save leaves
+    with Run.open("r") as owned:
+        assert newest_checkpoint(owned) == folder / "step-00000010"
+        owned.purge_checkpoints(1)
+    warnings = capfd.readouterr().err
+    for name in ("notes.txt", "step-00000099", "step-00000050", "step-00000051"):
+        assert warnings.count(f"{name} ") == 1, warnings
+    assert {path.name for path in folder.iterdir()} == {
+        "notes.txt", "rsync.tmp", "upload.tmp", "step-00000099", "step-00000050", "step-00000051", "step-00000010"
+    }  # fmt: skip
+    assert (folder / "rsync.tmp").read_text() == "another program's"
+    code, output = call("checkpoint", "list", "r")
+    assert code == 0 and output.count("no checkpoint") == 6
+    assert call("checkpoint", "verify", "r")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
+def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
+    """F63: what is in the way is renamed, not written through and not removed."""
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "5", "--no-probe").code == 0
+    outside = lab.folder / "outside"
+    outside.mkdir()
+    place = lab.checkpoint("r", 10)
+    if kind == "a file":
+        place.write_text("mine")
+    else:
+        place.symlink_to(outside if kind == "a link" else lab.folder / "nowhere")
+    process = lab.call("pretrain", "--resume", "r", "--no-probe", "--steps", "11")
+    assert process.code == 0, process.err.read_text()
+    assert lab.checkpoints("r") == ["step-00000010", "step-00000010.left", "step-00000011"]
+    assert os.path.lexists(lab.checkpoint("r", 10).with_name("step-00000010.left"))
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "events.jsonl", "checkpoints", "wandb"])
+def test_links_in_a_run_directory_are_never_written_through(random_run: Path, name: str) -> None:
+    """F69."""
+    target = random_run.parent.parent / "target"
+    if name in ("checkpoints", "wandb"):
+        target.mkdir()
+        shutil.rmtree(random_run / name, ignore_errors=True)
+    else:
+        target.write_text('{"step": 0, "segment": 0}\nunfinished')
+        (random_run / name).unlink(missing_ok=True)
+    before = contents(random_run.parent.parent)
+    (random_run / name).symlink_to(target)
+    code, message = call("pretrain", "--resume", "r")
+    assert code == 3, message
+    assert f"{random_run / name} is a symbolic link" in message
+    (random_run / name).unlink()
+    assert contents(random_run.parent.parent) == before
+    assert not target.is_dir() or list(target.iterdir()) == []
+
+
+def test_a_pipe_in_place_of_the_rows_does_not_hang(random_run: Path) -> None:
+    (random_run / "metrics.jsonl").unlink()
+    os.mkfifo(random_run / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match="ordinary file: move it away"):
+        Run.open("r")
+
+
+def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    """F69."""
+    from efftrain_cli.foundation.files import write_whole
+
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "recipe.toml.tmp").symlink_to(tmp_path / "mine")
+    write_whole(tmp_path / "recipe.toml", "new")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (tmp_path / "recipe.toml").read_text() == "new"
+
+
+# --- control characters ----------------------------------------------------------------------------------------------
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\u2028"
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F70: in run names, origins, events, recipes and what damaged lines say."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
+    origin = {"recipe": f"small{ESCAPES}", "device": ESCAPES, "command": ["pretrain", ESCAPES], ESCAPES: ESCAPES}
+    events = [{"event": f"spike{ESCAPES}", "time": ESCAPES, ESCAPES: ESCAPES, "deep": [{"a": ESCAPES}]}]
+    more = f"[data]\ntrain = {json.dumps(ESCAPES)}\n"
+    write_run(tmp_path, "small", 0, origin=origin, events=events, more=more)
+    write_run(tmp_path, "small", 1, name=f"evil{ESCAPES[:-4]}x")
+    (write_run(tmp_path, "small", 2) / "origin.json").write_text(json.dumps({"schema_version": 9, "efftrain": ESCAPES}))
+    with (tmp_path / "small-seed0" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": ESCAPES, "segment": 0}) + "\n")
+    forbidden = set(ESCAPES) - {"\n", *"[]2J0;owned31m"}
+    for words in (
+        ("runs", "list"),
+        ("runs", "show", "small-seed0"),
+        ("compare", "small-seed0", "small-seed0"),
+        ("runs", "verify", "small-seed0"),
+    ):
+        output = CliRunner().invoke(app, list(words))
+        assert output.exception is None or isinstance(output.exception, (EfftrainError, SystemExit)), words
+        text = output.output  # messages of errors are escaped where they are printed
+        assert not forbidden & set(text), (words, forbidden & set(text))
+    assert "\\x1b[2J" in CliRunner().invoke(app, ["runs", "show", "small-seed0"]).output
+    assert read_run(tmp_path / "small-seed0").origin["device"].isprintable()
+
+
+def test_printable() -> None:
+    assert printable("a\x1b[0m\nb\u202ec\ud800é日") == "a\\x1b[0m\\nb\\u202ec\\ud800é日"
+
+
+def test_a_lock_file_names_no_foreign_owner_unescaped(random_run: Path) -> None:
+    import fcntl
+
+    from efftrain_cli.foundation.errors import RunLockedError
+
+    with (random_run / "lock").open("w") as lock:
+        lock.write(ESCAPES)
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunLockedError) as raised:
+            Run.open("r")
+    assert "\x1b" not in str(raised.value)

@@ -1,0 +1,60 @@
+"""A small model, its state for growth, and the model of a state."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from efftrain_cli.methods.growth_operators import GrowthState
+from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.optim.adamw import AdamW
+
+CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
+
+
+def small_model(dtype: torch.dtype = torch.float64, config: GPTConfig = CONFIG) -> GPT:
+    """A GPT in which no parameter is 0 or 1, so that no operator can hide behind a trivial layer norm or bias."""
+    model = GPT(config).to(dtype)
+    model.init_weights(3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
+    return model
+
+
+def state_of(model: GPT) -> GrowthState:
+    """The model with moments that are a function of the name: no two parameters, no two entries alike."""
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(p: torch.Tensor) -> torch.Tensor:
+        return torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+
+    return GrowthState(
+        config=model.config,
+        parameters=parameters,
+        optimizer={
+            "exp_avg": {name: draw(p) for name, p in parameters.items()},
+            "exp_avg_sq": {name: draw(p).square() for name, p in parameters.items()},
+            "step": {name: torch.tensor(7.0) for name in parameters},
+        },
+        gradient_powers=AdamW.gradient_powers,
+    )
+
+
+def model_of(state: GrowthState) -> GPT:
+    dtype = next(iter(state.parameters.values())).dtype
+    model = GPT(state.config).to(dtype)
+    model.load_state_dict(dict(state.parameters), strict=True)
+    return model
+
+
+def tokens_of(config: GPTConfig, sequences: int = 4, seed: int = 6) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (sequences, config.seq_len + 1), generator=generator)
+
+
+def mean_loss(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
+    logits = model(tokens[:, :-1]).flatten(0, 1)
+    return F.cross_entropy(logits, tokens[:, 1:].flatten())

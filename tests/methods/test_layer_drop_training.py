@@ -1,0 +1,299 @@
+"""Training with dropped blocks: the baseline, costs, gradients, columns, and resuming."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
+from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.model.flops import block_parameters, flops_per_token
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.optim.optimizer import Optimizer
+from efftrain_cli.plan.plan import assumed_result, method_columns, plan_run, plan_step
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.plan.step import Batch, Progress, StepPlan
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.recipe.rules import warnings_of
+from efftrain_cli.recipe.sections import Model, Optim, Train
+from efftrain_cli.training.gradient import build_forward_backward, build_model
+from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
+from tests.tiny import fresh, random_batch
+
+CPU = torch.device("cpu")
+
+
+def recipe(layer_drop: ProgressiveLayerDrop | None, n_layer: int = 4, **train: int | str | bool) -> Recipe:
+    return Recipe(
+        model=Model(n_layer=n_layer, n_head=2, n_embd=32, seq_len=16),
+        optim=Optim(lr=1e-2),
+        train=Train(**({"tokens": 8 * 16 * 40, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"} | train)),
+        seed=11,
+        progressive_layer_drop=layer_drop,
+    )
+
+
+def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
+    """A bare loop: the trainer's steps without data, clipping and records."""
+    state = fresh(recipe)
+    forward_backward = build_forward_backward(recipe, state.model, CPU)
+    for plan, _ in itertools.islice(plan_run(recipe), steps):
+        forward_backward(random_batch(plan), plan)
+        state.optimizer.step(plan.lr, found_inf=torch.zeros(()))
+        state.model.zero_grad()
+    return state.model, state.optimizer
+
+
+@pytest.mark.parametrize("keep", ["equation", "code"])
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_theta_1_equals_the_baseline_bit_for_bit(keep: str, activation_checkpointing: bool) -> None:
+    neutral = ProgressiveLayerDrop(theta=1.0, steps=10, keep=keep)
+    baseline, _ = train(recipe(None), 4)
+    dropped, _ = train(recipe(neutral, activation_checkpointing=activation_checkpointing), 4)
+    for ours, theirs in zip(dropped.parameters(), baseline.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_plan_holds_the_steps_keep_probabilities() -> None:
+    layer_drop = ProgressiveLayerDrop(theta=0.5, steps=40)
+    plans = [plan for plan, _ in plan_run(recipe(layer_drop))]
+    assert plans[0].keep == (1.0,) * 4
+    assert [plan.keep for plan in plans] == [layer_drop.keep_probabilities(step, 4) for step in range(1, 41)]
+    assert plan_step(recipe(None), Progress(step=30)).keep == (1.0,) * 4
+
+
+def expected_gates(recipe: Recipe, plan: StepPlan, paired: bool = False) -> list[tuple[bool, ...]]:
+    assert recipe.progressive_layer_drop is not None
+    return [
+        recipe.progressive_layer_drop.gates(plan.keep, seed=recipe.seed, step=plan.step, micro_step=i, paired=paired)
+        for i in range(plan.accumulation_steps)
+    ]
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: bool) -> None:
+    """PyTorch's own counter sees the skipped blocks missing, and the step's figure counts the same blocks."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0), activation_checkpointing=activation_checkpointing)
+    model = build_model(dropping, 64, CPU)
+    forward_backward = build_forward_backward(dropping, model, CPU)
+
+    def counted(blocks: int) -> int:
+        """FLOPs of a micro-batch of 2 sequences through the first `blocks` blocks and the head."""
+        tokens = torch.zeros(2, 16, dtype=torch.int64)
+        gates = [True] * blocks + [False] * (4 - blocks)
+        with FlopCounterMode(display=False) as counter:
+            model.loss_sum(tokens, tokens, gates, torch.ones(4), activation_checkpointing).backward()
+        model.zero_grad()
+        return counter.get_total_flops()
+
+    head, block = counted(0), counted(1) - counted(0)
+    assert counted(4) == head + 4 * block
+    for step in (1, 2, 3):
+        plan = plan_step(dropping, Progress(step=step - 1))
+        active = [sum(gates) for gates in expected_gates(dropping, plan)]
+        with FlopCounterMode(display=False) as counter:
+            gradient = forward_backward(random_batch(plan), plan)
+        model.zero_grad()
+        assert counter.get_total_flops() == 4 * head + sum(active) * block
+        assert gradient.blocks_executed == sum(active) / 4 < 4
+        tokens = plan.batch_size * plan.seq_len
+        per_token = flops_per_token(32, 16, 64, sum(active) / 4)
+        assert gradient.flops == pytest.approx(per_token.with_logits * tokens)
+        saved = flops_per_token(32, 16, 64, 4).with_logits * tokens - gradient.flops
+        assert saved == pytest.approx((16 - sum(active)) / 4 * tokens * (6 * block_parameters(32) + 12 * 32 * 16))
+
+
+def test_executed_flops_average_to_the_plans_expectation() -> None:
+    """Within 2 %, over the gates of a run: what `--plan` promises is what training will execute."""
+    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=300), n_layer=6, tokens=8 * 16 * 300)
+    expected = executed = 0.0
+    for plan, _ in plan_run(dropping):
+        expected += assumed_result(dropping, plan, 64).flops
+        for gates in expected_gates(dropping, plan):
+            executed += flops_per_token(32, 16, 64, sum(gates)).with_logits * plan.batch_size * plan.seq_len / 4
+    dense = flops_per_token(32, 16, 64, 6).with_logits * 8 * 16 * 300
+    assert executed == pytest.approx(expected, rel=0.02)
+    assert executed < 0.8 * dense
+
+
+def test_uneven_micro_batches_weigh_by_their_sequences() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0), batch_size=7)
+    plan = plan_step(dropping, Progress())
+    model = build_model(dropping, 64, CPU)
+    gradient = build_forward_backward(dropping, model, CPU)(random_batch(plan), plan)
+    active = [sum(gates) for gates in expected_gates(dropping, plan)]
+    assert gradient.blocks_executed == pytest.approx((2 * active[0] + 2 * active[1] + 2 * active[2] + active[3]) / 7)
+    assert len(set(active)) > 1
+
+
+def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.05, steps=0, granularity="step"))
+    begun = fresh(dropping)
+    model, optimizer = begun.model, begun.optimizer
+    forward_backward = build_forward_backward(dropping, model, CPU)
+    skipped = 0
+    for plan, _ in itertools.islice(plan_run(dropping), 6):
+        forward_backward(random_batch(plan), plan)
+        last_ran = expected_gates(dropping, plan)[0][-1]
+        name = "h.3.mlp.c_fc.weight"
+        weight, state = model.get_parameter(name), optimizer.tensors()
+        assert weight.grad is not None
+        before, momentum = weight.detach().clone(), state[f"exp_avg.{name}"].clone()
+        if not last_ran:
+            assert not weight.grad.any()
+            skipped += 1
+        optimizer.step(plan.lr, found_inf=torch.zeros(()))
+        if not last_ran:
+            assert torch.allclose(state[f"exp_avg.{name}"], 0.9 * momentum)
+            assert not torch.equal(weight, before)
+        assert state[f"step.{name}"].item() == plan.step
+        model.zero_grad()
+    assert skipped >= 3
+
+
+def test_recomputed_activations_use_the_same_gates() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0))
+    stored, _ = train(dropping, 3)
+    recomputed, _ = train(replace(dropping, train=replace(dropping.train, activation_checkpointing=True)), 3)
+    for ours, theirs in zip(recomputed.parameters(), stored.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks() -> None:
+    """The accumulated gradient of a step is the sum over its micro-batches, each through its own sub-network at scale
+    1/p, over the tokens of the whole step: micro-batches are never counted by how many blocks they ran."""
+    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0))
+    plan = plan_step(dropping, Progress(step=2))
+    batch = random_batch(plan)
+    model = build_model(dropping, 64, CPU)
+    gradient = build_forward_backward(dropping, model, CPU)(batch, plan)
+    ours = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    scales = torch.tensor([1 / p for p in plan.keep])
+    for i, gates in enumerate(expected_gates(dropping, plan)):
+        x = model.embed(batch.tokens[2 * i : 2 * i + 2])
+        for block, gate, scale in zip(model.h, gates, scales, strict=True):
+            if gate:
+                h = x + block.attn(block.ln_1(x)) * scale
+                x = h + block.mlp(block.ln_2(h)) * scale
+        (model.head_loss_sum(x, batch.targets[2 * i : 2 * i + 2]) / (8 * 16)).backward()
+    for mine, parameter in zip(ours, model.parameters(), strict=True):
+        theirs = torch.zeros_like(mine) if parameter.grad is None else parameter.grad
+        assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    assert gradient.tokens == 8 * 16
+
+
+def test_columns_of_a_step() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=1000))
+    plan = plan_step(dropping, Progress(step=10))
+    columns = method_columns(dropping, plan, assumed_result(dropping, plan, 64))
+    assert columns == {"pld_theta": pytest.approx(0.68393972), "pld_blocks": pytest.approx(sum(plan.keep))}
+    assert method_columns(recipe(None), plan, assumed_result(dropping, plan, 64)) == {}
+
+
+def test_simigrads_halves_run_the_same_blocks() -> None:
+    dropping = replace(
+        recipe(ProgressiveLayerDrop(theta=0.3, steps=0)), simigrad=SimiGrad(target=0.5, min_batch_size=2, max_batch_size=64)
+    )  # fmt: skip
+    plan = plan_step(dropping, Progress())
+    model = build_model(dropping, 64, CPU)
+    gradient = build_forward_backward(dropping, model, CPU)(random_batch(plan), plan)
+    gates = expected_gates(dropping, plan, paired=True)
+    assert gates[0] == gates[1] != gates[2] == gates[3]
+    assert gradient.blocks_executed == sum(map(sum, gates)) / 4
+
+
+def test_paired_gates_keep_drop_noise_out_of_the_similarity() -> None:
+    """Both halves hold the same sequences, so without layer dropping their cosine is 1; paired gates leave it at 1."""
+    halves = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=64)
+    dropping = replace(recipe(ProgressiveLayerDrop(theta=0.3, steps=0)), simigrad=halves)
+    plan = plan_step(dropping, Progress())
+    ids = random_batch(plan).tokens
+    for i in (0, 2):  # micro-batches of two sequences; 0 and 1 are a pair, and 2 and 3
+        ids[2 * i + 2 : 2 * i + 4] = ids[2 * i : 2 * i + 2]
+    batch = Batch(ids, ids.roll(-1, dims=1))
+    model = build_model(dropping, 64, CPU)
+    a_dot_b, a_square, b_square = build_forward_backward(dropping, model, CPU)(batch, plan).simigrad_dots
+    assert a_dot_b / math.sqrt(a_square * b_square) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
+    """One graph for all blocks and gate patterns, and one without gradient for the evaluation."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=20), n_layer=6)
+    model = build_model(dropping, 64, CPU)
+    for block in model.h:
+        block.compile(backend=counter)
+    forward_backward = build_forward_backward(dropping, model, CPU)
+    patterns = set()
+    for plan, _ in itertools.islice(plan_run(dropping), 20):
+        patterns |= set(expected_gates(dropping, plan))
+        forward_backward(random_batch(plan), plan)
+        model.zero_grad()
+        with torch.no_grad():
+            model.loss_sum(*(torch.zeros(2, 16, dtype=torch.int64),) * 2)
+    torch.compiler.reset()
+    assert len(patterns) > 20
+    assert counter.frame_count == 2
+
+
+def test_verify_resume_sees_blocks_dropped_before_and_after_the_stop() -> None:
+    slow = recipe(ProgressiveLayerDrop(theta=0.5, steps=100_000))
+    (cut,) = slow.methods["progressive_layer_drop"].shortened(slow, 4, 4).values()
+    assert cut == ProgressiveLayerDrop(theta=0.5, steps=8)
+
+
+def test_unwise_settings_are_named() -> None:
+    assert warnings_of(recipe(ProgressiveLayerDrop(steps=40))) == []
+    assert warnings_of(recipe(ProgressiveLayerDrop(theta=0.7, steps=0))) == []
+    (pace,) = warnings_of(recipe(ProgressiveLayerDrop(steps=100_000)))
+    assert "theta only comes down to 0.98" in pace
+    assert "set it to the steps of the run" in pace
+    (biased,) = warnings_of(recipe(ProgressiveLayerDrop(steps=40, keep="code")))
+    assert "for comparison only" in biased
+
+
+def test_resume_is_exact_in_the_middle_of_the_ramp() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 12)
+    rows = assert_resumes_exactly_at_every_step(dropping)[1:]
+    assert [row["pld_theta"] for row in rows] == [
+        dropping.progressive_layer_drop.theta_at(step) for step in range(1, 13)
+    ]
+    assert 0.45 < rows[6]["pld_theta"] < 0.6  # so the ramp was not over
+    assert len({row["pld_blocks"] for row in rows}) > 3
+
+
+def test_tokens_are_counted_from_targets_whatever_blocks_ran() -> None:
+    dropping = recipe(ProgressiveLayerDrop(theta=0.4, steps=0), tokens=8 * 16 * 4)
+    assert_tokens_are_those_of_the_data(assert_resumes_exactly_at_every_step(dropping), dropping)
+
+
+def test_resume_is_exact_with_simigrad() -> None:
+    both = replace(
+        recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 8),
+        simigrad=SimiGrad(target=0.9, min_batch_size=2, max_batch_size=64),
+    )
+    rows = assert_resumes_exactly_at_every_step(both)[1:]
+    assert [row["batch_size"] for row in rows[:4]] == [8, 9, 10, 11]
+
+
+def test_recipes_for_comparison_cost_what_they_say() -> None:
+    def cost(name: str) -> float:
+        return summarize_plan(load_recipe(name), vocab_size=1024).flops
+
+    assert cost("small-shallow") == pytest.approx(cost("small-pld"), rel=0.005)
+    assert cost("small-pld") < 0.75 * cost("small")
+    for name in ("small", "gpt2-117m"):
+        section = load_recipe(f"{name}-pld").progressive_layer_drop
+        assert section is not None
+        assert section.steps == summarize_plan(load_recipe(name)).steps

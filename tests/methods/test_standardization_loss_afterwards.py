@@ -1,0 +1,163 @@
+"""The standardization loss after training: scales folded into matrices, growth, curves; and compiled graphs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from efftrain_cli.compare.comparison import compare, read_sound
+from efftrain_cli.compare.plots import inline_svg, plots_of
+from efftrain_cli.compare.show_run import tables_of_run
+from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.hf import to_hf
+from efftrain_cli.model.standardization import folded
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.training import trained_model
+from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs
+from efftrain_cli.training.gradient import build_model, build_objective
+from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
+from efftrain_cli.training.state import write_checkpoint
+from efftrain_cli.training.trainer import StepRecord, read_records
+from tests.fake_runs import rows_of as rows_of_run
+from tests.fake_runs import write_run
+from tests.methods.standardized import CPU, LENGTH, SITES, batch, same, with_loss
+from tests.resume_law import RandomTokens
+from tests.tiny import fresh
+
+
+def learned(sites: str, norm: str = "none") -> GPT:
+    """A model whose scales and shifts are far from 1 and 0."""
+    recipe = with_loss(sites=sites, affine=True)
+    model = build_model(replace(recipe, model=replace(recipe.model, norm=norm)), 64, CPU)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+            if "affine" in name or name.startswith("ln_f") or ".ln_" in name:
+                parameter *= 1.5
+    return model
+
+
+@pytest.mark.parametrize(
+    ("sites", "norm"), [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")]
+)
+def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm: str) -> None:
+    model, (tokens, targets) = learned(sites, norm), batch(2)
+    plain = folded(model)
+    kinds = {name for name, _ in plain.named_parameters() if "affine" in name or (norm == "none" and "ln_" in name)}
+    assert kinds == ({"ln_f.weight", "ln_f.bias"} if sites == "ln_input" else set())
+    with torch.no_grad():
+        losses = [float(m.loss_sum(tokens, targets)) / targets.numel() for m in (model, plain)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        exact = learned(sites, norm).double()
+        assert torch.allclose(folded(exact)(tokens), exact(tokens), atol=1e-10, rtol=0)
+    assert folded(plain) is plain
+    if norm == "layernorm":
+        assert to_hf(plain).keys() == to_hf(build_model(load_recipe("small"), 64, CPU)).keys() - {
+            f"transformer.h.{i}.{name}" for i in (2, 3) for name in dict(plain.h[0].named_parameters())
+        }
+
+
+def test_a_run_is_read_with_its_scales_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = with_loss(affine=True, sites="all_linear")
+    state = fresh(recipe)
+    state.model = learned("all_linear")
+    write_checkpoint(tmp_path / "checkpoints" / "step-00000000", state, dump_recipe(recipe))
+    monkeypatch.setattr(trained_model, "existing_run", lambda name: tmp_path)
+    monkeypatch.setattr(trained_model, "load_run_tokenizer", lambda run: SimpleNamespace(vocab_size=64))
+    loaded = trained_model.load_trained_model("any", None, CPU).model
+    assert loaded.config.affine == () and state.model.config.affine != ()
+    tokens, _ = batch(1)
+    with torch.no_grad():
+        assert torch.allclose(loaded(tokens), state.model(tokens), atol=1e-4)
+
+
+def test_growth_in_depth_keeps_the_loss_and_training_goes_on() -> None:
+    stages = (
+        Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=3)),
+        Stage(operators=("depth",), rewarmup_steps=1),
+    )
+    recipe = replace(with_loss(affine=True, sites="all_linear"), stages=stages)
+    state, data = fresh(recipe), RandomTokens(LENGTH)
+    set_stage(state, recipe, 0)
+    val = torch.stack([data.window(10**6 + i) for i in range(2)])
+    records = list(train_stages(state, recipe, data, val))  # type: ignore[arg-type]
+    (growth,) = [record for record in records if isinstance(record, GrowthRecord)]
+    assert growth.val_loss_after == growth.val_loss_before and growth.preserves_loss
+    rows = read_records(state, recipe, [record for record in records if isinstance(record, StepRecord)])
+    assert math.isfinite(rows[-1]["standardization_loss"]) and "std_kl_h.1.mlp.c_proj" in rows[-1]  # type: ignore[arg-type]
+
+
+def test_a_runs_sites_are_shown_over_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
+    rows = rows_of_run(40, 0)
+    sites = [f"h.{i}.{name}" for i in range(2) for name in SITES["preact"]]
+    for row in rows[1:]:
+        row["standardization_loss"] = 2.0
+        if row["val_loss"] is not None:
+            row |= {f"std_kl_{site}": 1.0 / (row["step"] + number) for number, site in enumerate(sites)}
+    path = write_run(tmp_path, "small-std", 0, steps=40, rows=rows, more="\n[standardization_loss]\nweight = 0.1\n")
+    (table,) = [table for table in tables_of_run(path) if table.title.startswith("Divergence")]
+    assert table.header == ("after tokens", "10.24K", "20.48K", "30.72K", "40.96K")
+    assert table.rows[0] == ("h.0.attn.c_attn", "0.1", "0.05", "0.0333", "0.025")
+    assert [row[0] for row in table.rows] == sites
+    comparison = compare(read_sound([path])[0])
+    assert {"sites-A", "standardization-loss"} <= {plot.name for plot in plots_of(comparison)}
+    (plot,) = [plot for plot in plots_of(comparison) if plot.name == "sites-A"]
+    assert "h.1.mlp.c_fc at 40.96K tokens" in inline_svg(plot, comparison)
+
+
+@pytest.mark.parametrize(
+    ("settings", "recompute"),
+    [
+        pytest.param({}, False, id="preact"),
+        pytest.param(
+            {"sites": "ln_input", "affine": True, "moments": "token"}, False, id="ln_input", marks=pytest.mark.slow
+        ),
+        pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings: dict[str, object], recompute: bool) -> None:
+    recipe = with_loss(**settings)
+    recipe = replace(recipe, train=replace(recipe.train, activation_checkpointing=recompute))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tokens, targets = batch(2)
+    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
+    compiled = compile_whole(recipe, build_objective(recipe, model, CPU), backend="aot_eager")
+    for _ in range(2):
+        same(
+            compiled(tokens, targets, None, None),
+            model,
+            build_objective(recipe, eager, CPU)(tokens, targets, None, None),
+            eager,
+        )
+    assert compiled_graphs() == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_compiled_by_blocks_all_blocks_share_a_graph() -> None:
+    recipe = with_loss(sites="ln_input")
+    section = recipe.standardization_loss
+    assert section is not None
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tokens, targets = batch(2)
+    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
+    parts = compile_parts(recipe, model, backend="aot_eager")
+    section.attach(model)
+    terms: list[Tensor] = []
+    x = model.run_blocks(model.embed(tokens), run_block=parts.block, terms=terms)
+    divergences = section.of_sites(terms, None, x, 2) * targets.numel()
+    have = {"ce": parts.head_loss_sum(x, targets), "standardization_loss": divergences}
+    same(have, model, build_objective(recipe, eager, CPU)(tokens, targets, None, None), eager)
+    assert compiled_graphs() == 2  # a block's and the head's
+    assert not torch._dynamo.utils.counters["graph_break"]

@@ -1,0 +1,195 @@
+"""The narrow linear layer: its three products, what each role changes, what it counts, and its noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from efftrain_cli.model.accumulation import draw_of, scale_of, to_operand
+from efftrain_cli.model.linear import Arithmetic, NarrowLinear, RoleAccumulator, clear_seen, fp8_matmul
+
+NARROW = RoleAccumulator(4, 0)
+
+
+def results(layer: nn.Module, x: Tensor, grad: Tensor) -> list[Tensor]:
+    """Output, and gradients of the input, the weight and the bias."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.backward(grad)
+    return [y.detach(), x.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
+
+
+@pytest.fixture
+def layer_and_data() -> tuple[nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(96, 160), torch.randn(4, 40, 96), torch.randn(4, 40, 160)
+
+
+NEUTRAL = RoleAccumulator(23, 0)
+
+
+@pytest.mark.parametrize(
+    "arithmetic",
+    [Arithmetic(), Arithmetic(fidelity="intra_fp32", forward=NEUTRAL, grad_input=NEUTRAL, grad_weight=NEUTRAL)],
+    ids=["no role", "neutral"],
+)
+def test_the_neutral_layer_moves_no_bit(arithmetic: Arithmetic, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    for have, want in zip(results(NarrowLinear(linear, arithmetic), x, grad), results(linear, x, grad), strict=True):
+        assert torch.equal(have, want)
+
+
+@pytest.mark.parametrize("role", [0, 1, 2])
+def test_a_role_changes_its_own_product_only(role: int, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    name = ("forward", "grad_input", "grad_weight")[role]
+    have = results(NarrowLinear(linear, Arithmetic(**{name: NARROW})), x, grad)
+    want = results(linear, x, grad)
+    assert [torch.equal(a, b) for a, b in zip(have, want, strict=True)] == [number != role for number in range(4)]
+    assert 0.001 < float((have[role] - want[role]).norm() / want[role].norm()) < 0.2
+
+
+def test_the_more_often_it_is_rounded_the_larger_the_error(layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    narrow = RoleAccumulator(6, 64)
+    want = results(NarrowLinear(linear, Arithmetic("fp8_e4m3", "fp8_e5m2")), x, grad)
+    errors = {}
+    for fidelity in ("intra_fp32", "blocked", "exact"):
+        arithmetic = Arithmetic(
+            "fp8_e4m3", "fp8_e5m2", fidelity=fidelity, forward=narrow, grad_input=narrow, grad_weight=narrow
+        )
+        have = results(NarrowLinear(linear, arithmetic), x, grad)
+        errors[fidelity] = [float((a - b).norm() / b.norm()) for a, b in zip(have, want, strict=True)]
+    for role in range(3):
+        assert 0.003 < errors["intra_fp32"][role] < errors["blocked"][role] < errors["exact"][role] < 0.05
+    assert errors["exact"][3] == 0.0
+
+
+def test_fp8_operands_change_results_by_their_rounding(layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    have = results(NarrowLinear(linear, Arithmetic("fp8_e4m3", "fp8_e5m2")), x, grad)
+    want = results(linear, x, grad)
+    for a, b in list(zip(have, want, strict=True))[:3]:
+        assert 0.02 < float((a - b).norm() / b.norm()) < 0.08
+    assert torch.equal(have[3], want[3])  # the bias's gradient is summed in fp32, from the gradient as it came
+
+
+def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2"}
+    fast = RoleAccumulator(fast=True)
+    have = results(
+        NarrowLinear(
+            linear, Arithmetic(**formats, fidelity="hardware", forward=fast, grad_input=fast, grad_weight=fast)
+        ),
+        x,
+        grad,
+    )
+    want = results(NarrowLinear(linear, Arithmetic(**formats)), x, grad)
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_on_a_cpu_the_fp8_product_is_that_of_pytorch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(16, 32, generator=generator), torch.randn(16, 32, generator=generator)
+    (a8, scale_a), (b8, scale_b) = to_operand(a, "fp8_e4m3"), to_operand(b, "fp8_e5m2")
+    expected = torch._scaled_mm(
+        a8.to(torch.float8_e4m3fn),
+        b8.to(torch.float8_e5m2).t(),
+        scale_a=scale_a.reciprocal(),
+        scale_b=scale_b.reciprocal(),
+        out_dtype=torch.float32,
+    )
+    for fast in (False, True):
+        product, *scales = fp8_matmul(a, "fp8_e4m3", b, "fp8_e5m2", fast, torch.float32)
+        torch.testing.assert_close(product, expected, rtol=1e-6, atol=1e-6)
+        assert scales == [scale_a, scale_b]
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_recomputed_activations_give_the_same_bits(stochastic: bool, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    arithmetic = Arithmetic(
+        "bf16", "bf16", stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW
+    )
+    layer = NarrowLinear(linear, arithmetic)
+    layer.draw.fill_(draw_of(1, 2, 3, 4))
+    want = results(layer, x, grad)
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = checkpoint(layer, x, use_reentrant=False)
+    y.backward(grad)
+    for a, b in zip((y.detach(), x.grad, layer.weight.grad), want, strict=False):
+        assert torch.equal(a, b)
+
+
+def test_the_three_products_draw_noise_of_their_own() -> None:
+    """With x = W = dL/dy = A symmetric all three are A A: equal where rounding is to nearest, and drawn apart where it
+    is stochastic."""
+    a = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
+    a = a + a.t()
+    for stochastic in (False, True):
+        linear = nn.Linear(16, 16)
+        linear.weight.data.copy_(a)
+        linear.bias.data.zero_()
+        layer = NarrowLinear(
+            linear, Arithmetic(stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW)
+        )
+        y, grad_x, grad_weight = results(layer, a, a)[:3]
+        pairs = ((y, grad_x), (y, grad_weight), (grad_x, grad_weight))
+        assert [torch.allclose(left, right, rtol=1e-6) for left, right in pairs] == [not stochastic] * 3
+
+
+def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None:
+    linear, x, _ = layer_and_data
+    noisy = NarrowLinear(linear, Arithmetic(stochastic=True, forward=NARROW))
+    plain = NarrowLinear(linear, Arithmetic(forward=NARROW))
+    with torch.no_grad():
+        assert torch.equal(noisy(x), plain(x))
+    assert not torch.equal(noisy(x), plain(x))
+
+
+@pytest.mark.parametrize("fidelity", ["blocked", "intra_fp32", "exact"])
+def test_a_layer_counts_what_saturates_and_notes_its_scales(fidelity: str, layer_and_data: tuple) -> None:
+    linear, x, grad = layer_and_data
+    formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2", "fidelity": fidelity}
+    layer = NarrowLinear(linear, Arithmetic(**formats, grad_input=RoleAccumulator(6, 64, exponent_bits=5)))
+    wide = results(NarrowLinear(linear, Arithmetic(**formats)), x, grad)
+    have = results(layer, x, grad)
+    # e4m3 times e5m2 goes to 2.6e7, the accumulator to 65,024
+    largest = 2.0**15 * (2 - 2.0**-6) / float(scale_of(grad, "fp8_e5m2") * scale_of(linear.weight, "fp8_e4m3"))
+    assert float(have[1].abs().max()) == pytest.approx(largest)
+    assert float(wide[1].abs().max()) > largest
+    assert torch.equal(have[0], wide[0])
+    assert layer.seen[0] == layer.seen[2] == 0
+    assert float(layer.seen[1]) >= int((have[1].abs() > 0.999 * largest).sum()) > 0
+    scales = [float(scale_of(*pair)) for pair in ((x, "fp8_e4m3"), (linear.weight, "fp8_e4m3"), (grad, "fp8_e5m2"))]
+    assert layer.seen[3:6].exp2().tolist() == (-layer.seen[6:]).exp2().tolist() == scales
+
+
+@pytest.mark.slow
+def test_the_traced_layer_computes_the_same_bits(layer_and_data: tuple) -> None:
+    """Forward and backward pass as one graph without a break; what the compiler's back end makes of the rest is its own
+    affair."""
+    linear, x, grad = layer_and_data
+    for stochastic in (False, True):
+        short = RoleAccumulator(4, 0, exponent_bits=4)
+        arithmetic = Arithmetic(
+            "fp8_e4m3", "fp8_e5m2", stochastic=stochastic, forward=short, grad_input=short, grad_weight=short
+        )
+        layer = NarrowLinear(linear, arithmetic)
+        layer.draw.fill_(5)
+        want = results(layer, x, grad)
+        seen = layer.seen.clone()
+        clear_seen(layer)
+        torch._dynamo.reset()
+        layer.compile(backend="aot_eager", fullgraph=True)
+        for a, b in zip(results(layer, x, grad)[:3], want, strict=False):
+            assert torch.equal(a, b)
+        assert torch.equal(layer.seen, seen)
+        assert float(seen[:3].min()) > 0
+        assert bool(seen.isfinite().all())

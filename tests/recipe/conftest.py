@@ -1,0 +1,55 @@
+"""A working directory with a small recipe, and what is wrong with another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.recipe.recipe import load_recipe
+
+TINY = """
+[model]
+n_layer = 2
+n_head = 2
+n_embd = 64
+seq_len = 64
+
+[optim]
+lr = 1e-3
+
+[train]
+tokens = 100_000
+batch_size = 4
+"""
+STAGED = (
+    TINY
+    + """
+[[stages]]
+model = { n_layer = 1 }
+switch = { rule = "steps", value = 10 }
+
+[[stages]]
+operators = ["depth"]
+"""
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with recipes/tiny.toml."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "tiny.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / "recipes" / f"{name}.toml").write_text(text)
+
+
+def problems(name: str, *overrides: str) -> dict[str, object]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(name, overrides)
+    return {problem.key: problem for problem in caught.value.problems}

@@ -1,0 +1,254 @@
+"""What a search says in the end: seeds that vote, grids, and settings that cannot be searched or are never stable."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import pytest
+from scipy import stats
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.tune_warmup.inquiry import Outcome, Question
+from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from tests.tune_warmup.answers import (
+    BATCH,
+    BUDGET,
+    FULL,
+    KINDS,
+    LR,
+    RAMP,
+    SLW,
+    TWO,
+    WINDOW,
+    answered,
+    options,
+    ordered,
+    recipe,
+)
+
+
+def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
+    search = options(SLW, seeds=(0, 1, 2))
+    outcome, receipts = answered(search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None)
+    assert (outcome.start, outcome.steps) == (8, 80)
+    assert (
+        "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40"
+        in outcome.statement
+    )
+    # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of 3.
+    further = [receipt for receipt in receipts.values() if receipt.probe.steps == 110]
+    assert [receipt.probe.seed for receipt in further] == [0, 1]
+    assert (
+        "unstable by majority, stable on 0 of 2 seeds probed, 3 given (95 % interval of the share 0% to 79%)"
+        in outcome.statement
+    )
+    # A tie is not stability.
+    tied, _ = answered(options(SLW, seeds=(0, 1)), lambda probe: 2 * WINDOW if probe.seed == 0 else None)
+    assert tied.start is None
+    # The first failure of two decides: the second would cost and say nothing.
+    _, receipts = answered(options(SLW, seeds=(0, 1)), lambda probe: 1 if probe.seed == 0 else None)
+    assert {receipt.probe.seed for receipt in receipts.values()} == {0}
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds: int) -> None:
+    """Over every order of verdicts, weighed by its chance: as often as Wilson's interval of all seeds covers, or
+    more."""
+    search = options(SLW, seeds=tuple(range(seeds)))
+    question = Question(8, 80, WINDOW)
+    for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9):
+        covered = wilson = 0.0
+        for verdicts in itertools.product((True, False), repeat=seeds):
+            chance = math.prod(share if stable else 1 - share for stable in verdicts)
+            receipts = (seen(8, 80, seed, stable) for seed, stable in enumerate(verdicts))
+            known = {receipt.probe.name: receipt for receipt in receipts}
+            answer = search._answer(question, known)
+            low, high = (float(text.rstrip("%")) / 100 for text in re.findall(r"(\d+%) to (\d+%)", str(answer))[0])
+            covered += chance * (low - 0.005 <= share <= high + 0.005)
+            fixed = stats.binomtest(sum(verdicts), seeds).proportion_ci(method="wilson")
+            wilson += chance * (fixed.low <= share <= fixed.high)
+        assert covered >= wilson - 1e-9
+
+
+def seen(start: int, steps: int, seed: int, stable: bool) -> Receipt:
+    """The receipt of a probe seen for the learning-rate warmup."""
+    probe = Probe(start=start, steps=steps, seed=seed, horizon=WINDOW)
+    return Receipt(
+        probe=probe, stable=stable, max_fluctuation=1.0, fluctuation_step=WINDOW, stopped_at_step=WINDOW,
+        tokens=SLW.tokens_of(probe), seconds=1.0, curve=(),
+    )  # fmt: skip
+
+
+def test_what_a_lost_checkpoint_makes_train_twice_is_paid_twice() -> None:
+    from dataclasses import replace
+
+    survivor = seen(8, 80, 1234, True)
+    lost = replace(survivor, lost_tokens=survivor.tokens)
+    assert survivor.probe.horizon < SLW.grid.horizon(8, 80), "it may be asked for more"
+    rest = SLW.grid.tokens(8, 80, 3 * WINDOW)
+    for receipt, needed in ((survivor, rest), (lost, survivor.tokens + rest)):
+        probe = options(SLW, budget=needed).next([receipt])
+        assert isinstance(probe, Probe) and (probe.steps, probe.horizon) == (80, 3 * WINDOW)
+        assert isinstance(options(SLW, budget=needed - 1).next([receipt]), Outcome)
+    assert SLW.worst_case([lost]).tokens == SLW.worst_case([survivor]).tokens + survivor.tokens
+
+
+def test_what_is_left_shrinks_to_nothing() -> None:
+    receipts: list[Receipt] = []
+    left = [SLW.worst_case(receipts).tokens]
+    fails = ordered(SLW, 24, 57)
+    while isinstance(probe := SLW.next(receipts), Probe):
+        failure = fails(probe)
+        unstable = failure is not None and failure <= probe.horizon
+        kept = [receipt for receipt in receipts if receipt.probe.name != probe.name]
+        made = Receipt(
+            probe=probe, stable=not unstable, max_fluctuation=1.0, fluctuation_step=probe.horizon, stopped_at_step=probe.horizon,
+            tokens=SLW.tokens_of(probe), seconds=1.0, curve=(),
+        )  # fmt: skip
+        receipts = [*kept, made]
+        left.append(SLW.worst_case(receipts).tokens)
+    assert all(after < before for before, after in itertools.pairwise(left))
+    assert left[-1] == 0
+
+
+def test_durations_end_where_the_share_of_the_budget_does() -> None:
+    for share in (0.2, 0.66, 1.0):
+        grid = options(SLW, max_share=share).grid
+        longest = grid.durations(8)[-1]
+        assert SeqLenWarmup(start=8, steps=longest).tokens_through(longest, FULL, BATCH) <= share * BUDGET
+        longer = round(1.5 * longest)
+        assert SeqLenWarmup(start=8, steps=longer).tokens_through(longer, FULL, BATCH) > share * BUDGET
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_on_the_grid_differ_by_about_the_root_of_two(kind: str) -> None:
+    grid = KINDS[kind].grid
+    durations = grid.durations(grid.starts[0])
+    assert len(durations) >= 6
+    # Below ten, whole steps are coarser.
+    ratios = [max(pair) / min(pair) for pair in itertools.pairwise(durations) if min(pair) >= 10]
+    assert all(1.3 <= ratio <= 1.5 for ratio in ratios), ratios
+    assert list(grid.starts) == sorted(set(grid.starts))
+    assert durations == tuple(sorted(durations, reverse=kind == "lr"))
+
+
+def test_probes_differ_from_the_recipe_in_the_setting_and_the_bookkeeping_alone() -> None:
+    made = SLW.recipe_of(Probe(start=16, steps=60, seed=5, horizon=60))
+    assert made.seq_len_warmup == SeqLenWarmup(start=16, steps=60)
+    assert made.optim == SLW.recipe.optim
+    assert made.train == SLW.recipe.train
+    assert (made.eval.every, made.seed) == (WINDOW // 10, 5)
+    assert SLW.grid.recipe_with(16, 60).eval == SLW.recipe.eval
+    two = TWO.grid.recipe_with(16, 60).seq_len_warmup
+    assert two == SeqLenWarmup(pacing="discrete", lengths=(16, FULL), until=(60,))
+    assert LR.grid.recipe_with(0, 60).optim.warmup_steps == 60
+
+
+def test_a_ramp_is_searched_in_steps_and_set_in_sequences() -> None:
+    ramp = RAMP.grid.recipe_with(4, 60).batch_size_warmup
+    assert ramp is not None
+    assert ramp.start == 4
+    assert abs(ramp.steps_of_ramp(BATCH) - 60) <= 3
+    assert RAMP.grid.recipe_with(*RAMP.grid.own) == RAMP.recipe
+
+
+def test_two_stages_are_seen_beyond_the_switch_and_a_learning_rate_beyond_its_peak() -> None:
+    assert TWO.grid.horizon(8, 80) == 80 + 2 * WINDOW
+    assert TWO.grid.horizon(8, 10) == WINDOW + 2 * WINDOW
+    assert LR.grid.horizon(0, WINDOW) == 3 * WINDOW
+    assert LR.grid.horizon(0, 57) == 57 + 2 * WINDOW
+    # Never beyond the run's end.
+    last = TWO.grid.durations(8)[-1]
+    short = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80)), multiples=100)
+    end = max(plan.step for plan, _ in plan_run(short.recipe))
+    assert short.grid.horizon(8, 80) == end
+    assert TWO.grid.horizon(8, last) <= max(plan.step for plan, _ in plan_run(TWO.grid.recipe_with(8, last)))
+
+
+def test_no_stable_setting_is_said() -> None:
+    outcome, receipts = answered(SLW, ordered(SLW, math.inf, 0))
+    assert (outcome.start, outcome.steps) == (None, None)
+    assert "No seq_len_warmup.start that was probed is stable" in outcome.statement
+    assert all(f"{receipt.probe.start} unstable at step {WINDOW}" in outcome.statement for receipt in receipts.values())
+    assert {receipt.probe.horizon for receipt in receipts.values()} == {WINDOW}
+    outcome, _ = answered(SLW, ordered(SLW, 8, 0))
+    assert (outcome.start, outcome.steps) == (None, None)
+    assert "No duration that was probed from a start of 8 is stable: " in outcome.statement
+    assert "Longer starts were not probed with them." in outcome.statement and outcome.tried_start == 8
+    outcome, _ = answered(LR, ordered(LR, 0, math.inf))
+    assert outcome.start is None and "lengthen" not in outcome.statement
+
+
+def test_that_all_are_stable_is_said() -> None:
+    outcome, _ = answered(SLW, lambda probe: None)
+    assert "do not tell durations apart" in outcome.statement
+    assert "do not tell" not in answered(SLW, ordered(SLW, 16, 80))[0].statement
+    # A minority of the seeds was unstable: that no probe was would be untrue.
+    outcome, _ = answered(options(SLW, seeds=(0, 1, 2)), lambda probe: 2 * WINDOW if probe.seed == 1 else None)
+    assert (
+        "No duration that was probed is unstable by majority, so the probes do not tell durations apart"
+        in outcome.statement
+    )
+    assert "No probe" not in outcome.statement and "no warmup is needed" not in outcome.statement
+
+
+def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb() -> None:
+    search = Search(recipe=recipe())
+    assert search.grid.own == (8, BUDGET // (FULL * BATCH) // 3)
+    outcome, _ = answered(search, lambda probe: None if probe.steps <= 104 else 2 * WINDOW)
+    assert search.grid.recipe_with(outcome.start, outcome.steps).seq_len_warmup == SeqLenWarmup(start=8, steps=104)  # type: ignore
+    assert Search(recipe=load_recipe("gpt2-1.5b")).grid.own[0] == 64
+    two = Search(recipe=recipe(), tune="two-stage")
+    assert two.grid.recipe_with(*two.grid.own).seq_len_warmup == SeqLenWarmup(
+        pacing="discrete", lengths=(8, FULL), until=(104,)
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"])
+def test_where_the_recipe_is_right_its_search_costs_at_most_a_tenth(name: str) -> None:
+    search = Search(recipe=load_recipe(name))
+    cost = search.own_cost(late=True)
+    assert cost.tokens <= search.recipe.train.tokens / 10
+    assert cost.receipts[0].probe.steps == search.grid.own[1] and cost.receipts[0].stable
+    # Its probe to the horizon alone, by the plan itself.
+    horizon = 3 * search.recipe.optim.warmup_steps
+    after = next(after for plan, after in plan_run(search.recipe) if plan.step == horizon)
+    assert cost.receipts[0].tokens == after.tokens
+
+
+@pytest.mark.parametrize(
+    ("sections", "changed", "said"),
+    [
+        ({"optim": {"warmup_steps": 0}}, {}, "optim.warmup_steps is 0"),
+        ({"optim": {"warmup_steps": 5000}}, {}, "too small to search"),
+        ({"simigrad": SimiGrad(target=0.5, min_batch_size=2, max_batch_size=20)}, {}, "simigrad=false"),
+        (
+            {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,))},
+            {"tune": "length"},
+            "discrete",
+        ),
+        ({"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 16, 64), until=(5, 9))}, {}, "3 lengths"),
+        ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "two-stage"}, "no lengths"),
+        ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "batch"}, r"needs a \[batch_size_warmup\]"),
+        (
+            {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=9)},
+            {"tune": "length"},
+            "cannot be combined",
+        ),
+        ({"seq_len_warmup": SeqLenWarmup(start=64, steps=5)}, {}, "no seq_len_warmup.start to search"),
+        ({}, {"threshold": 1.0}, "--threshold 1"),
+        ({}, {"multiples": 0}, "--multiples 0"),
+        ({}, {"max_share": 1.5}, "--max-share 1.5"),
+        ({}, {"calm": 1.0}, "--calm 1"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(sections: dict, changed: dict, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Search(recipe=recipe(**sections), **changed)
