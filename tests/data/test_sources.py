@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
 from efftrain_cli.data import reading
@@ -26,6 +27,10 @@ from efftrain_cli.recipe.sections import Data, TextSource
 from tests.data.conftest import LINES
 
 pytestmark = pytest.mark.usefixtures("cache")
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.compress(content, codec="zstd", asbytes=True)
 
 
 def texts(path: Path, field: str = "text", policy: str = "error") -> list[str]:

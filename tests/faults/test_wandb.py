@@ -132,7 +132,7 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
         assert "wandb is still busy" in said or "metrics are kept offline" in said
         folder = lab.run("r") / "wandb"
         wait_until((folder / "followed.json").exists, timeout=60)
-    assert "metrics are kept offline" in (folder / "follow.log").read_text()
+        wait_until(lambda: "metrics are kept offline" in (folder / "follow.log").read_text(), timeout=60)
     (copy,) = folder.rglob("offline-run-*")
     assert [row["_step"] for row in read_history(copy)] == [row["step"] for row in lab.rows("r")]
 
