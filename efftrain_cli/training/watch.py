@@ -2,7 +2,7 @@
 on.
 
 A process that dies is noticed by those that exchange something with it. One that hangs is not: it would hold all the
-others for ever. So every rank states its step and phase in the group's store, and the first two ranks read what all
+others forever. So every rank states its step and phase in the group's store, and the first two ranks read what all
 have stated. A rank whose work makes no progress for a minute, outside of phases that may take long, is named in one
 message, and all ranks end.
 """
@@ -68,7 +68,7 @@ def limit_seconds() -> float:
 
 
 class Watch:
-    """Where this rank is, told to the others; and, on the first two ranks, the judge of all."""
+    """Where this rank is, for the others to read; and, on the first two ranks, the judge of all."""
 
     def __init__(self, rank: int, world_size: int, open_store: Callable[[], Store]) -> None:
         """`open_store` makes a connection of the watcher's own: that of the main thread may be waiting in it."""

@@ -42,9 +42,9 @@ class Sharing:
 
     ranks: Ranks | None = None
     first_phase: str = ""
-    """What the others are told while this process learns how long a batch takes, and while they need not watch it."""
+    """What the others see while this process learns how long a batch takes, and while they need not watch it."""
     phase: str = ""
-    """What they are told during every later batch."""
+    """What they see during every later batch."""
 
     def deal(self, batches: Sequence[T]) -> list[T]:
         """This process's batches."""
