@@ -21,12 +21,14 @@ CPU = torch.device("cpu")
 FOUR_BLOCKS = [
     *("model.n_layer=4", "model.n_head=2", "model.n_embd=16", "model.seq_len=16"),
     *(
-        "train.batch_size=4",
-        "train.micro_batch_tokens=32",
-        "train.tokens=640",
-        "optim.lr=1e-2",
-        "optim.warmup_steps=2",
-        "eval.every=5",
+        *[
+            "train.batch_size=4",
+            "train.micro_batch_tokens=32",
+            "train.tokens=640",
+            "optim.lr=1e-2",
+            "optim.warmup_steps=2",
+        ],
+        *["eval.every=5"],
     ),
 ]
 """Overrides of the recipe `small`: ten steps of two micro-batches, blocks enough for four modules."""

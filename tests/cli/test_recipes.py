@@ -63,14 +63,7 @@ def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
     # small's shape: 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters without embeddings.
     assert done.stdout.splitlines()[0].split(maxsplit=8) == [
-        "mine",
-        "4",
-        "x",
-        "128",
-        "793K",
-        "256",
-        "16",
-        "3M",
+        *["mine", "4", "x", "128", "793K", "256", "16", "3M"],
         "My own recipe.",
     ]
     assert "\x1b" not in done.stdout

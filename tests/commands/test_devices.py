@@ -51,20 +51,9 @@ def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) ->
 
 
 SEARCH = [
-    "data.valid_fraction=0.3",
-    "data.tokenizer=bpe:300",
-    "data.repeat=true",
-    "model.n_layer=1",
-    "model.n_embd=16",
-    "model.n_head=2",
-    "model.seq_len=32",
-    "optim.warmup_steps=4",
-    "optim.lr=1e-1",
-    "train.tokens=8000",
-    "train.batch_size=8",
-    "eval.windows=4",
-    "checkpoint.every=2",
-    "parallel.lanes=2",
+    *["data.valid_fraction=0.3", "data.tokenizer=bpe:300", "data.repeat=true", "model.n_layer=1", "model.n_embd=16"],
+    *["model.n_head=2", "model.seq_len=32", "optim.warmup_steps=4", "optim.lr=1e-1", "train.tokens=8000"],
+    *["train.batch_size=8", "eval.windows=4", "checkpoint.every=2", "parallel.lanes=2"],
 ]
 
 

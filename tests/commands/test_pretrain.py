@@ -58,14 +58,7 @@ def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) 
 
 def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Laboratory) -> None:
     words = (
-        "pretrain",
-        "--resume",
-        "r",
-        "--set",
-        "train.tokens=5120",
-        "--set",
-        "optim.decay_tokens=5120",
-        "--no-probe",
+        *["pretrain", "--resume", "r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120", "--no-probe"],
     )
     refused = trained.call(*words)
     assert refused.code == 2

@@ -113,12 +113,7 @@ def test_a_model_that_no_memory_holds(lab: Laboratory) -> None:
         "pretrain",
         "--recipe",
         lab.recipe(),
-        "--name",
-        "r",
-        "--set",
-        "model.n_embd=131072",
-        "--set",
-        "model.n_layer=200",
+        *["--name", "r", "--set", "model.n_embd=131072", "--set", "model.n_layer=200"],
     )
     errors = process.err.read_text()
     assert process.code == 5, errors

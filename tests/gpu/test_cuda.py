@@ -242,12 +242,7 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
     for name in ("one", "two"):
         command = [
             sys.executable,
-            "-m",
-            "efftrain_cli",
-            "pretrain",
-            "--recipe",
-            "quickstart",
-            "--name",
+            *["-m", "efftrain_cli", "pretrain", "--recipe", "quickstart", "--name"],
             name,
             *settings,
         ]

@@ -287,11 +287,7 @@ def test_planning_from_the_law_and_from_runs(home: Path, tmp_path: Path) -> None
         str(small),
         "--target",
         str(large),
-        "--operator",
-        "depth",
-        "--shape",
-        "16x1024",
-        "--plot",
+        *["--operator", "depth", "--shape", "16x1024", "--plot"],
         str(plot),
     ]
     curves = CliRunner().invoke(app, ["grow", "--plan", *options])

@@ -268,14 +268,7 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
     write(folder, "staged", STAGED)
     known = sorted(known_keys(Recipe))
     values = [
-        "0",
-        "-1",
-        "1",
-        "2.5",
-        "1e400",
-        "nan",
-        "true",
-        "false",
+        *["0", "-1", "1", "2.5", "1e400", "nan", "true", "false"],
         '""',
         '"x"',
         "[]",
@@ -330,15 +323,17 @@ def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
 
 def test_every_required_key_that_is_missing_is_named(folder: Path) -> None:
     write(folder, "empty", "")
-    needed = {
-        "model.n_layer",
-        "model.n_head",
-        "model.n_embd",
-        "model.seq_len",
-        "optim.lr",
-        "train.tokens",
-        "train.batch_size",
-    }
+    needed = set(
+        [
+            "model.n_layer",
+            "model.n_head",
+            "model.n_embd",
+            "model.seq_len",
+            "optim.lr",
+            "train.tokens",
+            "train.batch_size",
+        ]
+    )
     assert set(problems("empty")) == needed
 
 

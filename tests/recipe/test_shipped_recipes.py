@@ -26,16 +26,18 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_promised_recipes_are_there() -> None:
-    promised = {
-        "quickstart",
-        "small",
-        "small-muon",
-        "small-wsd",
-        "gpt2-117m",
-        "gpt2-117m-large-batch",
-        "gpt2-1.5b",
-        "gpt3-125m",
-    }
+    promised = set(
+        [
+            "quickstart",
+            "small",
+            "small-muon",
+            "small-wsd",
+            "gpt2-117m",
+            "gpt2-117m-large-batch",
+            "gpt2-1.5b",
+            "gpt3-125m",
+        ]
+    )
     assert promised <= {path.stem for path in FILES}
 
 
@@ -110,13 +112,7 @@ def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
         shutil.copy(REPOSITORY / name, source)
     command = [
         sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
+        *["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"],
         str(tmp_path),
     ]
     built = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300, check=False)

@@ -31,12 +31,14 @@ RECIPE = Recipe(
     train=Train(tokens=10_000, batch_size=8, micro_batch_tokens=64, dtype="fp32"),
 )
 SLURM = (
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_STEP_NODELIST",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_ID",
+    *[
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_STEP_NODELIST",
+        "SLURM_JOB_NODELIST",
+        "SLURM_JOB_ID",
+    ],
 )
 
 
