@@ -27,6 +27,13 @@ Efftrain = Callable[..., "subprocess.CompletedProcess[str]"]
 """`efftrain(*args, timeout=seconds, **environment)`."""
 
 
+def python(code: str, *args: str, cwd: Path = REPOSITORY, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a new interpreter that finds the package; never raises on its exit code."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache_root(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Token shards go to a temporary cache that all tests of a session share; runs go to the test's own folder."""

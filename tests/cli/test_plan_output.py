@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from typer.testing import CliRunner
 from efftrain_cli.cli.app import app
 from efftrain_cli.run.rates import Rate, remember_bench
 from tests.cli.test_names import NO_TORCH
-from tests.conftest import REPOSITORY
+from tests.conftest import python
 from tests.fake_runs import write_run
 
 RECIPE = """
@@ -109,14 +107,7 @@ def test_a_narrow_terminal_cuts_no_number_short(home: Path, monkeypatch: pytest.
 def test_a_plan_needs_no_pytorch(home: Path) -> None:
     code = NO_TORCH + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
     words = ["pretrain", "--recipe", "tiny.toml", "--plan"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(code, *words, cwd=home)
     assert done.returncode == 0, done.stderr
     assert "2.45 GFLOPs" in done.stdout
 

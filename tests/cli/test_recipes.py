@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY, Efftrain, python
 
 
 @pytest.fixture
@@ -238,21 +238,13 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
 # --- completion ------------------------------------------------------------------------------------------------------
 
 
-def completed(cwd: Path, words: str, **env: str) -> list[str]:
+COMPLETING = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"
+
+
+def completed(cwd: Path, words: str) -> list[str]:
     """What bash is offered for the last word."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "_EFFTRAIN_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-        **env,
-    }
-    code = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.stdout.split()
+    place = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    return python(COMPLETING, cwd=cwd, _EFFTRAIN_COMPLETE="complete_bash", **place).stdout.split()
 
 
 def test_tab_offers_recipes_paths_and_keys(tmp_path: Path, mine: Path) -> None:
@@ -265,24 +257,8 @@ def test_tab_offers_recipes_paths_and_keys(tmp_path: Path, mine: Path) -> None:
 
 def test_tab_descriptions_stay_on_one_line(tmp_path: Path) -> None:
     """Shells with descriptions take a broken line for one more candidate."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "_EFFTRAIN_COMPLETE": "complete_fish",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "_TYPER_COMPLETE_ARGS": "efftrain recipes show gpt2-",
-    }
-    code = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
+    asked = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "efftrain recipes show gpt2-"}
+    lines = python(COMPLETING, cwd=tmp_path, _EFFTRAIN_COMPLETE="complete_fish", **asked).stdout.splitlines()
     assert len(lines) >= 3
     assert all(line.startswith("gpt2-") and "\t" in line for line in lines)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from efftrain_cli.bench import PHASES, bench, peak_resident_bytes
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Data, Model, Optim, Train
 from efftrain_cli.training.trainer import finite_or_none
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import Efftrain, python
 
 RECIPE = Recipe(
     model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=64),
@@ -66,9 +64,6 @@ def test_peak_memory_is_the_process_s_own() -> None:
     """A child of a large process is not large: getrusage would say so."""
     held = torch.ones(100_000_000)  # 400 MB
     child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
-    out = subprocess.run(
-        [sys.executable, "-c", child], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    ).stdout
-    before, after = map(int, out.split())
+    before, after = map(int, python(child).stdout.split())
     assert before < peak_resident_bytes() - held.nbytes // 2
     assert 80e6 < after - before < 140e6

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, python
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 CALLS = (
@@ -77,9 +77,7 @@ sys.argv = ["gpu", "device", "--smoke", "--out", {str(tmp_path)!r}]
 command.main("")
 """
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False
-        )
+        done = python(code)
         assert done.returncode == 1 and "then it broke" in done.stdout, done.stderr
         parts = pieces_of(tmp_path)["device"]
         assert parts["whole"]["status"] == "ok" and parts["half"]["status"] == "failed"

@@ -10,16 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.commands import register
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.training.session import project_commit
 from tests.conftest import Efftrain
+from tests.data.test_cli import RECIPE
 from tests.trained_run import make_run
-
-
-@pytest.fixture(autouse=True)
-def _commands() -> None:
-    register()
 
 
 def read(*args: str) -> object:
@@ -66,24 +61,7 @@ def test_a_warmup_search_as_json() -> None:
     assert about["starts"] == sorted(about["starts"]) and about["durations"]
 
 
-TINY = """
-[model]
-n_layer = 1
-n_head = 1
-n_embd = 16
-seq_len = 32
-[data]
-train = "book.txt"
-valid_fraction = 0.1
-tokenizer = "bpe:300"
-[optim]
-lr = 1e-3
-[train]
-tokens = 512
-batch_size = 8
-[eval]
-windows = 8
-"""
+TINY = RECIPE.replace("tokens = 2048", "tokens = 512").replace("windows = 4", "windows = 8")
 
 
 def test_quiet_prints_nothing(efftrain: Efftrain, tmp_path: Path) -> None:

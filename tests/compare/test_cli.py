@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import DiskError, UsageError
-from tests.conftest import Efftrain
+from tests.conftest import Efftrain, python
 from tests.fake_runs import write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
@@ -208,10 +208,8 @@ def test_newer_format_is_refused(two: Path) -> None:
 def test_registering_the_command_imports_nothing_heavy() -> None:
     code = "import sys; from efftrain_cli.cli.commands import register; register(); bad = {'torch', 'pandas', 'matplotlib', 'scipy', 'wandb', 'pyarrow'}"
     script = f"{code} & set(sys.modules); assert not bad, bad"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    )
-    assert done.returncode == 0
+    done = python(script)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("width", [40, 60])

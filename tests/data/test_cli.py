@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.data.progress import preparation_screen
-from tests.conftest import Efftrain
+from tests.conftest import Efftrain, python
 
 RECIPE = """
 [model]
@@ -114,15 +111,7 @@ except SystemExit as end:
     assert not end.code, end.code
 print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers") if name in sys.modules])
 """
-    repository = str(Path(__file__).resolve().parent.parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": repository},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy: ['torch']"
 

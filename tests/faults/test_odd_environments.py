@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import python
 from tests.launch import Laboratory
 
 NO_HOME = """
@@ -96,6 +93,5 @@ except SystemExit as end:
 free = os.open(os.devnull, os.O_RDONLY)
 os._exit(0 if free > 2 else 9)
 """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    result = python(code, EFFTRAIN_RUNS=str(tmp_path))
     assert result.returncode == 0, result.stderr

@@ -9,8 +9,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import Run, run_path
 from efftrain_cli.training import screen as screen_module
 from efftrain_cli.training.screen import TrainingScreen
-from tests.conftest import REPOSITORY
+from tests.conftest import python
 from tests.launch import Laboratory, Process, wait_until
 
 SLOW_STEPS = """
@@ -61,8 +59,7 @@ def test_one_owner(lab: Laboratory) -> None:
         "try: run_app()\n"
         "except SystemExit as e: print(e.code, 'torch' in sys.modules, time.process_time())"
     )
-    environment = {**os.environ, "EFFTRAIN_RUNS": str(lab.folder / "runs"), "PYTHONPATH": str(REPOSITORY)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    result = python(code, EFFTRAIN_RUNS=str(lab.folder / "runs"))
     exit_code, torch_imported, seconds = result.stdout.split()
     assert (exit_code, torch_imported) == ("7", "False")
     assert float(seconds) < 1.5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from efftrain_cli.foundation.signals import (
     stop_before_training,
     stop_on_signals,
 )
-from tests.conftest import REPOSITORY
+from tests.conftest import python
 from tests.faults.stalls import WINDOWS, stalled
 from tests.launch import Laboratory, start_efftrain, wait_until
 
@@ -46,15 +45,7 @@ builtins.__import__ = importing
 program.main()
 """
     for module in ("typer", "torch"):
-        result = subprocess.run(
-            [sys.executable, "-c", code.replace("MODULE", module)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs")},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        result = python(code.replace("MODULE", module), cwd=tmp_path, EFFTRAIN_RUNS=str(tmp_path / "runs"))
         assert result.returncode == 75, (module, result.stderr)
         assert "stopped by SIGTERM outside of training: nothing is lost; give the same command again" in result.stderr
         assert not (tmp_path / "runs").exists()
@@ -153,8 +144,7 @@ while not pathlib.Path("ready").exists():
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    result = subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, env=environment, timeout=60, check=False)
+    result = python(parent, cwd=tmp_path)
     assert result.returncode == -signal.SIGKILL
     wait_until((tmp_path / "asked").exists, timeout=30)
 

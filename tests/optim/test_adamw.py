@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 from efftrain_cli.optim.adamw import AdamW
-from tests.conftest import REPOSITORY
+from tests.conftest import python
 
 KINDS = {
     "0.weight": "matrix",
@@ -108,7 +105,5 @@ assert not heavy, heavy
 
 def test_an_eager_step_imports_no_compiler() -> None:
     """It costs two seconds between the command and the first step."""
-    done = subprocess.run(
-        [sys.executable, "-c", EAGER_STEP], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python(EAGER_STEP)
     assert done.returncode == 0, done.stderr[-2000:]

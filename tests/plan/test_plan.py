@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +11,7 @@ from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
 from efftrain_cli.plan.step import Progress, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from tests.conftest import python
 
 RECIPE = Recipe(
     model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=64),
@@ -122,7 +121,7 @@ def test_a_plan_is_fast_and_needs_no_torch() -> None:
         "count = sum(1 for _ in csv_lines(recipe))\n"
         "print(count / (time.process_time() - start), 'torch' in sys.modules)\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    out = python(code).stdout.split()
     assert out[1] == "False"
     # The promise is 100,000 steps per second (docs/performance.md has the figure); a busy machine gets half of it.
     assert float(out[0]) > 50_000, f"{out[0]} steps/s"

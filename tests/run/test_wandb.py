@@ -20,30 +20,8 @@ from efftrain_cli.run.series import AXES, grouped, series_of
 from tests.conftest import REPOSITORY, Efftrain
 from tests.fake_runs import rows_of, write_rows, write_run
 from tests.launch import wait_until
+from tests.sweep.crew import TINY
 from tests.wandb_files import read_history, read_records
-
-TINY = """\
-[model]
-n_layer = 1
-n_head = 1
-n_embd = 32
-seq_len = 32
-[data]
-train = "text.txt"
-valid = "valid.txt"
-tokenizer = "bpe:300"
-repeat = true
-[optim]
-lr = 1e-3
-[train]
-tokens = 12800
-batch_size = 8
-micro_batch_tokens = 1024
-dtype = "fp32"
-[eval]
-every = 5
-windows = 4
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +239,7 @@ def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
     efftrain: Efftrain, tmp_path: Path, mode: str
 ) -> None:
     """F28: losses equal those without wandb; without a key, "online" becomes offline with one warning."""
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(TINY.replace("tokens = 2560", "tokens = 12800"))
     words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
     (tmp_path / "text.txt").write_text("\n".join(words))
     (tmp_path / "valid.txt").write_text("\n".join(reversed(words[:800])))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.zeroshot.references import REFERENCES
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, suite_mean, task_names
+from tests.conftest import python
 
 
 def test_names_stand_for_tasks_once() -> None:
@@ -54,4 +52,5 @@ def test_names_and_refusals_import_nothing_slow() -> None:
         "slow = {'torch', 'lm_eval', 'datasets', 'transformers', 'pandas', 'wandb', 'matplotlib'} & set(sys.modules)\n"
         "assert not slow, slow"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    done = python(code)
+    assert done.returncode == 0, done.stderr
