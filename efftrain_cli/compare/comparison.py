@@ -140,7 +140,7 @@ def compare(
         per_run = [measure_run(run, points, target_loss, costs) for run in group.runs]
         for measure in rows:
             if measure.tested != "match":
-                cells[measure.key, group.label] = _cell([values[measure.key] for values in per_run])
+                cells[measure.key, group.label] = Cell(tuple(values[measure.key] for values in per_run))
     withheld = ""
     # Of a setting that was asked for by its own name, the recipe's other settings do not matter.
     chosen_from = {trial.recipe_name for trial in trials}
@@ -200,8 +200,7 @@ def _default_baseline(groups: Sequence[Group]) -> Group:
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
-    """Runs evaluated at different intervals, reduced to the steps that all finished ones evaluated, and each one's
-    last."""
+    """Runs evaluated at different intervals, reduced to the steps that all finished ones share, and each one's last."""
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
     evaluated = [run for run in runs if len(run.evaluated["step"])]
@@ -240,13 +239,3 @@ def _pending(groups: Iterable[Group]) -> str:
 def _pending_notes(groups: Sequence[Group]) -> list[Label]:
     waiting = _pending(groups) if len(groups) > 1 else ""
     return [Label("warning", f"the verdict waits for runs that have not finished: {waiting}")] if waiting else []
-
-
-def _cell(values: Sequence[float | str]) -> Cell:
-    numbers = [value for value in values if isinstance(value, float)]
-    whole = len(numbers) == len(values)
-    return Cell(
-        tuple(values),
-        float(np.mean(numbers)) if whole else None,
-        float(np.std(numbers, ddof=1)) if whole and len(numbers) > 1 else None,
-    )

@@ -34,17 +34,23 @@ PRIMARY = "final_loss"
 class Cell:
     """One measure of one group."""
 
-    values: tuple[float | str, ...]
+    values: tuple[float | str, ...] = ()
     """By seed, in the order of the group's seeds: a number, or the reason why there is none."""
-    mean: float | None
-    """Over the seeds; None where any seed has no number: what is missing is never averaged away."""
-    sd: float | None
-    """Standard deviation over the seeds, n - 1 in the denominator; None for one seed."""
 
     @property
     def numbers(self) -> tuple[float, ...]:
         """The values that are numbers."""
         return tuple(value for value in self.values if isinstance(value, float))
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds; None where any seed has no number: what is missing is never averaged away."""
+        return float(np.mean(self.numbers)) if 0 < len(self.values) == len(self.numbers) else None
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation over the seeds, n - 1 in the denominator; None for one seed."""
+        return float(np.std(self.numbers, ddof=1)) if 1 < len(self.values) == len(self.numbers) else None
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,7 @@ class Difference:
     estimate: Estimate
     """Of method - baseline, or of baseline / method where the measure is a cost; NaN where runs have no number."""
     exact: ExactTest | None
-    """The exact test that stands in for t where runs failed or did not reach the target, or that the measure asks
-    for."""
+    """The exact test in the place of t, where runs failed or missed the target, or the measure asks for it."""
     decision: Decision
     seeds: tuple[int, ...]
     """Seeds that both recipes have."""
@@ -86,8 +91,7 @@ def compare_groups(
     margin: float | None,
     withheld: str,
 ) -> list[Difference]:
-    """Every tested measure of every group against the baseline; the primary measure and all others are a family
-    each."""
+    """Every tested measure of every group against the baseline, in two families: the primary measure, all others."""
     others = [group for group in groups if group is not base]
     found: list[tuple[Measure, Group, Estimate, ExactTest | None, str]] = []
     for measure in rows:
@@ -98,21 +102,14 @@ def compare_groups(
             if withheld and reason != "none":
                 reason = withheld
             found.append((measure, group, estimate, exact, reason))
-    decisions: dict[int, Decision] = {}
+    decisions = dict.fromkeys(range(len(found)), Decision("undecided", None))
     for family in (True, False):
         members = [i for i, row in enumerate(found) if (row[0].key == PRIMARY) == family and not row[4]]
         results = [found[i][3] or found[i][2] for i in members]
         decisions |= dict(zip(members, decide(results, margin=margin if family else None), strict=True))
+    shared = {group.label: tuple(seed for seed in base.seeds if seed in group.seeds) for group in others}
     return [
-        Difference(
-            measure,
-            group.label,
-            estimate,
-            exact,
-            decisions.get(i, Decision("undecided", None)),
-            tuple(seed for seed in base.seeds if seed in group.seeds),
-            reason,
-        )
+        Difference(measure, group.label, estimate, exact, decisions[i], shared[group.label], reason)
         for i, (measure, group, estimate, exact, reason) in enumerate(found)
     ]
 
@@ -121,11 +118,9 @@ def _says_nothing_new(measure: Measure, points: dict[str, EqualPoint], groups: S
     """A loss at equal cost where every finished run ends: that is the final loss."""
     if not measure.key.startswith("loss_at_"):
         return False
-    ends = [
-        float(run.evaluated[measure.axis][-1]) for group in groups for run in group.runs if run.status == "finished"
-    ]
     value = points[measure.axis].value
-    return all(end <= 1.001 * value for end in ends)
+    finished = (run for group in groups for run in group.runs if run.status == "finished")
+    return all(float(run.evaluated[measure.axis][-1]) <= 1.001 * value for run in finished)
 
 
 def _one(
@@ -224,8 +219,7 @@ def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest 
 def _from_cells(
     measure: Measure, base: Group, group: Group, cells: dict[tuple[str, str], Cell]
 ) -> tuple[Estimate, ExactTest | None]:
-    """By t where every run has a number; by ranks where a run failed, or did not reach the target, or the measure
-    asks."""
+    """By t where every run has a number; by ranks where one failed or missed the target, or the measure asks."""
     before, after = cells[measure.key, base.label], cells[measure.key, group.label]
     by_run = [*zip(base.runs, before.values, strict=True), *zip(group.runs, after.values, strict=True)]
     bounds = [run.failed or value in (NOT_REACHED, FAILED) for run, value in by_run]

@@ -11,8 +11,7 @@ from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.errors import UsageError
 
 STEADY = 1.2
-"""Runs of one recipe on one device differ less than this in their throughput, unless something else used the
-machine."""
+"""Throughputs of one recipe on one device differ by less than this factor where nothing else used the machine."""
 SAME_SPEED = 1.15
 """Seconds are judged only where the calibration kernel ran at rates within this factor before and after every run."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
@@ -172,17 +171,17 @@ def _seed_notes(groups: Sequence[Group]) -> list[str]:
 
 def _same_recipe_notes(groups: Sequence[Group]) -> list[str]:
     return [
-        f"{first.label} and {second.label} are one recipe {_twice(first, second)}: nothing in it differs"
+        f"{first.label} and {second.label} are one recipe "
+        + (
+            f"on {first.devices} and on {second.devices} devices"
+            if first.devices != second.devices
+            else "under two names"
+        )
+        + ": nothing in it differs"
         for i, first in enumerate(groups)
         for second in groups[i + 1 :]
         if not differing_keys([first.recipe, second.recipe])
     ]
-
-
-def _twice(first: Group, second: Group) -> str:
-    if first.devices != second.devices:
-        return f"on {first.devices} and on {second.devices} devices"
-    return "under two names"
 
 
 def _data(run: RunNumbers) -> dict[str, Any]:

@@ -98,22 +98,12 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(parts).strip() + "\n"
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "<": r"$<$",
-    ">": r"$>$",
-    **{mark: f"$^{digit}$" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
-}
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+    | {mark: f"$^{digit}$" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)
 
 
 def latex(comparison: Comparison) -> str:
@@ -123,17 +113,13 @@ def latex(comparison: Comparison) -> str:
     parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in opening(comparison))]
     parts += [f"% {SIGNS[label.severity]}: {label.text}" for label in comparison.labels]
     for table in tables_of(comparison):
-        words = ". ".join(_escape_latex(text).rstrip(".") for text in (table.title, table.note) if text)
-        cells = [[_escape_latex(cell) for cell in row] for row in (table.header, *table.rows)]
+        words = ". ".join(text.translate(_LATEX).rstrip(".") for text in (table.title, table.note) if text)
+        cells = [[cell.translate(_LATEX) for cell in row] for row in (table.header, *table.rows)]
         tabular = tabulate(cells[1:], cells[0], tablefmt="latex_raw", disable_numparse=True)
         for rule in ("toprule", "midrule", "bottomrule"):
             tabular = tabular.replace("\\hline", f"\\{rule}", 1)
         parts += ["", "\\begin{table}", "\\centering", f"\\caption{{{words}}}", tabular, "\\end{table}"]
     return "\n".join(parts) + "\n"
-
-
-def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
 
 
 _COLUMNS = (
@@ -143,8 +129,7 @@ _COLUMNS = (
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """One row per measure and recipe at full precision: values by seed, mean, spread, and the test against the
-    baseline."""
+    """One row per measure and recipe at full precision: values by seed, mean, spread, test against the baseline."""
     rows: list[list[str]] = []
 
     def add(of: tuple[str, str, str], group: Group, values: Sequence[object], test: Sequence[str], *mean: str) -> None:
@@ -154,29 +139,22 @@ def comma_separated(comparison: Comparison) -> str:
         rows.append([*of, *who, *numbers, *(test or [""] * 9), str(comparison.exploratory).lower()])
 
     for measure in comparison.measures:
+        what = measure.section, measure.key, measure.unit
         for group in comparison.groups:
-            cell = comparison.cells.get((measure.key, group.label), Cell((), None, None))
+            cell = comparison.cells.get((measure.key, group.label), Cell())
             test = []
             if (d := comparison.difference(measure.key, group.label)) is not None:
                 test = _test(d.estimate, measure.tested, d.exact or d.estimate, d.p_holm, len(d.seeds), d.verdict)
-            add(
-                (measure.section, measure.key, measure.unit),
-                group,
-                cell.values,
-                test,
-                _blank(cell.mean),
-                _blank(cell.sd),
-            )
+            add(what, group, cell.values, test, _blank(cell.mean), _blank(cell.sd))
     for score in comparison.zero_shot:
+        what = "Zero-shot", f"{score.task}/{score.protocol}/{score.limit}/{score.metric}", ""
+        differences = {d.label: d for d in score.differences}
         for group in comparison.groups:
             values = ["missing" if value is None else value for value in score.scores[group.label]]
-            z = next((d for d in score.differences if d.label == group.label), None)
-            test = (
-                []
-                if z is None
-                else _test(z.over_seeds, "difference", z.over_seeds, z.p_holm, z.over_seeds.n, z.verdict)
-            )
-            add(("Zero-shot", f"{score.task}/{score.protocol}/{score.limit}/{score.metric}", ""), group, values, test)
+            test = []
+            if (z := differences.get(group.label)) is not None:
+                test = _test(z.over_seeds, "difference", z.over_seeds, z.p_holm, z.over_seeds.n, z.verdict)
+            add(what, group, values, test)
     return csv_text(_COLUMNS.split(), rows)
 
 
@@ -242,7 +220,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "kind": difference.measure.tested,
                 "recipe": difference.label,
                 **_estimate(difference.estimate),
-                "exact": None if difference.exact is None else _exact(difference.exact),
+                "exact": None if (test := difference.exact) is None else asdict(test) | {"wins": _number(test.wins)},
                 "p_holm": difference.p_holm,
                 "p_equivalent": difference.decision.p_equivalent,
                 "could_see": difference.decision.could_see,
@@ -276,10 +254,6 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
     del values["log"]
     bound = {1: "more than", -1: "less than"}.get(values.pop("bound"))
     return {"estimate": _number(values.pop("mean")), "bound": bound, **values}
-
-
-def _exact(test: ExactTest) -> dict[str, Any]:
-    return {"p": test.p, "smallest_p": test.smallest_p, "wins": _number(test.wins), "method": test.method}
 
 
 def _number(value: float | str) -> float | None:

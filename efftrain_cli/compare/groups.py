@@ -184,8 +184,7 @@ def rank_of(group: Group) -> tuple[int, float]:
 
 
 def rank(losses: Sequence[float | None]) -> tuple[int, float]:
-    """The place of a setting with these final losses by seed: how many are missing, then the mean of the others; lower
-    is better."""
+    """The place of a setting, by its final losses: how many are missing, then the mean of the others; lower wins."""
     there = [loss for loss in losses if loss is not None]
     return len(losses) - len(there), sum(there) / len(there) if there else math.inf
 

@@ -55,8 +55,7 @@ class Estimate:
     log: bool = False
     """`mean`, `low` and `high` are ratios; `sd`, `se` and tests are those of their logarithm."""
     bound: int = 0
-    """1: the true mean is larger, as runs of the baseline did not reach the target; -1: smaller, as the method's did
-    not."""
+    """1: the true mean is larger, as runs of the baseline missed the target; -1: smaller, as the method's did."""
 
 
 def _estimate(mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float) -> Estimate:
@@ -174,8 +173,7 @@ class Decision:
     p_equivalent: float | None = None
     """Of the two one-sided tests against the margin, adjusted alike; None without a margin."""
     could_see: float | None = None
-    """The smallest true difference that a study of this spread and size shows with power 0.8; for ratios the share less
-    1."""
+    """The smallest true difference seen with power 0.8 at this spread and size; for ratios the share less 1."""
 
 
 def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None) -> list[Decision]:
@@ -262,8 +260,7 @@ class ExactTest:
     smallest_p: float
     """The smallest p that so many runs can give without ties: above ALPHA, no result of this study could decide."""
     wins: float
-    """Share of the pairs (method's run, baseline's run) in which the method is better; ties and unknown ones count
-    half."""
+    """Share of the pairs (method's run, baseline's run) in which the method is better; a tie or unknown is half."""
     method: str
 
 

@@ -112,6 +112,5 @@ def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None
 
 
 def falling(losses: Sequence[float]) -> list[float]:
-    """The nearest sequence that never rises: neighbours that do are replaced by their mean (pool adjacent
-    violators)."""
+    """The nearest sequence that never rises: neighbours that do become their mean (pool adjacent violators)."""
     return isotonic_regression(losses, increasing=False).x.tolist()

@@ -111,8 +111,7 @@ def needed_for(run: RunNumbers, axis: str, target: float) -> float | None:
 
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
-    """The loss at the run's end on a straight line through the last fifth of its evaluations; the last one where they
-    are few."""
+    """The loss at the run's end on a line through the last fifth of its evaluations; the last one of few."""
     x, loss = run.evaluated[axis], run.evaluated["val_loss"]
     last = len(loss) // 5
     if last < 3 or x[-1] <= x[-last]:

@@ -14,8 +14,7 @@ MOST_SEEDS = 10_000
 
 
 def power_of(n: int, effect: float, paired: bool = True) -> float:
-    """Chance that a two-sided t test finds a true difference of `effect` standard deviations with `n` seeds per
-    recipe."""
+    """Chance that a two-sided t test with `n` seeds per recipe finds a true `effect`, in standard deviations."""
     df, noncentrality = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
     if noncentrality > 30:
         return 1.0
@@ -40,8 +39,5 @@ def seeds_needed(difference: float, sd: float, paired: bool = True) -> int | Non
 
 def sd_interval(sd: float, n: int) -> tuple[float, float]:
     """95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
-    df = n - 1
-    return (
-        sd * math.sqrt(df / float(special.chdtri(df, ALPHA / 2))),
-        sd * math.sqrt(df / float(special.chdtri(df, 1 - ALPHA / 2))),
-    )
+    low, high = (math.sqrt((n - 1) / float(special.chdtri(n - 1, tail))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
+    return sd * low, sd * high

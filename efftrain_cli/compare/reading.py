@@ -107,8 +107,7 @@ class RunNumbers:
 
     @property
     def final_loss(self) -> float | None:
-        """Validation loss of the last evaluation, nats per token; None where the run has not finished, or was never
-        evaluated."""
+        """Validation loss of the last evaluation, nats per token; None for a run not finished or never evaluated."""
         losses = self.evaluated["val_loss"]
         return float(losses[-1]) if self.status == "finished" and len(losses) else None
 
@@ -182,8 +181,7 @@ def read_numbers(path: Path) -> RunNumbers:
 
 
 def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
-    """Tokens of steps that rewinds gave up before each step: trained on, thrown away, and no part of the rows' own
-    count."""
+    """Tokens of steps that rewinds gave up before each step: trained on, and no part of the rows' own count."""
     tokens = np.zeros(len(step))
     for event in run.events:
         if event.get("event") == "rewind":

@@ -1,5 +1,4 @@
-"""One HTML file with everything: no network, no scripts, readable on a phone, light and dark. Its text is in
-templates/."""
+"""One HTML file for everything: no network, no scripts, for phones too, light and dark; text in templates/."""
 
 from __future__ import annotations
 
@@ -54,10 +53,8 @@ def _curves_note(comparison: Comparison) -> str:
 
 
 def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:
-    lines = "\n".join(
-        f"{key} = {json.dumps(value) if isinstance(value, str) else shown(value)}"
-        for key, value in group.recipe.items()
-    )
+    values = {key: json.dumps(value) if isinstance(value, str) else shown(value) for key, value in group.recipe.items()}
+    lines = "\n".join(f"{key} = {value}" for key, value in values.items())
     seeds = ", ".join(map(str, group.seeds))
     return {"title": f"{comparison.letter(group)} {group.label} (seeds {seeds})", "text": lines}
 

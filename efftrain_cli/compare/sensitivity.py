@@ -74,8 +74,7 @@ def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial:
 
 
 def edge_warning(curve: Curve) -> str | None:
-    """Says that the optimum lies at the grid's edge, so that a better rate may lie beyond; None where it lies
-    inside."""
+    """Says that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it does not."""
     if curve.best is None:
         return f"{curve.label}: with no learning rate did every seed finish: try lower ones"
     if len(curve.rates) < 2 or 0 < curve.best < len(curve.rates) - 1:
@@ -92,8 +91,7 @@ def at_edge(value: float, tried: Sequence[float]) -> str:
 
 
 def unequal_grids(curves: Sequence[Curve]) -> str | None:
-    """Says that recipes were tried with different learning rates or seeds, so that their sensitivities do not
-    compare."""
+    """Says that recipes were tried at different rates or seeds, so that their sensitivities do not compare."""
     kinds = {(curve.rates, curve.seeds) for curve in curves}
     if len(kinds) < 2:
         return None

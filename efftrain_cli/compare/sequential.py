@@ -73,8 +73,7 @@ def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, sha
 
 
 def nominal_levels(alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE) -> tuple[float, ...]:
-    """The level at which each look's own t test must be passed, so that all looks together err with probability
-    `alpha`."""
+    """The level that each look's own t test must pass, so that all looks together err with probability `alpha`."""
     if len(plan) == 1:
         return (alpha,)
     null = _null_maxima(tuple(plan), sides, shape)

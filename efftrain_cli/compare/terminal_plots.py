@@ -48,13 +48,15 @@ def _loss_plot(comparison: Comparison, axis: str, width: int, colour: bool) -> s
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= (furthest - start) / 4 * 0.999)
     marks = [i * step for i in range(math.ceil(start / step), math.floor(furthest / step) + 1)]
     ticks = [(mark, tick(mark)) for mark in marks]
-    colours = (
-        {comparison.letter(group)[0]: COLOURS[i % len(COLOURS)] for i, group in enumerate(comparison.groups)}
-        if colour
-        else {}
-    )
+    colours = {comparison.letter(group)[0]: COLOURS[i % len(COLOURS)] for i, group in enumerate(comparison.groups)}
     lines = character_plot(
-        points, (start, furthest), (float(late.min()), float(late.max())), ticks, width, AXIS_LABELS[axis], colours
+        points,
+        (start, furthest),
+        (float(late.min()), float(late.max())),
+        ticks,
+        width,
+        AXIS_LABELS[axis],
+        colours if colour else {},
     )
     key = ", ".join(f"{comparison.letter(group)} {group.label}" for group in comparison.groups)
     shared = f", {SHARED} several" if any(SHARED in line for line in lines) else ""

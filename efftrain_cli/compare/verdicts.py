@@ -1,5 +1,4 @@
-"""What a comparison says in words: one sentence per recipe, and each answer as the few characters a table has room
-for."""
+"""What a comparison says in words: a sentence per recipe, and each answer in the few characters of a table."""
 
 from __future__ import annotations
 

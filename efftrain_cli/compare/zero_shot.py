@@ -31,8 +31,7 @@ class ZeroShotDifference:
     over_items: Estimate | None
     """Mean difference per item of two single checkpoints; None where there are several seeds or items were not kept."""
     mcnemar_p: float | None
-    """Exact p-value of the paired right and wrong answers, uncorrected; only for one pair of checkpoints and scores of
-    0 and 1."""
+    """Exact uncorrected p-value of paired right and wrong answers; only of one pair of checkpoints, scored 0 and 1."""
     over_seeds: Estimate
     """Difference of the mean scores over seeds."""
     p_holm: float | None
@@ -88,8 +87,7 @@ def compare_zero_shot(
 
 
 def _corrected(rows: Sequence[ZeroShotRow]) -> list[ZeroShotRow]:
-    """The rows with Holm's correction over all that was tested over seeds, another over all that was tested by items,
-    and the verdicts that follow."""
+    """The rows with their verdicts, after Holm's correction over what was tested by seeds, and over that by items."""
     judged = [(i, j, d) for i, row in enumerate(rows) for j, d in enumerate(row.differences) if not d.verdict]
     by_seeds = [(i, j, d.over_seeds.p) for i, j, d in judged if d.over_seeds.p is not None]
     by_items = [(i, j, p) for i, j, d in judged if d.over_seeds.p is None and (p := _items_p(d)) is not None]

@@ -213,8 +213,7 @@ class Run:
         self._metrics.path, self._events.path = path / "metrics.jsonl", path / "events.jsonl"
 
     def log(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory and written when there is
-        room."""
+        """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory until there is room."""
         if rows:
             self._metrics.write(rows)
             if time.monotonic() - self._last_fsync > 10:
@@ -238,8 +237,7 @@ class Run:
         return next((row for row in reversed(self.rows(step)) if row["step"] == step), None)
 
     def report_gaps(self, step: int) -> None:
-        """Records and warns of rows up to `step` that are in no segment: a full disk refused them, and then a kill
-        came, or they are damaged."""
+        """Records and warns of rows up to `step` that are in no segment: a full disk and a kill, or damage."""
         there = {row["step"] for row in read_lines(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
         missing = [number for number in range(1, step + 1) if number not in there]
         for _, stretch in groupby(enumerate(missing), lambda place: place[1] - place[0]):
@@ -249,8 +247,7 @@ class Run:
             print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
-        """The number of the rows that this process will write: one more than that of any row, and than `after`; from
-        0."""
+        """The segment that this process will write: one more than that of any row, and than `after`; from 0."""
         segments = (row.get("segment") for row in read_lines(self.path / "metrics.jsonl"))
         return 1 + max((after, *(segment for segment in segments if isinstance(segment, int))))
 
@@ -313,8 +310,7 @@ class Run:
             print(f"warning: {lost}", file=sys.stderr)  # what ends the run is worse
 
     def purge_checkpoints(self, keep: int) -> None:
-        """Removes all but the newest `keep` checkpoints. Damaged ones neither count nor go; the newest verified one
-        stays."""
+        """Removes all but the newest `keep` sound checkpoints; the newest verified and the damaged ones stay."""
         sound = [path for path in checkpoints_of(self.path) if path not in self.damaged]
         newest_verified = max(self.verified & set(sound), key=checkpoint_step, default=None)
         for path in sound[:-keep]:

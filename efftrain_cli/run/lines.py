@@ -30,8 +30,7 @@ _TAIL = len(_SEAL % 0)
 
 
 def sealed(value: Mapping[str, object]) -> str:
-    """One line for `value`, with its check and without a newline. JSON has no NaN and no infinity: null stands for
-    them."""
+    """One line for `value`, with its check, without a newline. NaN and infinity, which JSON lacks, become null."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:

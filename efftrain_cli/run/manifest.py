@@ -86,8 +86,7 @@ def newer_format(path: Path, version: object) -> NewerFormatError:
 
 
 def _text(entries: object, version: object = SCHEMA_VERSION) -> str:
-    """The whole of manifest.json; its last value is the sha256 of the others, so that no bit of it can change
-    unseen."""
+    """The whole of manifest.json; its last value is the sha256 of the others, so that no bit changes unseen."""
     content = {"schema_version": version, "files": entries}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return json.dumps({**content, "sha256": digest}, indent=1)

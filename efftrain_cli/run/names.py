@@ -1,5 +1,4 @@
-"""Which run a name means: the run itself, the only run of a recipe, or the only run whose name begins like that. No
-torch."""
+"""Which run a name means: the run itself, a recipe's only run, or the only one that begins so. No torch."""
 
 from __future__ import annotations
 

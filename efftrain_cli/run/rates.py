@@ -1,5 +1,4 @@
-"""How fast models were trained before: by `efftrain bench`, or by the rows of earlier runs. Reads and writes small
-files only."""
+"""How fast models were trained before: by `efftrain bench`, or by earlier runs. Touches small files only."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Rate:
 
 
 def remember_bench(rate: Rate) -> None:
-    """Keeps a benchmark's rate for later estimates on this machine. A cache that cannot be written is not a reason to
-    fail."""
+    """Keeps a benchmark's rate for later estimates on this machine, where the cache can be written."""
     with contextlib.suppress(OSError):
         cache_root().mkdir(parents=True, exist_ok=True)
         with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Format of a run directory."""
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
-"""Recipe keys that change nothing of what a run computes: they may differ when it is continued, and between runs of one
-recipe."""
+"""Recipe keys that change nothing of what a run computes: a continued run, or another, may differ in them."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
 
 
 def last_row(path: Path) -> dict[str, Any]:
-    """The last whole row of metrics.jsonl in this run directory, whether it counts or not; {} where it has none. Reads
-    the end of the file only."""
+    """The last whole row of metrics.jsonl, whether it counts or not, else {}. Reads the end of the file only."""
     try:
         with (path / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
@@ -367,8 +365,7 @@ def origin_data(path: Path) -> dict[str, Any]:
 
 
 def cleaned(value: Any) -> Any:
-    """`value` with every control character in its strings escaped: a run may come from anywhere, and what it says is
-    printed."""
+    """`value` with all control characters escaped: a run may come from anywhere, and what it says is printed."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

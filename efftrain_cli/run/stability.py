@@ -105,8 +105,7 @@ def measure_run(path: Path) -> Stability:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float | None]) -> Correlation | None:
-    """Pearson's r between two columns, over the steps where the second is there; None where fewer than three are left
-    or one of the columns is constant."""
+    """Pearson's r over the steps that both columns have; None for fewer than three, or where one is constant."""
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
     if len(pairs) < 3:
         return None
@@ -135,11 +134,8 @@ def describe(stability: Stability) -> list[str]:
         f"({stability.share_slight:.1%}), above {SEVERE}: {stability.above_severe} ({stability.share_severe:.1%}), "
         f"largest {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
     ]
-    known = [
-        f"{column} {found.r:+.2f} (p {found.p:.1g})"
-        for column, found in stability.correlations.items()
-        if found is not None
-    ]
+    found = {column: correlation for column, correlation in stability.correlations.items() if correlation is not None}
+    known = [f"{column} {each.r:+.2f} (p {each.p:.1g})" for column, each in found.items()]
     if known:
         lines.append(f"  correlation of the loss ratio with {', '.join(known)}")
     if stability.first_nonfinite_step is not None:

@@ -195,8 +195,7 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
 
 
 def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.Popen[bytes]:
-    """Starts the child process that follows `run`, `wandb-sync` with some options. It ends by itself when this process
-    ends, however that happens."""
+    """Starts the child process, `wandb-sync` with options, that follows `run`, and ends whenever this one does."""
     folder = run / "wandb"
     folder.mkdir(exist_ok=True)
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
@@ -212,8 +211,7 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
 
 
 def _said(run: Path, log: str) -> str:
-    """The last line that the child wrote, its warning or error; not what wandb itself prints, greetings for the most
-    part."""
+    """The last line that the child itself wrote, its warning or error; wandb's own are greetings for the most part."""
     try:
         lines = (run / "wandb" / log).read_text(errors="replace").strip().splitlines()
     except OSError:
