@@ -22,7 +22,7 @@ from benchmarks.gpu.measuring import (
     training,
     wait_for,
 )
-from efftrain_cli.bench import phase_seconds, random_windows
+from efftrain_cli.bench.bench import phase_seconds, random_windows
 
 
 def as_shipped(bench: Bench) -> Iterator[Figure]:

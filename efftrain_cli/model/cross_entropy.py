@@ -1,7 +1,7 @@
 """The head's summed cross-entropy over a large vocabulary, with one buffer of logits.
 
 Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it picks, and the
-gradient of the logits. Here the logits are turned into their own gradient, piece by piece while a piece lies in the
+gradient of the logits. Here the logits are turned into their own gradient, chunk by chunk while a chunk lies in the
 cache, in the forward pass; the backward pass is then two matrix products. Nothing is computed twice. `torch.compile`
 fuses the plain form as well as this, so compiled code does not come here.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-_PIECE_BYTES = {"cpu": 1 << 20, "cuda": 1 << 28}
+_CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 28}
 """Bytes of fp32 logits worked on at once: on a CPU what its cache holds, on CUDA enough to fill the device."""
 _CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Bytes of fp32 logits that exist at once where no gradient is wanted."""
@@ -52,12 +52,12 @@ class _SummedCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
         logits = x @ weight.t()
-        tokens = max(1, _PIECE_BYTES.get(x.device.type, 1 << 28) // (4 * logits.shape[1]))
+        tokens = max(1, _CHUNK_BYTES.get(x.device.type, 1 << 28) // (4 * logits.shape[1]))
         # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
         narrow = logits.dtype in (torch.bfloat16, torch.float16)
         losses = []
-        for piece, target in zip(logits.split(tokens), targets.unsqueeze(1).split(tokens), strict=True):
-            real = piece[:, :vocab_size]
+        for chunk, target in zip(logits.split(tokens), targets.unsqueeze(1).split(tokens), strict=True):
+            real = chunk[:, :vocab_size]
             work = real.float() if narrow else real
             work.sub_(work.amax(dim=1, keepdim=True))
             hit = work.gather(1, target)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from efftrain_cli.bench import PHASES, bench, peak_resident_bytes
+from efftrain_cli.bench.bench import PHASES, bench, peak_resident_bytes
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Data, Model, Optim, Train
 from efftrain_cli.training.trainer import finite_or_none
@@ -63,7 +63,7 @@ def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain: Efftrain
 def test_peak_memory_is_the_process_s_own() -> None:
     """A child of a large process is not large: getrusage would say so."""
     held = torch.ones(100_000_000)  # 400 MB
-    child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
+    child = "from efftrain_cli.bench.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
     before, after = map(int, python(child).stdout.split())
     assert before < peak_resident_bytes() - held.nbytes // 2
     assert 80e6 < after - before < 140e6

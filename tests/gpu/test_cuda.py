@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.bench import random_windows
+from efftrain_cli.bench.bench import random_windows
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import half_dots

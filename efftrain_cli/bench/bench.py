@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from efftrain_cli.bench_pipelines import rivals, started_state
+from efftrain_cli.bench.pipelines import rivals, started_state
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.methods.ouroboros import Ouroboros
