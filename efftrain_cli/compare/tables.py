@@ -40,12 +40,8 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
     sections = dict.fromkeys(measure.section for measure in comparison.measures)
     tables = [key_table(comparison), answers(comparison), _trials(comparison), _zero_shot(comparison)]
     if details or len(comparison.groups) == 1:
-        tables += [
-            _recipe_differences(comparison),
-            *(_measures(comparison, section) for section in sections),
-            _tests(comparison),
-            _runs(comparison),
-        ]
+        measured = [_measures(comparison, section) for section in sections]
+        tables += [_recipe_differences(comparison), *measured, _tests(comparison), _runs(comparison)]
     return [table for table in tables if table.rows]
 
 
@@ -372,7 +368,5 @@ def equal_point_lines(comparison: Comparison) -> list[str]:
         by_run.setdefault(point.limited_by, []).append(quantity(point.value, point.axis))
     if len(comparison.runs) == 1:
         return []
-    return [
-        f"Equal cost: {', '.join(values)}: the most that every run reached (least far: {name})"
-        for name, values in by_run.items()
-    ]
+    most = "the most that every run reached"
+    return [f"Equal cost: {', '.join(values)}: {most} (least far: {name})" for name, values in by_run.items()]
