@@ -156,7 +156,7 @@ def bench(
             phases = _shared_phases(times, rows, ranks)
         if profile is not None:
             _profile(stepping, profile, device)
-        section = recipe.ring
+        section = recipe.late_gradients
         beside: dict[str, float] = {}
         if section is not None and 1 < ranks.world_size == section.devices:
             beside = rivals(recipe, vocab_size, windows, ranks, steps)

@@ -82,13 +82,9 @@ class BatchSizeWarmup(Method):
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         for key, rule in self.misfits(recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens):
             yield f"batch_size_warmup.{key}", rule
-        reasons = {
-            "length": "both take tokens from the early steps, which would shrink them twice",
-            "steps": "both decide the batch size",
-        }
-        for what, why in reasons.items():
-            for name in varying(recipe.methods, what):
-                yield "batch_size_warmup", f"cannot be combined with {name}: {why}; set one of the two to false"
+        for name in varying(recipe.methods, "length"):
+            rule = "both take tokens from the early steps, which would shrink them twice; set one of the two to false"
+            yield "batch_size_warmup", f"cannot be combined with {name}: {rule}"
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         return min(self.start, batch_size), batch_size

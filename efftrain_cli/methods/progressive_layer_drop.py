@@ -55,7 +55,8 @@ class ProgressiveLayerDrop(Method):
     also_called: ClassVar = {"": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"}
 
     theta: float = Field(default=0.5, gt=0, le=1)
-    """Keep probability that the last block approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops nothing."""
+    """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops
+    nothing."""
     steps: int = Field(ge=0)
     """T, optimizer steps of the whole run, which set the pace gamma = 100 / T; 0: no ramp, theta is constant."""
     keep: Literal["equation", "code"] = "equation"
@@ -81,13 +82,14 @@ class ProgressiveLayerDrop(Method):
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
-        return {"progressive_layer_drop": replace(self, steps=min(self.steps, 2 * half))}
+        return {"progressive_layer_drop": replace(self, steps=2 * half)} if self.steps > 2 * half else {}
 
     def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:
-        """theta(t) of 1-based `step`, before which there were t = step - 1 updates."""
+        """theta(t) of 1-based `step`, before which there were t = step - 1 updates: step 1 drops nothing, unless theta
+        is constant."""
         if self.steps == 0:
             return self.theta
         return (1 - self.theta) * math.exp(-GAMMA_STEPS / self.steps * (step - 1)) + self.theta

@@ -144,7 +144,8 @@ class SeqLenWarmup(Method):
         return batch_size if self.batch == "sequences" else batch_size * full // seq_len
 
     def sequences_per_window_at(self, seq_len: int, full: int) -> int:
-        """Sequences of `seq_len` tokens from one window of `full` tokens; what a batch does not need is discarded."""
+        """Sequences of `seq_len` tokens from one window of `full` tokens: 1 when truncating, floor(full / seq_len) when
+        reshaping. What a batch does not need, and the remainder, is discarded."""
         return 1 if self.mode == "truncate" else full // seq_len
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 ParameterKind = Literal[
@@ -41,7 +42,8 @@ def parameter_kind(name: str) -> ParameterKind:
         ValueError: GPT-2 has no such parameter.
     """
     module, _, end = name.rpartition(".")
-    kinds = _IN_BLOCK.get(module.split(".", 2)[-1], ()) if name.startswith("h.") else _OUTSIDE.get(module, ())
+    number = re.match(r"h\.\d+\.", module)
+    kinds = _IN_BLOCK.get(module[number.end() :], ()) if number else _OUTSIDE.get(module, ())
     found = dict(zip(("weight", "bias"), kinds, strict=False))
     if end not in found:
         raise ValueError(f"the parameter {name!r} is not GPT-2's: add its kind to model/parameter_kinds.py")

@@ -172,7 +172,7 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
         raise UsageError(
             f"--devices {cluster.devices} is not a multiple of --nodes {cluster.nodes}\ngive the devices of all nodes together"
         )
-    if recipe.ring is not None:
+    if recipe.late_gradients is not None:
         raise UsageError(
             "a ring of Ouroboros's modules passes activations, for which this model has no term\nset ouroboros = false to plan the rest"
         )

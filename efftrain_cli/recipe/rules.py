@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from efftrain_cli.methods.method import varying
 from efftrain_cli.recipe.check import UnknownValue
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(dotted key, rule) of every combination that cannot work. `recipe` may be what is known of one with mistakes: a
     rule is skipped where a value that it needs is itself wrong."""
-    for rules in (_model_rules, _data_rules, _optim_rules, _parallel_rules):
+    for rules in (_model_rules, _data_rules, _optim_rules, _parallel_rules, _method_rules):
         with suppress(UnknownValue):
             yield from rules(recipe)
     for method in recipe.methods.values():
@@ -68,6 +70,11 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "optim.muon_lr", f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false'
     if optim.min_lr > optim.lr:
         yield "optim.min_lr", f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from"
+
+
+def _method_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for one, other in pairwise(varying(recipe.methods, "batch")):
+        yield one, f"cannot be combined with {other}: both decide the batch size; set one of the two to false"
 
 
 def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:

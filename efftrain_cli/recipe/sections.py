@@ -170,8 +170,8 @@ class Parallel:
     lanes: int | None = Field(default=None, ge=2)
     """Parts of a step whose gradients are added up in a fixed tree, so that results are the same, bit for bit, on every
     number of devices that divides it: a power of two. Without it, results on another number of devices differ by
-    rounding; with methods that draw or compare by micro-batch also by that, where the number of micro-batches
-    differs."""
+    rounding; methods that draw blocks or compare gradients micro-batch by micro-batch differ by more than that, where
+    the number of micro-batches does."""
 
     @model_validator(mode="after")
     def _lanes_make_a_tree(self) -> Parallel:

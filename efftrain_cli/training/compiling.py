@@ -39,7 +39,7 @@ def compiles(recipe: Recipe, device: torch.device) -> bool:
 def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
     """Whether each block is compiled rather than the whole model: with layer dropping, since a graph per pattern of
     blocks would be one for each of 2^n_layer, and in deep models. All blocks share one graph."""
-    apart = recipe.ring is not None  # embedding and head are differentiated apart
+    apart = recipe.late_gradients is not None  # embedding and head are differentiated apart
     return apart or "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 

@@ -35,7 +35,7 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     """
     if ranks.alone:
         return
-    ring = recipe.ring
+    ring = recipe.late_gradients
     if ring is not None:
         _check_ring(ring, recipe, ranks)
     sharing = ranks.world_size // (1 if ring is None else ring.devices)

@@ -318,7 +318,7 @@ def build_forward_backward(
 def late_gradients(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> LateGradients | None:
     """Ouroboros's gradients on one device; None where no module's gradient is late. `ranks` says how many share a
     step."""
-    section = recipe.ring
+    section = recipe.late_gradients
     if section is None:
         return None
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
