@@ -1,5 +1,5 @@
-"""`efftrain checkpoint`: a run's checkpoints in words. No torch, so that it answers at once, also for a run that
-trains. A run that is not there is a `UsageError`."""
+"""`efftrain checkpoint`: a run's checkpoints in words. No torch, so that it answers at once, even while the run trains.
+A run that does not exist is a `UsageError`."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def import_hf(
         shape["vocab_multiple"] = rows
         print(
             f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens of the tokenizer; they are "
-            "kept as padding and take no probability",
+            "kept as padding and get no probability",
             file=sys.stderr,
         )
         model, _ = read_hf(directory, vocab_multiple=rows)

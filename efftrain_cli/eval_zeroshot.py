@@ -55,7 +55,7 @@ OFFLINE_TOKENS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be evaluated, and how."""
+    """What to evaluate, and how."""
 
     run: str
     tasks: tuple[str, ...] = ("offline",)
@@ -99,7 +99,7 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
     if exported is not None and offline:
         raise UsageError(
             f"{question.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
-            "by --tasks (`--tasks gpt2`, or --data-dir)"
+            "with --tasks (`--tasks gpt2`, or --data-dir)"
         )
     if from_harness or foreign:
         require_extra()

@@ -172,7 +172,7 @@ def _lacks_evaluation(run: Run, progress: Progress) -> bool:
 
 
 def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
-    """The recipe of a run whose budget was raised: its learning-rate schedule ends where it was to end, unless
+    """The recipe of a run whose budget was raised: its learning-rate schedule ends where it was meant to, unless
     optim.decay_tokens says otherwise. Where nothing else has changed, this is recorded and needs no --override-resume.
 
     Raises:

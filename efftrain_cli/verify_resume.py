@@ -121,8 +121,8 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
         apart = float((tensors[name].double() - expected[name].double()).abs().max()) if both else "its shape"
         first.append(f"tensor {name} after step {step}: largest difference {apart}")
     raise CheckpointError(
-        f"the continued run is not the undisturbed one. First differences: {'; '.join(first)}. On CUDA, "
-        "`--set train.deterministic=true` asks for kernels that repeat themselves; on a CPU this is a defect of efftrain: "
+        f"the continued run differs from the uninterrupted one. First differences: {'; '.join(first)}. On CUDA, "
+        "`--set train.deterministic=true` asks for kernels whose results repeat; on a CPU this is a defect of efftrain: "
         "please report it"
     )
 

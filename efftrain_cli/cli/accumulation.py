@@ -24,11 +24,12 @@ Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 )
 def accumulation(
     run: Annotated[
-        str | None, Argument(help="Name of a run; none with --shape.", autocompletion=run_names, show_default=False)
+        str | None,
+        Argument(help="Name of a run; leave it out with --shape.", autocompletion=run_names, show_default=False),
     ] = None,
     checkpoint: CheckpointOption = None,
     error: Annotated[
-        float, Option(min=1e-6, max=1, help="Relative error of a product that is allowed; VRR's line is at about 0.04.")
+        float, Option(min=1e-6, max=1, help="Relative error allowed in a product; VRR's threshold is at about 0.04.")
     ] = 0.04,
     operands: Annotated[
         Operands | None,
@@ -37,7 +38,7 @@ def accumulation(
     gradient_operands: Annotated[
         Operands | None, Option(help="Format of incoming gradients.", show_default="as --operands")
     ] = None,
-    samples: Annotated[int, Option(min=16, help="Outputs that are summed again, of each product.")] = 4096,
+    samples: Annotated[int, Option(min=16, help="Outputs of each product to sum again.")] = 4096,
     out: Annotated[
         Path | None, Option(help="Folder for the table and the plot.", show_default="accumulation/ in the run")
     ] = None,
@@ -48,12 +49,12 @@ def accumulation(
     vocab: Annotated[int, Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
     device: Device = "auto",
 ) -> None:
-    """Measure how many mantissa bits a model's sums need, in chunks and without, beside what theory says."""
+    """Measure how many mantissa bits a model's sums need, with and without chunks, and what theory predicts."""
     from efftrain_cli.foundation.errors import UsageError
 
     if (run is None) == (shape is None):
         raise UsageError(
-            "accumulation needs a RUN to measure, or --shape to predict for one that was not run, and not both"
+            "accumulation needs a RUN to measure, or --shape to predict for one that was not run, but not both"
         )
     if shape is not None:
         _predict(shape, tokens, vocab, operands or "fp8_e5m2", gradient_operands)

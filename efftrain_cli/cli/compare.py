@@ -48,7 +48,8 @@ def compare(
     study: Annotated[
         Path | None,
         Option(
-            help="Study file: judge its primaries, and compare its runs, exploratory, instead of RUN...", metavar="FILE"
+            help="Study file to use instead of RUN...: judge its primaries, and compare its runs, exploratory.",
+            metavar="FILE",
         ),
     ] = None,
     baseline: Annotated[
@@ -57,7 +58,7 @@ def compare(
     ] = None,
     target_loss: Annotated[
         float | None,
-        Option(help="Loss to reach, nats per token; without it, per pair of runs the worse one's final loss."),
+        Option(help="Loss to reach, nats per token; without it, the worse final loss of each pair of runs."),
     ] = None,
     margin: Annotated[
         float | None,
@@ -70,19 +71,19 @@ def compare(
     format_: Annotated[CompareFormat, Option("--format", help="What to print or write.")] = "table",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="File to write to; without it standard output, or report.html for html."),
+        Option("--output", "-o", help="File to write to; without it, standard output, or report.html for html."),
     ] = None,
     plot: Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
     figures: Annotated[Path | None, Option(help="Folder to write the figures to, as SVG and PNG.")] = None,
     allow: Annotated[
-        bool, Option("--allow", help="Show, labelled, what must not be compared instead of refusing.")
+        bool, Option("--allow", help="Show runs that are not comparable, labelled, instead of refusing.")
     ] = False,
     price_per_hour: Annotated[
         float | None, Option(min=0, help="Price of an hour of training, in your currency.")
     ] = None,
     power_watts: Annotated[float | None, Option(min=0, help="Power while training, in watts.")] = None,
     plan: Annotated[
-        bool, Option("--plan", help="How many seeds would show a difference, from the spread so far.")
+        bool, Option("--plan", help="Print how many seeds would show a difference, given the spread so far.")
     ] = False,
     difference: Annotated[
         list[float] | None, Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable.")

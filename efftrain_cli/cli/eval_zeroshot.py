@@ -41,7 +41,7 @@ def eval_zeroshot(
     runs: Annotated[
         list[str],
         Argument(
-            help="Runs, by name, by the beginning of it, or by their recipe; or directories that `export` wrote. Each is scored in turn.",
+            help="Runs, by name, by the beginning of a name, or by recipe; or directories that `export` wrote. Each is scored in turn.",
             metavar="RUN...",
             autocompletion=run_names,
         ),
@@ -60,9 +60,11 @@ def eval_zeroshot(
     data_dir: Annotated[
         Path | None, Option(help="Folder of .jsonl files to use instead of the Hugging Face Hub.")
     ] = None,
-    limit: Annotated[int | None, Option(help="First items of each task only; never compared with full scores.")] = None,
+    limit: Annotated[
+        int | None, Option(help="Score only the first items of each task; never compared with full scores.")
+    ] = None,
     context_length: Annotated[
-        int | None, Option(help="Tokens that the model sees at most.", show_default="as trained")
+        int | None, Option(help="Most tokens that the model sees at once.", show_default="as trained")
     ] = None,
     stride: Annotated[
         int | None, Option(min=1, help="Tokens per window in wikitext_strided.", show_default="half the context")
@@ -70,9 +72,9 @@ def eval_zeroshot(
     batch_tokens: Annotated[
         int | None, Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA")
     ] = None,
-    dtype: Annotated[str, Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are fp32 always.")] = "auto",
+    dtype: Annotated[str, Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are always fp32.")] = "auto",
     compile_: Annotated[bool, Option("--compile", help="Compile the blocks with torch.compile.")] = False,
-    references: Annotated[bool, Option("--references", help="Show published scores beside.")] = False,
+    references: Annotated[bool, Option("--references", help="Show published scores too.")] = False,
     device: Device = "auto",
     devices: Devices = 1,
     format_: TableOrJson = "table",

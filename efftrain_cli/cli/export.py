@@ -18,11 +18,11 @@ def export(
         Literal["hf"], Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
     ] = "hf",
     out: Annotated[
-        Path | None, Option(help="Directory to write; it must not hold files yet.", show_default="RUN-hf")
+        Path | None, Option(help="Directory to write to; it must not hold any files.", show_default="RUN-hf")
     ] = None,
     checkpoint: CheckpointOption = None,
 ) -> None:
-    """Write a trained model, with its tokenizer, in a form that other programs load."""
+    """Write a trained model, with its tokenizer, in a form that other programs can load."""
     from efftrain_cli.run.names import find_run
 
     run = find_run(run)  # before PyTorch is imported, which takes seconds

@@ -56,7 +56,7 @@ def grow(
     ] = None,
     depth: Annotated[Depth | None, Option(help="What inserted layers compute.", show_default="zero_out_proj")] = None,
     weights_only: Annotated[
-        bool, Option("--weights-only", help="Grow the weights alone, where the optimizer's state is lost.")
+        bool, Option("--weights-only", help="Grow only the weights, if the optimizer's state is lost.")
     ] = False,
     checkpoint: CheckpointOption = None,
     set_: Overrides = None,
@@ -98,7 +98,7 @@ def grow(
         float | None,
         Option(help="Slope d log L / d log C at which to grow.", show_default="the paper's", rich_help_panel=PLAN),
     ] = None,
-    window: Annotated[int, Option(min=3, help="Evaluations one slope is fitted to.", rich_help_panel=PLAN)] = 31,
+    window: Annotated[int, Option(min=3, help="Evaluations that one slope is fitted to.", rich_help_panel=PLAN)] = 31,
     plot: Annotated[Path | None, Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)] = None,
 ) -> None:
     """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
@@ -181,7 +181,7 @@ def _plan_by_law(target_loss: float | None, target_size: str | None, fit: list[s
         raise UsageError(f"--target-size: {error}") from None
     if fit and batch == "varying":
         raise UsageError(
-            "--batch varying needs the critical batch, which runs of one batch size do not show: leave out --fit or it"
+            "--batch varying needs the critical batch, which runs of one batch size do not show: leave out one of the two"
         )
     fitted = law_of(fit) if fit else None
     law = KAPLAN if fitted is None else fitted.law

@@ -22,7 +22,7 @@ def import_(
         str,
         Argument(
             help="GPT-2 in transformers' form: a folder with config.json, model.safetensors and tokenizer, or a model of the "
-            "Hugging Face Hub, as openai-community/gpt2.",
+            "Hugging Face Hub, such as openai-community/gpt2.",
             metavar="DIRECTORY|OWNER/NAME",
         ),
     ],
@@ -37,7 +37,7 @@ def import_(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Make a run of a GPT-2 that transformers saved: to evaluate, sample, grow or continue."""
+    """Make a run from a GPT-2 saved by transformers, to evaluate, sample, grow or continue it."""
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.recipe.file import find_recipe
 

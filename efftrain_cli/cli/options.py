@@ -12,7 +12,7 @@ from efftrain_cli.training.launch import check_devices, launch_this
 
 
 def share(device: str, devices: int) -> None:
-    """Where several devices are to do the work, starts a process for each, and ends with their exit code."""
+    """If several devices share the work, starts a process for each and ends with their exit code."""
     if devices > 1:
         check_devices(device, devices)
         raise Exit(launch_this(devices))
@@ -46,12 +46,11 @@ def _silenced(quiet: bool) -> bool:
 
 Quiet = Annotated[bool, Option("--quiet", "-q", callback=_silenced, help="Print nothing but warnings and errors.")]
 NoProgress = Annotated[
-    bool,
-    Option("--quiet", "-q", callback=_silenced, help="Show no progress; results, warnings and errors all the same."),
+    bool, Option("--quiet", "-q", callback=_silenced, help="Hide progress; print results, warnings and errors.")
 ]
 Jobs = Annotated[int, Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")]
 TakeOver = Annotated[
-    str | None, Option(help="Continue the runs that this host had begun: you know that it has stopped.", metavar="HOST")
+    str | None, Option(help="Continue the runs that this host began, if you know that it has stopped.", metavar="HOST")
 ]
 TableOrJson = Annotated[Literal["table", "json"], Option("--format", help="A table, or JSON for other programs.")]
 TextOrJson = Annotated[Literal["text", "json"], Option("--format", help="text, or json for other programs.")]

@@ -31,8 +31,8 @@ def plan_cluster(
 ) -> None:
     """Predict step time, memory and efficiency on many devices, from a rate and bandwidths; trains nothing.
 
-    The model is stated in docs/scaling.md. It says where short steps, as those of a sequence length warmup, wait for
-    the network.
+    The model is stated in docs/scaling.md. It says where short steps, such as
+    those of a sequence length warmup, wait for the network.
     """
     from efftrain_cli.foundation.console import Row, counted, human_bytes, human_flops, human_seconds, table_lines
     from efftrain_cli.plan.cluster import Cluster
@@ -85,6 +85,6 @@ def plan_cluster(
                 f"{batch:,} x {seq_len:,} tokens: it takes longer there than computing"
             )
     if len(plans) == 1:
-        print("a recipe with these methods is replicated only: its parts cannot be sharded")
+        print("a recipe with these methods can only be replicated: its parts cannot be sharded")
     if len(plans) == 3:
         print("hybrid shards within a node and replicates between nodes: a prediction only, efftrain has not built it")

@@ -15,8 +15,8 @@ from efftrain_cli.run.rates import measured_rate
 
 
 def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
-    """Prints every step as CSV, or the turning points as a table, with what it costs, or as JSON lines; what is assumed
-    goes to stderr."""
+    """Prints every step as CSV, or the turning points as JSON lines or as a table with the costs; assumptions go to
+    stderr."""
     for line in assumptions(recipe):
         print(f"assumed: {line}", file=sys.stderr)
     if form == "csv":

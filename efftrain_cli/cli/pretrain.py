@@ -38,12 +38,12 @@ def pretrain(
     steps: Annotated[int | None, Option(min=0, help="Train up to this step; --resume continues from there.")] = None,
     resume: Annotated[str | None, Option(help="Continue this run where it stopped.", autocompletion=run_names)] = None,
     override_resume: Annotated[
-        bool, Option("--override-resume", help="With --resume: continue although the recipe or the data have changed.")
+        bool, Option("--override-resume", help="With --resume: continue even if the recipe or the data have changed.")
     ] = False,
     on_divergence: Annotated[
         Literal["stop", "rewind"],
         Option(
-            help="stop (exit 4), or rewind: back to the last stable checkpoint, skipping the batches since, three times at most."
+            help="stop (exit 4), or rewind: go back to the last stable checkpoint and skip the batches since, at most three times."
         ),
     ] = "stop",
     plan: Annotated[bool, Option("--plan", help="Print the schedule and what it costs; train nothing.")] = False,
@@ -58,20 +58,21 @@ def pretrain(
     wandb: Annotated[str | None, Option(help="off, offline or online: send the metrics to wandb too.")] = None,
     tensorboard: Annotated[
         bool,
-        Option("--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain[tensorboard]')."),
+        Option("--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain\\[tensorboard]')."),
     ] = False,
     quiet: Quiet = False,
     no_probe: Annotated[
         bool, Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
     ] = False,
 ) -> None:
-    """Train a GPT by a recipe; metrics and checkpoints go to runs/NAME.
+    """Train a GPT from a recipe; metrics and checkpoints go to runs/NAME.
 
-    --resume RUN --set train.tokens=N trains a run longer: its learning-rate schedule ends where it was to end, and the
-    rate stays at optim.min_lr after that.
+    --resume RUN --set train.tokens=N trains a run longer: its learning-rate
+    schedule ends where it was meant to, and the rate stays at optim.min_lr
+    after that.
     """
     if format_ is not None and not plan:
-        raise UsageError(f"--format {format_} is the form of a printed plan: add --plan, or leave it out")
+        raise UsageError(f"--format {format_} only applies to a printed plan: add --plan, or leave --format out")
     if devices is not None:
         check_devices(device, devices)
     overrides = list(set_ or [])
@@ -106,7 +107,7 @@ def pretrain(
         )
         return
     if override_resume:
-        raise UsageError("--override-resume only has a meaning with --resume RUN")
+        raise UsageError("--override-resume only works with --resume RUN")
     if recipe is None:
         raise UsageError("give --recipe NAME (see `efftrain recipes list`) or --resume RUN")
     from efftrain_cli.recipe.file import recipe_name

@@ -85,7 +85,7 @@ def show(name: RunArgument, format_: TableOrJson = "table") -> None:
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))
 def verify(name: RunArgument) -> None:
-    """Compare every row and event with its check value; exit code 3 where a line is damaged."""
+    """Compare every row and event with its check value; exit code 3 if a line is damaged."""
     from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run
     from efftrain_cli.runs import verify_run

@@ -28,27 +28,26 @@ def study(
     ],
     plan: Annotated[bool, Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,
     rehearse: Annotated[
-        bool, Option("--rehearse", help="Run every phase at toy size, in a minute or so; no claim comes of it.")
+        bool, Option("--rehearse", help="Run every phase at toy size, in a minute or so; it supports no claim.")
     ] = False,
     status: Annotated[
-        bool, Option("--status", help="Where the study stands, one line per run; train nothing.")
+        bool, Option("--status", help="Print the state of the study, one line per run; train nothing.")
     ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     device: Device = "auto",
     allow: Annotated[
         bool,
-        Option("--allow", help="Go on although the study was changed after its first run; it is exploratory then."),
+        Option("--allow", help="Continue even if the study was changed after its first run; it is then exploratory."),
     ] = False,
     take_over: TakeOver = None,
     plot: Annotated[bool, Option("--plot", help="Draw the losses over learning rates in the terminal too.")] = False,
     format_: TableOrJson = "table",
     quiet: NoProgress = False,
 ) -> None:
-    """Train what a study file asks for, and judge it as the file said beforehand.
+    """Train the runs of a study file, and judge them by the rules that it fixed beforehand.
 
-    A study that was stopped or killed goes on when the same command is given again; finished runs are never trained
-    twice.
+    To continue a study that was stopped or killed, give the same command again; finished runs are never trained twice.
     """
     from efftrain_cli.study import main
     from efftrain_cli.study.file import read_study

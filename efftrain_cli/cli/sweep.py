@@ -33,7 +33,7 @@ def sweep(
             autocompletion=override_keys,
         ),
     ] = None,
-    name: Annotated[str | None, Option(help="Put before the names of the runs.")] = None,
+    name: Annotated[str | None, Option(help="Prefix for the names of the runs.")] = None,
     device: Device = "auto",
     baseline: Annotated[str | None, Option(help="Recipe to compare with.")] = None,
     target_loss: Annotated[float | None, Option(help="Loss to reach, nats per token.")] = None,
@@ -41,9 +41,11 @@ def sweep(
     output: Annotated[Path | None, Option("--output", "-o", help="File for the comparison.")] = None,
     plot: Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
     allow: Annotated[
-        bool, Option("--allow", help="Train and show, labelled, what must not be compared instead of refusing.")
+        bool, Option("--allow", help="Train and show recipes that are not comparable, labelled, instead of refusing.")
     ] = False,
-    plan: Annotated[bool, Option("--plan", help="Print the runs and train nothing; --format json too.")] = False,
+    plan: Annotated[
+        bool, Option("--plan", help="Print the runs, as a table or with --format json; train nothing.")
+    ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     figures: Annotated[
@@ -54,8 +56,9 @@ def sweep(
 ) -> None:
     """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
 
-    With several values of optim.lr the losses over learning rates are shown too; with several of train.tokens the
-    speed-up at matched loss, each point a run of its own budget.
+    With several values of optim.lr it also shows loss against learning rate;
+    with several of train.tokens, the speed-up at matched loss, where each point
+    is a run with its own budget.
     """
     check_target_loss(target_loss)
     import sys
@@ -74,7 +77,7 @@ def sweep(
         return
     main.train(trials, device, jobs, name, take_over, devices)
     lines = main.grid_lines(trials, len(recipe), baseline, plot, figures)
-    # Beside a format for programs what is for people goes where the eye is, not where the data goes.
+    # With a format for programs, lines for people go to standard error, away from the data.
     print("\n".join(lines), file=sys.stdout if format_ == "table" and output is None else sys.stderr, flush=True)
     from efftrain_cli.compare.comparison import compare, read_sound
     from efftrain_cli.compare.show import show_comparison

@@ -29,7 +29,7 @@ def tune_warmup(
     recipe: Annotated[
         str,
         Option(
-            help="Recipe name or path. Tunes its sequence length or batch size warmup; where it has neither, a sequence length warmup.",
+            help="Recipe name or path. Tunes its sequence length or batch size warmup; if it has neither, a sequence length warmup.",
             autocompletion=recipe_names,
         ),
     ],
@@ -37,14 +37,14 @@ def tune_warmup(
     tune: Annotated[
         Tuned | None,
         Option(
-            help="What to tune: a warmup of lengths, a batch ramp, the switch of two stages, or the learning-rate warmup's length.",
+            help="What to tune: a warmup of lengths, a batch ramp, the switch between two stages, or the learning-rate warmup's length.",
             show_default="the recipe's",
         ),
     ] = None,
     budget: Annotated[
         str | None,
         Option(
-            help="What all probes may train together: 10% of a full run, or tokens such as 500M.",
+            help="Most that all probes together may train: 10% of a full run, or tokens such as 500M.",
             show_default="no limit",
         ),
     ] = None,
@@ -58,7 +58,7 @@ def tune_warmup(
     seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Devices = 1,
-    multiples: Annotated[int, Option(help="How long a duration is seen, in learning-rate warmups.")] = 3,
+    multiples: Annotated[int, Option(help="How long each duration is observed, in learning-rate warmups.")] = 3,
     threshold: Annotated[
         float, Option(help="Unstable: validation perplexity above this many times its best so far.")
     ] = 1.3,
@@ -72,8 +72,7 @@ def tune_warmup(
         ),
     ] = None,
     calm: Annotated[
-        float,
-        Option(help="End a probe early where the bound for a fluctuation after any look is below this; 0: never."),
+        float, Option(help="End a probe early if the bound for a fluctuation after any look is below this; 0: never.")
     ] = 0.01,
     plan: Annotated[bool, Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
     format_: Annotated[
@@ -81,13 +80,14 @@ def tune_warmup(
         Option("--format", help="With --plan: text, or json for other programs.", show_default="text"),
     ] = None,
     quiet: Annotated[
-        bool, Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict stands in the run.")
+        bool, Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict is saved in the run.")
     ] = False,
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
 
-    Rivals are tuned by the same rule and budget: --tune. A search that was stopped or killed goes on when the same
-    command is given again, and one that ran out of budget with a larger one.
+    --tune tunes a rival by the same rule and budget. To continue a search that
+    was stopped or killed, give the same command again; if it ran out of budget,
+    give a larger one.
     """
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.sweep.trials import parse_seeds
@@ -97,7 +97,7 @@ def tune_warmup(
     if seed is not None:
         overrides.append(f"seed={seed}")
     if seed is not None and seeds is not None:
-        raise UsageError("--seed and --seeds exclude each other: give --seeds alone")
+        raise UsageError("--seed and --seeds exclude each other: give only --seeds")
     loaded = load_recipe(recipe, overrides)
     search = Search(
         recipe=loaded,
@@ -111,7 +111,7 @@ def tune_warmup(
         eval_every=eval_every,
     )
     if format_ is not None and not plan:
-        raise UsageError(f"--format {format_} is the form of a printed plan: add --plan, or leave it out")
+        raise UsageError(f"--format {format_} only applies to a printed plan: add --plan, or leave --format out")
     if format_ == "json":
         import json
 

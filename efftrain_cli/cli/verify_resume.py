@@ -25,9 +25,11 @@ def verify_resume(
     device: Device = "auto",
     devices: Devices = 1,
     steps: Annotated[int, Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors: the exit code says it.")] = False,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Print nothing but errors: the exit code is the result.")
+    ] = False,
 ) -> None:
-    """Prove on this machine that a stopped and continued run equals an undisturbed one, bit for bit."""
+    """Prove on this machine that a stopped and continued run equals an uninterrupted one, bit for bit."""
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, list(set_ or []))  # before PyTorch is imported, which takes seconds

@@ -221,7 +221,7 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
 def _trial_notes(every: Sequence[Group], groups: Sequence[Group], trials: Sequence[Trial]) -> list[Label]:
     if not trials:
         return []
-    notes = [Label("note", f"each recipe stands at its own best setting: {BEST_RULE}; chosen on these same runs")]
+    notes = [Label("note", f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs")]
     counts = {group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every) for group in groups}
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -167,7 +167,7 @@ def _too_few(test: ExactTest, base: Group, group: Group) -> str:
 
 
 def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]) -> str:
-    """Why the two stand at different places of their learning rates' decay; "" where they do not."""
+    """Why the two are at different places of their learning rates' decay; "" where they do not."""
 
     at_point = measure.key.startswith("loss_at_")
     axis = measure.axis if at_point else "tokens"

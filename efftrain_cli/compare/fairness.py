@@ -1,4 +1,4 @@
-"""May these runs be compared? What makes losses incomparable is refused; everything else that differs is said."""
+"""May these runs be compared? What makes losses incomparable is refused; everything else that differs is listed."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def gravest_first(labels: Sequence[Label]) -> list[Label]:
 
 
 def opening(comparison: Comparison) -> list[str]:
-    """What stands before every table: the verdict, one sentence per recipe, and the target."""
+    """What comes before every table: the verdict, one sentence per recipe, and the target."""
     return [*verdict_sentences(comparison), *headline(comparison)]
 
 

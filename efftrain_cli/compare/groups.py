@@ -88,7 +88,7 @@ def select_runs(names: Sequence[str]) -> list[Path]:
     if missing:
         raise UsageError(
             f"no run, glob of runs or recipe with runs in {runs_root()} is called {', '.join(missing)}; "
-            "`efftrain runs list` shows the runs there are"
+            "`efftrain runs list` shows all runs"
         )
     return list(found)
 
@@ -144,7 +144,7 @@ def _with_devices(run: RunNumbers) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One of several settings of a recipe, and what it came to."""
+    """One of several settings of a recipe, and its result."""
 
     label: str
     recipe_name: str

@@ -97,7 +97,7 @@ class RunNumbers:
 
     @property
     def failed(self) -> bool:
-        """The run is over and came to nothing: its loss or a gradient was not finite, or a divergence ended it."""
+        """The run is over without a result: its loss or a gradient was not finite, or a divergence ended it."""
         return self.status == "diverged"
 
     @property

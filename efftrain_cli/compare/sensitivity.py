@@ -76,7 +76,7 @@ def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial:
 def edge_warning(curve: Curve) -> str | None:
     """Says that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it does not."""
     if curve.best is None:
-        return f"{curve.label}: with no learning rate did every seed finish: try lower ones"
+        return f"{curve.label}: there is no learning rate at which every seed finished: try lower ones"
     if len(curve.rates) < 2 or 0 < curve.best < len(curve.rates) - 1:
         return None
     return f"{curve.label}: the best learning rate, {at_edge(curve.rates[curve.best], curve.rates)}"
@@ -91,12 +91,12 @@ def at_edge(value: float, tried: Sequence[float]) -> str:
 
 
 def unequal_grids(curves: Sequence[Curve]) -> str | None:
-    """Says that recipes were tried at different rates or seeds, so that their sensitivities do not compare."""
+    """Says that recipes were tried at different rates or seeds, so that their sensitivities are not comparable."""
     kinds = {(curve.rates, curve.seeds) for curve in curves}
     if len(kinds) < 2:
         return None
     each = "; ".join(f"{curve.label}: {len(curve.rates)} rates, {len(curve.seeds)} seeds" for curve in curves)
-    return f"the recipes were tried with different learning rates or seeds ({each}): their sensitivities do not compare"
+    return f"the recipes were tried with different learning rates or seeds ({each}): their sensitivities are not comparable"
 
 
 def band(curve: Curve, i: int) -> tuple[float, float] | None:

@@ -140,7 +140,7 @@ def output_console() -> Console:
 
 
 def _write(path: Path, text: str) -> None:
-    """A file in the place of a link to it too, whole; what is not a file (a pipe, /dev/stdout) as it takes it.
+    """Writes a file whole, replacing a link to it too; anything else (a pipe, /dev/stdout) is written to as it is.
 
     Raises:
         DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier file is as it was

@@ -67,7 +67,7 @@ def key_table(comparison: Comparison) -> Table:
 
 
 def answers(comparison: Comparison) -> Table:
-    """One line per question: what each recipe came to, how they differ, and the verdict."""
+    """One line per question: each recipe's result, how they differ, and the verdict."""
     others = [group for group in comparison.groups if group is not comparison.baseline]
     if not others:
         return Table("", (), ())
@@ -101,7 +101,7 @@ def _answers_note(comparison: Comparison) -> str:
         + "; p of the other lines is corrected (Holm) for their number."
     )
     if any(d.measure.tested == "match" for d in comparison.differences):
-        note += " To match: what the better run of a pair needs for the worse one's final loss."
+        note += " To match: what the better run of a pair needs to reach the worse one's final loss."
     return note
 
 
@@ -202,7 +202,7 @@ def _tests(comparison: Comparison) -> Table:
     ]
     head = ("question, recipe", "difference [95 %]", "p", "p corrected", "test", "could have seen", "verdict")
     note = (
-        "Could have seen: the smallest true difference that a study of this spread and size shows in 80 % of cases; nats/token "
+        "Could have seen: the smallest true difference that a study with this spread and size shows in 80 % of cases; nats/token "
         "for losses, for costs the ratio."
     )
     return Table("Tests against A", head, tuple(rows), note)

@@ -1,4 +1,4 @@
-"""The building of one corpus: documents in, shards out, and a place on disk from which a killed building goes on.
+"""The building of one corpus: documents in, shards out, and a place on disk from which a killed build continues.
 
 Whenever a shard is whole, `progress.json` says how far the documents were taken, what was counted, and where each open
 shard ends. A later start cuts the open shards there and goes on with the next document, so it gives the same bytes as a
@@ -188,13 +188,13 @@ class Building:
         try:
             progress = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
             if progress.pop("sha256") != digest_of(progress) or progress["tokenizer_sha256"] != self.tokenizer.sha256:
-                raise ValueError("damaged, or of another tokenizer")
+                raise ValueError("damaged, or made with another tokenizer")
             lines = (self.folder / HELD_OUT).read_text(encoding="utf-8").splitlines()[: progress["held_out"]]
             self.tally.held_out = {bytes.fromhex(digest): name for digest, name in map(json.loads, lines)}
             for (side, part), writer in self._writers.items():
                 writer.resume(progress["writers"][f"{side} {part}"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self.tell(f"what an earlier start left cannot be used ({error}): beginning anew", 0, None)
+            self.tell(f"what an earlier start left cannot be used ({error}): starting again", 0, None)
             (self.folder / PROGRESS).unlink(missing_ok=True)
             self.__post_init__()
             return

@@ -51,7 +51,7 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise DataError(
-                f"the cache {folder} cannot be written: {error.strerror}. Set EFFTRAIN_CACHE to a folder that can"
+                f"the cache {folder} cannot be written: {error.strerror}. Set EFFTRAIN_CACHE to a writable folder"
             ) from error
         raise
 

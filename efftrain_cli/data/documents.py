@@ -102,7 +102,7 @@ class BadDocuments:
 
 
 def problem_of(value: object, field: str) -> str | None:
-    """Why the value of a field is no text that UTF-8 can hold, or None: JSON can spell half of a surrogate pair."""
+    """Why the value of a field is not text that UTF-8 can hold, or None: JSON can spell half of a surrogate pair."""
     if not isinstance(value, str):
         return f"field {field!r} is {type(value).__name__}, not text"
     try:

@@ -46,7 +46,7 @@ def hub_unreachable() -> str | None:
 
 
 class HubReader:
-    """Streams a Hub dataset, and says where it has come to, so that a later stream can begin there.
+    """Streams a Hub dataset, and says how far it has come, so that a later stream can begin there.
 
     `source.name` may also be a local folder in the Hub's layout. Where the Hub cannot be asked, a copy that `datasets`
     has in its cache is read instead.

@@ -18,7 +18,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(recipe: Recipe) -> Limits | None:
-    """What is to be prepared for a recipe; None where all of the text is.
+    """How much text to prepare for a recipe; None for all of it.
 
     Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that
     recipes of about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two

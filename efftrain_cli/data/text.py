@@ -101,7 +101,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
         if kind is None:
             packed = path.suffix.lower() in (".gz", ".zst", ".bz2", ".xz", ".zip")
             way = "Unpack it first" if packed else 'data.format = "txt" reads it as text'
-            raise DataError(f"the file's kind is not known by its name; known are {kinds}. {way}")
+            raise DataError(f"the file's name does not show what kind it is; known kinds are {kinds}. {way}")
         return [TextFile(path.resolve(), kind)], ""
     if path.is_dir():
         try:

@@ -40,7 +40,7 @@ def open_token_file(path: Path) -> np.ndarray:
         return np.memmap(path, dtype, "r", offset=LLMC_HEADER_BYTES, shape=(count,)).view(np.ndarray)
     if (path.parent / "meta.pkl").exists():
         raise DataError(
-            f"{path}: meta.pkl beside it says that nanoGPT made it with a vocabulary of its own (characters, say), and a pickle is "
+            f"{path}: meta.pkl beside it says that nanoGPT made it with its own vocabulary (of characters, for example), and a pickle is "
             "never opened here. Name the text it was made from"
         )
     if size % 2:

@@ -31,7 +31,7 @@ def disk_error(error: OSError) -> DiskError | None:
     what = error.filename if isinstance(error.filename, str) else "standard output, or a file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"{what}: the disk is full; make room and give the command again")
-    return DiskError(f"{what}: {error.strerror}; look whether it is mounted and yours to read and write")
+    return DiskError(f"{what}: {error.strerror}; check that it is mounted and that you may read and write it")
 
 
 def sha256_of(path: Path) -> str:
@@ -51,7 +51,7 @@ def fsync(path: Path) -> None:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file so that it has either its old content or all of the new; where `path` is a link, the link is
-    replaced. Several processes may write it: each writes a copy of its own, and the last one wins whole.
+    replaced. Several processes may write it: each writes its own copy, and the last one wins.
 
     Raises:
         OSError: the disk is full or not writable; the old content is untouched then.

@@ -32,7 +32,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop(BaseException):
-    """A signal asked to stop. Not an `Exception`, so that nothing on the way takes it for a fault of its own."""
+    """A signal asked to stop. Not an `Exception`, so that no handler on the way takes it for an error."""
 
 
 class _Listener:

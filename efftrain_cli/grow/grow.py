@@ -153,7 +153,7 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
     section = dataclasses.replace(before, **asked)
     if stage > 0 and section != before:
         raise UsageError(
-            f"the source was grown before with other variants than {', '.join(f'{k} = {v}' for k, v in asked.items())}; "
+            f"the source was grown before with variants other than {', '.join(f'{k} = {v}' for k, v in asked.items())}; "
             "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
         )
     first = source.model_at(0)
@@ -204,7 +204,7 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
     if options.checkpoint is None and there and not (there[-1] / "optimizer.safetensors").exists():
         raise CheckpointError(
             f"{there[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments and step counters with the weights. With "
-            "--weights-only the weights alone are grown: the moments of all parameters are lost, the loss rises for about "
+            "--weights-only only the weights are grown: the moments of all parameters are lost, the loss rises for about "
             "a hundred steps after the growth, and a longer --rewarmup-steps helps"
         )
     return find_checkpoint(source, options.checkpoint)

@@ -105,7 +105,7 @@ class SeqLenWarmup(Method):
                 breaches.append(f"until = {list(self.until)}: steps are 1 or more and rise from phase to phase")
             if self.steps is not None:
                 breaches.append(
-                    f'steps = {self.steps} has no meaning with pacing = "discrete"; until says when to lengthen'
+                    f'steps = {self.steps} has no effect with pacing = "discrete"; until says when to lengthen'
                 )
         else:
             if self.steps is None:

@@ -81,7 +81,7 @@ class SimiGrad(Method):
     def _bounds_hold_a_batch(self) -> SimiGrad:
         if self.min_batch_size > self.max_batch_size:
             raise ValueError(
-                f"min_batch_size {self.min_batch_size} is above max_batch_size {self.max_batch_size}; exchange them, or set both "
+                f"min_batch_size {self.min_batch_size} is above max_batch_size {self.max_batch_size}; swap them, or set both "
                 "to one value for a fixed batch"
             )
         if self.lowest > self.highest:

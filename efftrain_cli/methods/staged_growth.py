@@ -277,7 +277,7 @@ def shapes_of_stages(target: tuple[int, int, int], stages: Sequence[Stage]) -> l
 def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Iterator[str]:
     """Every rule that the stages of a recipe break; `target` is [model]'s (n_layer, n_head, n_embd)."""
     if len(stages) == 1:
-        yield "one stage is not staged training: add a second [[stages]] with operators, or take this one away"
+        yield "one stage is not staged training: add a second [[stages]] with operators, or remove this one"
     for index, stage in enumerate(stages):
         last = index == len(stages) - 1
         if index == 0 and stage.operators:
@@ -287,7 +287,7 @@ def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Ite
         if not last and stage.switch is None:
             yield f'stage {index} has no switch; say when it ends, as in switch = {{ rule = "tokens", value = "100M" }}'
         if last and stage.switch is not None and len(stages) > 1:
-            yield f"stage {index} is the last and ends with train.tokens; take its switch away"
+            yield f"stage {index} is the last and ends with train.tokens; remove its switch"
         if stage.switch is not None:
             yield from (f"stage {index}: {rule}" for rule in _switch_problems(stage.switch, stages[:index]))
     shapes = shapes_of_stages(target, stages)

@@ -105,7 +105,7 @@ def parse_shape(text: str) -> tuple[int, int]:
     """
     depth, cross, width = text.lower().partition("x")
     if not (cross and depth.isdigit() and width.isdigit() and int(depth) and int(width)):
-        raise ValueError(f"{text!r} is not a shape: write layers x width, as 48x1600")
+        raise ValueError(f"{text!r} is not a shape: write layers x width, such as 48x1600")
     return int(depth), int(width)
 
 

@@ -164,7 +164,7 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     if "n_embd" in sizes and "n_head" in sizes and sizes["n_embd"] % sizes["n_head"]:
         problems.append(f"n_head = {sizes['n_head']} (must divide n_embd = {sizes['n_embd']})")
     if problems:
-        raise CheckpointError("config.json describes no GPT-2 that efftrain can compute: " + "; ".join(problems))
+        raise CheckpointError("config.json does not describe a GPT-2 that efftrain can compute: " + "; ".join(problems))
     return GPTConfig(
         n_layer=sizes["n_layer"],
         n_head=sizes["n_head"],

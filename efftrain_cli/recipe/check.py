@@ -325,7 +325,7 @@ _TYPES = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be text in quotes",
-    "tuple_type": "must be a list in brackets, as [1, 2]",
+    "tuple_type": "must be a list in brackets, such as [1, 2]",
     "missing": "is required",
     "finite_number": "must be a finite number",
     "less_than": "must be less than {lt}",

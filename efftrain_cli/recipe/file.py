@@ -267,7 +267,7 @@ def _hint(line: str) -> str:
     if value in ("None", "null", "nil", ""):
         return "; TOML has no null: leave the key out, or write `= false` to take an inherited key away"
     if re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE):
-        return "; a number has digits on both sides of its dot, as 0.5 or 1.0"
+        return "; a number has digits on both sides of its dot, such as 0.5 or 1.0"
     if re.fullmatch(r"[\w./:*~-]+", value):
         return f'; text takes quotes: {key} = "{value}"'
     return ""
@@ -364,7 +364,7 @@ def _override(draft: Draft, override: str) -> None:
         draft.problems.append(Problem("", str(error), override, "--set"))
         return
     if key == "base":
-        draft.problems.append(Problem(key, "only a file has a base; choose the recipe by --recipe", None, source))
+        draft.problems.append(Problem(key, "only a file has a base; choose the recipe with --recipe", None, source))
         return
     *sections, name = key.split(".")
     into: Any = draft.values

@@ -70,7 +70,7 @@ def run_path(name: str, root: Path | None = None) -> Path:
         raise UsageError(f"run name {name!r} is a device name on Windows; choose another")
     path = (root or runs_root()) / name
     if path.is_symlink():
-        raise UsageError(f"{path} is a symbolic link; a run must be a directory of its own")
+        raise UsageError(f"{path} is a symbolic link; a run must be a real directory")
     return path
 
 

@@ -207,10 +207,10 @@ class JsonLines:
             except OSError as error:
                 raise DiskError(
                     f"{self.path}: the last {lines} lines could not be written ({error.strerror}) and are lost. The checkpoints "
-                    "are not affected: make room, or mend the disk, and resume the run"
+                    "are not affected: make room, or repair the disk, and resume the run"
                 ) from None
             raise DiskError(
-                f"{self.path}: the last {lines} lines could not be written; they are in {self._beside.name} beside it. Mend the "
+                f"{self.path}: the last {lines} lines could not be written; they are in {self._beside.name} beside it. Repair the "
                 "disk: the next `efftrain pretrain --resume` of the run puts them back"
             )
         finally:

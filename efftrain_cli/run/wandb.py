@@ -141,7 +141,7 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     except OSError as error:
         raise DataError(f"{state}: {error}") from None
     if replaced:
-        warning += f"{replaced} rows were written anew after a resume; `efftrain wandb-sync {directory.name}` makes a clean copy"
+        warning += f"{replaced} rows were written again after a resume; `efftrain wandb-sync {directory.name}` makes a clean copy"
     return Synced(count, run_id, mode, run / "wandb", warning)
 
 

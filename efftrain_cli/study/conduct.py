@@ -65,7 +65,7 @@ def choices(file: StudyFile) -> tuple[Tuned, ...]:
     for arm in file.study.arms:
         trials = [trial for name, trial in runs if name == arm.name]
         if not trials:
-            warning = f"arm {arm.name!r} is not tuned while others are: it stands at a disadvantage"
+            warning = f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
             found.append(Tuned(arm.name, (), (), (warning,) if runs else ()))
             continue
         tried = choose(trials)

@@ -82,7 +82,7 @@ class Primary:
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Tuning:
-    """Every arm is trained with each of these settings on seeds of its own; the best is then used for the study's
+    """Every arm is trained with each of these settings on separate seeds; the best is then used for the study's
     seeds."""
 
     seeds: Seeds
@@ -279,7 +279,7 @@ def _check_arms(check: Check, valid: Mapping[str, Any], path: Path) -> None:
     names = [arm.name for arm in arms]
     for i, name in enumerate(names):
         if name in names[:i]:
-            check.add(f"arms.{i}.name", "is the name of another arm too", name)
+            check.add(f"arms.{i}.name", "is also the name of another arm", name)
         try:
             run_path(f"{path.stem}-{name}")
         except UsageError:

@@ -57,8 +57,8 @@ def register(file: StudyFile, allow: bool) -> Registration:
         if early and not allow:
             raise UsageError(
                 f"{len(early)} runs of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "
-                f"nobody could say that they were not looked at first\n"
-                f"  remove them (efftrain runs rm), rename the study file, or give --allow: the study is exploratory then"
+                f"nobody could rule out that they were looked at first\n"
+                f"  remove them (efftrain runs rm), rename the study file, or give --allow: the study is then exploratory"
             )
         reason = f"{len(early)} of its runs are older than its registration"
         plan = {

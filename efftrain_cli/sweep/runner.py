@@ -1,4 +1,4 @@
-"""Training the runs of a sweep or study: several at once, each in a process of its own, resumable and never twice.
+"""Training the runs of a sweep or study: several at once, each in its own process, resumable and never twice.
 
 Finished runs are not trained again, unfinished ones are resumed. Ctrl-C and SIGTERM end every run saved. A run's
 process asks the system for SIGTERM when its parent dies, so that after `kill -9` too every run saves and ends; where a

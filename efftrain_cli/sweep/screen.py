@@ -75,7 +75,7 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
     lines += table_lines(("learning rate", *(curve.label for curve in curves)), rows)
     lines.append(
         "sensitivity: mean of min(loss, loss before training) over the log grid, less the best loss (Wortsman et al. 2023); "
-        "0 is a recipe that does not care"
+        "0 means that the rate does not matter"
     )
     warnings = [warning for curve in curves if (warning := edge_warning(curve))]
     if unequal := unequal_grids(curves):

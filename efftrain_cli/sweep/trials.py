@@ -72,7 +72,7 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
         if key in ("seed", "base"):
             raise UsageError(f"--set {text!r}: use {'--seeds' if key == 'seed' else '--recipe'}")
         if key.startswith(NOT_COMPUTED) and len(parts) > 1:
-            raise UsageError(f"--set {text!r}: {key} changes nothing of the result; give it one value")
+            raise UsageError(f"--set {text!r}: {key} does not change the result; give it one value")
         if key in found:
             raise UsageError(f"--set {key} is given twice; write {key}=value,value")
         found[key] = parts

@@ -82,7 +82,7 @@ def _not_saved(path: Path, run: Run, state: TrainState, recipe: Recipe, error: O
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskError(
             f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)}). Earlier checkpoints are untouched. "
-            "Look whether the disk is mounted, writable and sound"
+            "Check that the disk is mounted, writable and sound"
         )
     free = free_bytes(run.path)
     return DiskError(

@@ -72,7 +72,7 @@ def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRe
         where = "computed once more, the same step is finite: memory or hardware may be faulty"
     raise DivergedError(
         f"step {plan.step}: the loss or a gradient is not finite ({where}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
-        f"The update was not applied; weights are those after step {before.step}, and saved. events.jsonl has the step's "
+        f"The update was not applied; the weights are those after step {before.step}, and are saved. events.jsonl has the step's "
         "windows and the gradient norm of every layer.\n"
         f"{_way_on(run, state, session.recipe)}"
     )
@@ -101,7 +101,7 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     changes = f"--set optim.lr={lr:.6g}"
     if recipe.optim.min_lr > lr:
         changes += f" --set optim.min_lr={lr:.6g}"
-    return f"{advice}. To go on at half the learning rate: efftrain pretrain --resume {run.name} {changes} --override-resume"
+    return f"{advice}. To continue at half the learning rate: efftrain pretrain --resume {run.name} {changes} --override-resume"
 
 
 def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan) -> tuple[float, dict[str, float]]:

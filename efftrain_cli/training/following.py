@@ -53,8 +53,8 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
     if lanes is None and cut:
         raise UsageError(
-            f"[{cut[0]}] depends on how a step is cut into micro-batches, which {ranks.world_size} devices cut otherwise than one\n"
-            f"set parallel.lanes = {max(ranks.world_size, 4)}, so that every number of devices cuts it alike"
+            f"[{cut[0]}] depends on how a step is cut into micro-batches, which {ranks.world_size} devices cut differently from one\n"
+            f"set parallel.lanes = {max(ranks.world_size, 4)}, so that any number of devices cuts it the same way"
         )
     if lanes is not None and lanes % ranks.world_size:
         raise UsageError(
@@ -72,7 +72,7 @@ def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
         )
     if section.cosine_every:
         raise UsageError(
-            "ouroboros.cosine_every needs the whole model at once, and in a ring each device computes its modules only\n"
+            "ouroboros.cosine_every needs the whole model at once, and in a ring each device computes only its own modules\n"
             "set it to 0, or train on one device"
         )
     if recipe.standardization_loss is not None:
@@ -195,8 +195,7 @@ call (NCCL's issue 1497)."""
 
 
 def fix_sums(recipe: Recipe) -> None:
-    """Has NCCL add up in one order where the recipe asks for kernels that repeat themselves; a setting of the user's
-    own stands."""
+    """Has NCCL add up in one order if the recipe asks for deterministic kernels; the user's own setting is kept."""
     if recipe.train.deterministic:
         for name, value in NCCL_THAT_REPEATS.items():
             os.environ.setdefault(name, value)

@@ -96,16 +96,16 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
 
 
 def check_devices(device: str, devices: int, jobs: int = 1) -> None:
-    """Refuses, by a UsageError, what `--devices` cannot stand beside: `--device cuda:1` and `--jobs 2`."""
+    """Refuses, with a UsageError, what `--devices` cannot be combined with: `--device cuda:1` and `--jobs 2`."""
     if devices > 1 and jobs > 1:
         both = f"--jobs {jobs} and --devices {devices}"
-        raise UsageError(f"{both}: runs beside each other take one device each\ngive one of the two")
+        raise UsageError(f"{both}: runs side by side take one device each\ngive one of the two")
     if devices > 1 and device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
 
 
 def launch_this(devices: int) -> int:
-    """Runs this very command in as many processes; its exit code."""
+    """Runs this command in as many processes; returns its exit code."""
     arguments, words = [], iter(sys.argv[1:])
     for word in words:
         if word == "--devices":

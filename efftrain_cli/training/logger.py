@@ -120,8 +120,8 @@ class Logbook:
             self._show_sample(self._state.progress.step, prompt)
 
     def _show_sample(self, step: int, prompt: str) -> None:
-        """Shows how the model continues `prompt`, and keeps it as an event. Random numbers of its own: training is
-        untouched; and a signal may stop it, as the rows are written already."""
+        """Shows how the model continues `prompt`, and keeps it as an event. It has its own random numbers, so training
+        is untouched; a signal may stop it, as the rows are already written."""
         if self._tokenizer is None:
             self._tokenizer = load_run_tokenizer(self._run.path)
         sampling = Sampling(seed=self._session.recipe.seed)
@@ -132,7 +132,7 @@ class Logbook:
         self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
-        """Adds to a row what the session knows: seconds that were no training, and the rest of a row whose evaluation
+        """Adds to a row what the session knows: seconds that were not training, and the rest of a row whose evaluation
         had been abandoned by a stop."""
         if record.plan is None and record.progress.step > 0:
             written = self._run.last_row(record.progress.step) or {}
@@ -201,7 +201,7 @@ def train_and_log(
         run.sync()
         if not state.whole:
             what = "the processes held parts of the state between two checkpoints"
-            screen.say(f"{what}: the newest checkpoint is where to go on")
+            screen.say(f"{what}: continue from the newest checkpoint")
 
     with stopped_by(stop, state, lambda: print(report_stop(run, state), file=sys.stderr)):
         for record in train_stages(state, recipe, session.train_data, session.val_windows, until, ranks):

@@ -164,7 +164,7 @@ def clipped(
     gradients: Mapping[str, Tensor | None], norms: Tensors, groups: Sequence[Sequence[str]], largest: float
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not
-    at all). `norms` are of all parameters' gradients, also of those that another rank has."""
+    at all). `norms` are of all parameters' gradients, including those that another rank has."""
     found = dict(gradients)
     for group in groups if largest else ():
         names = [name for name in group if name in norms]

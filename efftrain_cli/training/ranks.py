@@ -41,7 +41,7 @@ class Rewinding(BaseException):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who this process is among those of its run. What needs the others raises a LostProcessError where one has
+    """Who this process is among those of its run. A call that needs the others raises a LostProcessError if one has
     ended."""
 
     rank: int = 0

@@ -164,7 +164,7 @@ def environment_of(session: Session) -> dict[str, object]:
 
 
 def environment_now(run: Run, session: Session) -> dict[str, object]:
-    """Where the run is continued; says in one line what is not as it was, and whether results may then differ in their
+    """Where the run is continued; says in one line what has changed, and whether results may then differ in their
     last bits."""
     now = environment_of(session)
     recipe = session.recipe

@@ -146,6 +146,6 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
     if expected is not None and expected != tokenizer.sha256:
         raise DataError(
             f"{path} is not the tokenizer this run was trained with (fingerprint {tokenizer.sha256[:12]}, origin.json has "
-            f"{str(expected)[:12]}): its tokens would mean other text"
+            f"{str(expected)[:12]}): its tokens would mean different text"
         )
     return tokenizer

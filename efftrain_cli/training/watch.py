@@ -1,5 +1,5 @@
-"""Each rank's watcher: a thread that tells the other ranks where this one is, and ends the run where one does not get
-on.
+"""Each rank's watcher: a thread that tells the other ranks where this one is, and ends the run if one makes no
+progress.
 
 A process that dies is noticed by those that exchange something with it. One that hangs is not: it would hold all the
 others forever. So every rank states its step and phase in the group's store, and the first two ranks read what all
@@ -63,7 +63,7 @@ def limit_seconds() -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise UsageError(f"{LIMIT} = {os.environ[LIMIT]}: give seconds, as 60")
+        raise UsageError(f"{LIMIT} = {os.environ[LIMIT]}: give seconds, such as 60")
     return seconds
 
 

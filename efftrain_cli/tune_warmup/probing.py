@@ -104,7 +104,7 @@ def run_probe(
 
 
 def forget_checkpoints(path: Path) -> None:
-    """Of a probe that nobody asks for more."""
+    """Removes the checkpoints of a probe that will not be continued."""
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
 
 

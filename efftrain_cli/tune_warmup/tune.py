@@ -112,7 +112,7 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
 
 def _claim(folder: Path, search: Search) -> None:
     """Makes the directory of a search, or checks that the one there is of the same search. Its budget and seeds may
-    change: what was probed keeps its worth."""
+    change: finished probes stay valid."""
     options = {
         "schema_version": SCHEMA_VERSION,
         "tune": search.kind,
@@ -135,7 +135,7 @@ def _claim(folder: Path, search: Search) -> None:
     except FileNotFoundError:
         # Killed between two files above, or not ours at all.
         if any(path.name not in ("search.toml", "search.json") for path in folder.iterdir()):
-            raise UsageError(f"{folder} exists and holds no search; give another --name") from None
+            raise UsageError(f"{folder} exists but holds no search; give another --name") from None
         shutil.rmtree(folder)
         return _claim(folder, search)
     except (RecipeError, ValueError):
@@ -172,7 +172,7 @@ def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Rece
     again = sum(new.calm is None and old.calm is not None for new, old in zip(kept, receipts, strict=True))
     if again:
         console.print(
-            f"again      {counted(again, 'probe')} ended early by an older, weaker bound; if asked for, seen to the end"
+            f"again      {counted(again, 'probe')} ended early by an older, weaker bound; run to the end if asked for"
         )
     return kept
 

@@ -161,7 +161,7 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
         if path is not None:
             raise
         raise DataError(
-            f"task {task.name}: {task.hub} cannot be had from the Hugging Face Hub ({type(error).__name__}: {error}); "
+            f"task {task.name}: {task.hub} cannot be loaded from the Hugging Face Hub ({type(error).__name__}: {error}); "
             f"give --data-dir with {task.file}"
         ) from error
     harness_task = loaded[task.name]
@@ -197,7 +197,7 @@ def _run(
         language_model.begin(name)
         kept = [number for number in range(total)[:limit] if number not in left_out]
         if not kept:
-            raise DataError(f"not one of {len(left_out)} items fits a context of {language_model.max_length} tokens")
+            raise DataError(f"none of {len(left_out)} items fits a context of {language_model.max_length} tokens")
         try:
             # Its bootstrap takes most of a minute for one standard error that has a closed form.
             results = lm_eval.evaluate(

@@ -110,7 +110,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         for i, (request, context) in enumerate(zip(requests, contexts, strict=True)):
             asked = normalize_gen_kwargs(request.args[1])
             if asked["do_sample"]:
-                raise ValueError(f"{self.task} asks for sampled text; only greedy text repeats")
+                raise ValueError(f"{self.task} asks for sampled text; only greedy text can be repeated")
             # The harness reserves the limit's whole length; a short model would have no room left for the question.
             limit = min(asked["max_gen_toks"], self.evaluator.context_length // 2)
             room = self.evaluator.context_length - limit

@@ -99,9 +99,7 @@ def offline_cloze(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequenc
         requests.append(request)
         texts.append("".join(kept[number]))
     if not requests:
-        raise DataError(
-            f"offline_cloze: not one of {len(kept)} words fits a context of {evaluator.context_length} tokens"
-        )
+        raise DataError(f"offline_cloze: none of {len(kept)} words fits a context of {evaluator.context_length} tokens")
     protocol = f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}"
     protocol += without(len(left_out), evaluator.context_length)
     score = _cloze_score(evaluator, "offline_cloze", requests, texts, len(passages), protocol)

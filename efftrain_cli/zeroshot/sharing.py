@@ -58,7 +58,7 @@ class Sharing:
             yield batch
 
     def gets_on(self) -> None:
-        """Tells the others' watchers that a long batch gets on."""
+        """Tells the others' watchers that a long batch makes progress."""
         if self.ranks is not None:
             self.ranks.enter(self.phase)
 
@@ -99,5 +99,5 @@ def _check(everyone: Sequence[dict[str, Any]]) -> None:
             raise FailedElsewhereError(said["failed"])
     if len({said.get("what") for said in everyone}) > 1:
         raise EfftrainError(
-            "the processes read other items of this task\ngive all of them the same data and the same lm_eval"
+            "the processes read different items of this task\ngive all of them the same data and the same lm_eval"
         )

@@ -43,10 +43,10 @@ def test_a_curve_s_best_is_one_with_which_every_seed_finished() -> None:
 def test_an_optimum_at_the_edge_is_said() -> None:
     assert "0.004, is the highest tried; a higher" in edge_warning(curve([[3.4], [3.3], [3.2]]))
     assert "0.001, is the lowest tried; a lower" in edge_warning(curve([[3.1], [3.3], [3.4]]))
-    assert "with no learning rate did every seed finish" in edge_warning(curve([[None], [None], [None]]))
+    assert "no learning rate at which every seed finished" in edge_warning(curve([[None], [None], [None]]))
 
 
 def test_curves_over_different_grids_do_not_compare() -> None:
     same = curve([[3.4], [3.3], [3.2]])
     assert unequal_grids([same, same]) is None
-    assert "do not compare" in unequal_grids([same, curve([[3.4], [3.3]], (1e-3, 2e-3))])
+    assert "are not comparable" in unequal_grids([same, curve([[3.4], [3.3]], (1e-3, 2e-3))])

@@ -87,7 +87,7 @@ def test_a_damaged_place_is_not_gone_on_from(tmp_path: Path, monkeypatch: pytest
     place.write_text(place.read_text().replace('"taken": ', '"taken": 1'))
     said: list[str] = []
     corpus = prepare(data, report=lambda what, done, total: said.append(what))
-    assert any("beginning anew" in what for what in said)
+    assert any("starting again" in what for what in said)
     assert corpus.train.documents + corpus.valid.documents == 2000
 
 

@@ -253,7 +253,7 @@ def test_the_authors_conversion_from_tokens_to_steps() -> None:
         ({"steps": 10, "lengths": (8, 16)}, 'needs pacing = "discrete"'),
         ({"pacing": "discrete"}, "needs lengths"),
         ({"pacing": "discrete", "lengths": (8, 16)}, "until 0 ends"),
-        ({"pacing": "discrete", "lengths": (8, 16), "until": (5,), "steps": 9}, "no meaning"),
+        ({"pacing": "discrete", "lengths": (8, 16), "until": (5,), "steps": 9}, "no effect"),
         ({"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)}, "rise from phase to phase"),
         ({"pacing": "discrete", "lengths": (0, 16), "until": (5,)}, "at least 1 token"),
         ({"steps": 10, "length": 8}, "length"),

@@ -192,7 +192,7 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
     write_rows(path, rows_of(60, 0) + rows_of(80, 0, segment=1, first=41))
     child = follower(path)
     _, errors = child.communicate(timeout=60)
-    assert b"20 rows were written anew" in errors
+    assert b"20 rows were written again" in errors
     assert [row["_step"] for row in read_history(path / "wandb")] == list(range(61, 81))
     assert ids == {folder.name.rsplit("-", 1)[1] for folder in (path / "wandb").glob("offline-run-*")}
 

@@ -113,7 +113,7 @@ def test_a_task_fails_on_all_where_it_fails_on_one(when: str) -> None:
 
 def test_other_items_on_one_process_are_refused_by_all() -> None:
     found = on_three(lambda sharing: sharing.gather(f"task {sharing.ranks.rank == 2}", []))
-    assert all(isinstance(error, EfftrainError) and "read other items" in str(error) for error in found)
+    assert all(isinstance(error, EfftrainError) and "read different items" in str(error) for error in found)
 
 
 def test_processes_that_are_at_different_places_are_told_so() -> None:
@@ -125,4 +125,4 @@ def test_processes_that_are_at_different_places_are_told_so() -> None:
         return sharing.gather("t", [])
 
     found = on_three(work)
-    assert all(isinstance(found[rank], EfftrainError) and "other items" in str(found[rank]) for rank in (0, 2))
+    assert all(isinstance(found[rank], EfftrainError) and "different items" in str(found[rank]) for rank in (0, 2))
