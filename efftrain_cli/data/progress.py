@@ -58,8 +58,8 @@ def preparation_screen(console: Console) -> Iterator[Report]:
             console.print("preparing the data (once; the next run finds it in the cache)")
         shown, before = now, what
         if bar is not None:
-            bar.start()
             bar.update(bar.task_ids[0], completed=done, total=total, text=f"{what} {done:,}" if done else what)
+            bar.start()
         elif done == 0 or not begins:
             share = f" of {total:,} ({done / total:.0%})" if total else ""
             console.print(f"{what}: {done:,}{share}" if done else what)

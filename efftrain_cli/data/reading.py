@@ -172,7 +172,10 @@ def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk, not of what the file holds
-        raise DataError(f"{path}:{number + 1}: the compressed file is damaged or cut short: {error}") from error
+        # What was decompressed just before the damage may be lost with it: the damage lies after this line.
+        raise DataError(
+            f"{path}: the compressed file is damaged or cut short after line {number:,}: {error}"
+        ) from error
 
 
 def _too_long(length: int) -> str:

@@ -287,8 +287,10 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
     n = len(lines.texts)
     text = b"\n".join([*lines.texts, b""])
     # Flat objects only: Arrow's parser must not meet deep nesting. It takes NaN and Infinity for numbers: looking for
-    # their capitals, which no column's name has, is twenty times as fast as for the words.
-    if not n or len(lines.damaged) > 1 or text.count(b"{") != n or any(mark in text for mark in (b"[", b"N", b"I")):
+    # their capitals, which no column's name has, is twenty times as fast as for the words. It passes over a column
+    # whose name is damaged; rows are written in ASCII.
+    plain = text.isascii() and text.count(b"{") == n and not any(mark in text for mark in (b"[", b"N", b"I"))
+    if not n or not plain:
         return None
     schema = pa.schema([(name, pa.bool_() if name == "nonfinite" else pa.float64()) for name in wanted])
     try:
@@ -307,6 +309,8 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
         return None
     odd = _odd(step, segment, np.array(lines.checked, bool))
     damaged = dict(lines.damaged) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
+    if len(damaged) > 1:
+        return None  # more than a kill explains, perhaps
     return {name: np.delete(values, list(odd)) for name, values in arrays.items()}, tuple(sorted(damaged.items()))
 
 

@@ -45,7 +45,7 @@ def conduct(
         title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
         trials = [*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds)]
         crew.train([trial for _, trial in trials], title)
-        judgement = judge_runs(file, allow)
+        judgement = judge_runs(file, allow, judgement.tuned)
         write_receipts(file, chosen)
         write_looks(file, judgement)
         tell(judgement)
@@ -122,16 +122,17 @@ def read_runs(
     return found
 
 
-def judge_runs(file: StudyFile, allow: bool) -> Judgement:
+def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = None) -> Judgement:
     """Judges the confirmation runs that exist, where `compare` would compare them.
 
     Args:
         allow: withhold every verdict instead of refusing, where validation sets or tokenizers differ.
+        tuned: what the arms were trained with; None: what the tuning runs say now.
 
     Raises:
         UsageError: a run is not the study's, or the runs are not comparable and `allow` is False.
     """
-    tuned = choices(file)
+    tuned = choices(file) if tuned is None else tuned
     chosen = settings_of(tuned)
     runs = read_runs(file, chosen)
     rated = {rate: read_runs(file, chosen, rate) for rate in file.rates}

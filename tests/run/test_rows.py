@@ -157,6 +157,27 @@ def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
     assert len(read_counting(path)) == 101
 
 
+def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
+    """In a run without check values: a fast reader that passes over columns must not pass over this one."""
+    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[60] = lines[60].replace(b'"loss"', b'"lo\xffs"')
+    path.write_bytes(b"".join(lines))
+    read = read_rows(path, ("step", "loss"))
+    assert list(read.columns["step"]) == [step for step in range(101) if step != 60]
+    assert read.damaged == ((61, "it is not a JSON object"),)
+
+
+def test_unchecked_rows_among_checked_ones_are_more_than_one_kill(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "r", 0, rows=[]) / "metrics.jsonl"
+    rows = [sealed(row) for row in rows_of(100, 0)]
+    for index in (30, 60):
+        rows[index] = json.dumps(rows_of(100, 0)[index])
+    path.write_text("\n".join(rows) + "\n")
+    with pytest.raises(DataError, match="2 lines are not rows"):
+        read_rows(path, ("step", "loss"))
+
+
 def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0)
     rows = read_rows(path, ["val_loss", "nothing"])
