@@ -49,6 +49,7 @@ class _Listener:
         self.seen = False
         self.rescuing = False
         self.last_ctrl_c = -SECOND_CTRL_C - 1.0
+        self.unraisable = sys.unraisablehook
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Python's handler, in the main thread."""
@@ -61,6 +62,15 @@ class _Listener:
             _wait_for_the_end()
         if raising:
             raise Stop(self.asked)
+
+    def swallowed(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Python prints and drops what is raised in a finalizer or a weak reference's callback, such as those of an
+        import. A `Stop` that fell there is raised at the end of the work; until then a second signal is raised at once,
+        and the rescue may come first."""
+        if unraisable.exc_type is not Stop:
+            self.unraisable(unraisable)
+            return
+        self.open, self.seen = True, False
 
     def watch(self, pipe: int) -> None:
         """Reads the numbers of arriving signals in a thread of its own, whatever the main thread is doing."""
@@ -155,10 +165,12 @@ def stop_on_signals() -> Iterator[None]:
     handled = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, listener.handle) for number in handled}
     wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    sys.unraisablehook = listener.swallowed
     threading.Thread(target=listener.watch, args=(read_end,), daemon=True).start()
     try:
         yield
     finally:
+        sys.unraisablehook = listener.unraisable
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)

@@ -92,6 +92,34 @@ def test_nohup_is_respected() -> None:
     assert in_a_child(body) == 0
 
 
+class Finalized:
+    """Gets a signal in its finalizer, where Python drops what the handler raises."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+
+
+def test_a_signal_in_a_finalizer_stops_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    """F60: the stop comes at the end of the work, or with a second signal; nothing of Python's own is printed."""
+
+    def body(second: bool) -> None:
+        sys.unraisablehook = sys.__unraisablehook__  # pytest's own collects
+        left = []
+        with stop_on_signals():
+            with pytest.raises(Stop), interruptible():
+                Finalized()
+                left.append("work after the first signal")
+                if second:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    left.append("work after the second")
+            assert left == ["work after the first signal"]
+        assert sys.unraisablehook is sys.__unraisablehook__
+
+    assert [in_a_child(lambda: body(False)), in_a_child(lambda: body(True))] == [0, 0]
+    assert capfd.readouterr().err == ""
+
+
 def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long call into C that is not rescuable is waited for, however long it takes."""
 
