@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from efftrain_cli.compare.groups import Group, differing_keys, shown
@@ -170,18 +171,13 @@ def _seed_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def _same_recipe_notes(groups: Sequence[Group]) -> list[str]:
-    return [
-        f"{first.label} and {second.label} are one recipe "
-        + (
-            f"on {first.devices} and on {second.devices} devices"
-            if first.devices != second.devices
-            else "under two names"
-        )
-        + ": nothing in it differs"
-        for i, first in enumerate(groups)
-        for second in groups[i + 1 :]
-        if not differing_keys([first.recipe, second.recipe])
-    ]
+    found = []
+    for first, second in combinations(groups, 2):
+        if not differing_keys([first.recipe, second.recipe]):
+            differ = first.devices != second.devices
+            twice = f"on {first.devices} and on {second.devices} devices" if differ else "under two names"
+            found.append(f"{first.label} and {second.label} are one recipe {twice}: nothing in it differs")
+    return found
 
 
 def _data(run: RunNumbers) -> dict[str, Any]:
