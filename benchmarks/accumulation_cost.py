@@ -16,13 +16,14 @@ from step_time import median_ratio, take_turns
 from efftrain_cli.recipe.recipe import load_recipe
 
 
-def section(fidelity: str, bits: int, chunk: int, operands: str = "fp32", rounding: str = "nearest") -> str:
+def section(
+    fidelity: str, bits: int, chunk: int, operands: str = "fp32", rounding: str = "nearest"
+) -> str:
     roles = ", ".join(
-        f"{role} = {{bits = {bits}, chunk = {chunk}}}" for role in ("forward", "grad_input", "grad_weight")
+        f"{role} = {{bits = {bits}, chunk = {chunk}}}"
+        for role in ("forward", "grad_input", "grad_weight")
     )
-    return (
-        f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding = "{rounding}", {roles}}}'
-    )
+    return f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding = "{rounding}", {roles}}}'
 
 
 PLAIN = "plain fp32"
@@ -37,17 +38,25 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=10)
     steps = parser.parse_args().steps
     shape = ["train.tokens=1e9", "eval.every=1000000"]
     recipes = {PLAIN: load_recipe("small", shape)}
-    recipes |= {name: load_recipe("small", [*shape, override]) for name, override in SETTINGS.items()}
+    recipes |= {
+        name: load_recipe("small", [*shape, override]) for name, override in SETTINGS.items()
+    }
     taken = take_turns(recipes, 1024, steps)
-    print(f"{steps} steps each, one thread; processor seconds, and median ratios of steps taken in turns")
+    print(
+        f"{steps} steps each, one thread; processor seconds, and median ratios of steps taken in turns"
+    )
     for name in recipes:
         seconds = statistics.median(step.seconds for step in taken[name])
-        print(f"{name:34} {1000 * seconds:7.0f} ms a step   {median_ratio(taken[name], taken[PLAIN]):5.2f} x plain")
+        print(
+            f"{name:34} {1000 * seconds:7.0f} ms a step   {median_ratio(taken[name], taken[PLAIN]):5.2f} x plain"
+        )
 
 
 if __name__ == "__main__":

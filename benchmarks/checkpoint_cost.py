@@ -26,10 +26,20 @@ from efftrain_cli.training.state import TrainState, read_checkpoint, write_check
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("layers", 12), ("width", 768), ("context", 1024), ("vocab", 50257), ("saves", 3)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("layers", 12),
+        ("width", 768),
+        ("context", 1024),
+        ("vocab", 50257),
+        ("saves", 3),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--folder", type=Path, default=Path("."), help="a folder on the disk to measure")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("."), help="a folder on the disk to measure"
+    )
     options = parser.parse_args()
     rows = -(-options.vocab // 64) * 64
     config = GPTConfig(
@@ -43,7 +53,11 @@ def main() -> None:
     model = GPT(config)
     model.init_weights(1)
     optimizer = AdamW(
-        dict(model.named_parameters()), model.parameter_kinds(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
+        dict(model.named_parameters()),
+        model.parameter_kinds(),
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.1,
     )
     state = TrainState(model=model, optimizer=optimizer)
 
@@ -52,9 +66,13 @@ def main() -> None:
     sha256_of_buffers = state_module.sha256_of_buffers
     folder = Path(tempfile.mkdtemp(prefix=".checkpoint-cost.", dir=options.folder))
     try:
-        for number in range(-1, options.saves):  # number -1 warms the disk cache up and does not count
+        for number in range(
+            -1, options.saves
+        ):  # number -1 warms the disk cache up and does not count
             for kind in ("without hashes", "save"):
-                state_module.sha256_of_buffers = sha256_of_buffers if kind == "save" else lambda buffers: ""
+                state_module.sha256_of_buffers = (
+                    sha256_of_buffers if kind == "save" else lambda buffers: ""
+                )
                 path = folder / f"step-{number + 1:08d}"
                 start, cpu = time.perf_counter(), time.process_time()
                 write_checkpoint(path, state, "")
@@ -74,16 +92,24 @@ def main() -> None:
     print(
         f"{date.today()}  {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    print(f"checkpoint of {sum(p.numel() for p in model.parameters()):,} parameters: {size / 1e9:.2f} GB")
+    print(
+        f"checkpoint of {sum(p.numel() for p in model.parameters()):,} parameters: {size / 1e9:.2f} GB"
+    )
     for name, values in seconds.items():
-        print(f"{name:<20} {statistics.median(values):6.2f} s  (of {', '.join(f'{value:.2f}' for value in values)})")
+        print(
+            f"{name:<20} {statistics.median(values):6.2f} s  (of {', '.join(f'{value:.2f}' for value in values)})"
+        )
     # On a machine that does other work too, the CPU's share says more than the wall's.
-    cpu, bare_cpu = (statistics.median(seconds[kind]) for kind in ("save, CPU", "without hashes, CPU"))
+    cpu, bare_cpu = (
+        statistics.median(seconds[kind]) for kind in ("save, CPU", "without hashes, CPU")
+    )
     print(
         f"manifest             {max(0.0, save - bare) / save:6.1%} of a save's wall time, {(cpu - bare_cpu) / cpu:.1%} of its CPU time (at most 25 %)"
     )
     default = parse_duration("10min")
-    print(f"blocks training      {save / (default + save):6.1%} at the default interval of 10 min (at most 5 %)")
+    print(
+        f"blocks training      {save / (default + save):6.1%} at the default interval of 10 min (at most 5 %)"
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def bench(recipe: Sequence[str], *more: str) -> subprocess.Popen[str]:
         "json",
         *more,
     ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
 
 
 def figures(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -55,7 +57,13 @@ def sum_seconds() -> list[float]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, "--rank"],

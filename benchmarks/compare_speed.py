@@ -61,7 +61,11 @@ def measure_reading(root: Path) -> tuple[int, float, float]:
     """Rows, wall seconds and CPU seconds of reading all runs for a comparison."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(root)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", READ, str(root)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows, wall, cpu = done.stdout.split()
     return int(rows), float(wall), float(cpu)
@@ -86,17 +90,27 @@ def measure(root: Path, *words: str) -> tuple[float, float, float]:
 
 def main() -> None:
     """Makes the runs, compares them and prints what it took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=50, help=f"number of runs, a multiple of {RECIPES}")
-    parser.add_argument("--steps", type=int, default=100_000, help=f"steps of each run, a multiple of {EVERY}")
-    parser.add_argument("--folder", type=Path, help="keep the runs here, and use those that are there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=int, default=50, help=f"number of runs, a multiple of {RECIPES}"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=100_000, help=f"steps of each run, a multiple of {EVERY}"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep the runs here, and use those that are there"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         if not list(folder.glob("recipe*")):
             make_runs(folder, options.runs, options.steps)
         size = sum(path.stat().st_size for path in folder.glob("*/metrics.jsonl"))
-        print(f"{options.runs} runs of {options.steps:,} steps, {size / 1e9:.2f} GB of metrics.jsonl")
+        print(
+            f"{options.runs} runs of {options.steps:,} steps, {size / 1e9:.2f} GB of metrics.jsonl"
+        )
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         rows, wall, cpu = measure_reading(folder)
         print(f"read   {wall:6.1f} s wall  {cpu:6.1f} s CPU  {rows:,} rows, without imports")

@@ -21,7 +21,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 EVIDENCE = Path(__file__).parent.parent / "docs" / "evidence"
 GOOD, BAD, OPEN = "#009E73", "#D55E00", "#8a8a8a"
-COLOUR_OF = {"better": GOOD, "noninferior": GOOD, "equivalent": GOOD, "worse": BAD, "undecided": OPEN}
+COLOUR_OF = {
+    "better": GOOD,
+    "noninferior": GOOD,
+    "equivalent": GOOD,
+    "worse": BAD,
+    "undecided": OPEN,
+}
 AXIS = {
     "final_loss": "final loss less {}'s, nats per token",
     "lr_sensitivity": "sensitivity less {}'s, nats per token",
@@ -53,11 +59,19 @@ def panels(folder: Path) -> list[Panel]:
         rows = list(csv.DictReader(path.open()))
         last = max(int(row["look"]) for row in rows)
         values = tuple(
-            (row["arm"], float(row["estimate"]), float(row["low"]), float(row["high"]), row["outcome"])
+            (
+                row["arm"],
+                float(row["estimate"]),
+                float(row["low"]),
+                float(row["high"]),
+                row["outcome"],
+            )
             for row in rows
             if int(row["look"]) == last and row["measure"] == primary["measure"] and row["low"]
         )
-        found.append(Panel(name, study["baseline"], primary["measure"], primary.get("margin"), values))
+        found.append(
+            Panel(name, study["baseline"], primary["measure"], primary.get("margin"), values)
+        )
     return found
 
 
@@ -77,13 +91,17 @@ def draw(axes: Axes, panel: Panel) -> None:
         low, high = min(row[2] for row in panel.rows), max(row[3] for row in panel.rows)
         axes.set_xlim(min(low * 0.95, 0.9), max(high * 1.05, 1.1))
         left, right = axes.get_xlim()
-        ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10) if left <= tick <= right]
+        ticks = [
+            tick for tick in (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10) if left <= tick <= right
+        ]
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_title(panel.study.replace("-", " "), fontsize=9.5, loc="left", fontweight="bold", pad=4)
+    axes.set_title(
+        panel.study.replace("-", " "), fontsize=9.5, loc="left", fontweight="bold", pad=4
+    )
     axes.set_xlabel(AXIS[panel.measure].format(panel.baseline), fontsize=8, labelpad=2)
     axes.tick_params(labelsize=8, length=2.5)
     axes.grid(axis="x", alpha=0.18, linewidth=0.6)
@@ -107,18 +125,23 @@ def picture(found: list[Panel]) -> Figure:
             top -= sizes[i]
     legend = (("shown, in the arm's favour", GOOD), ("shown, against it", BAD), ("undecided", OPEN))
     handles = [
-        matplotlib.lines.Line2D([], [], color=colour, marker="o", linewidth=2.2, markersize=4.5) for _, colour in legend
+        matplotlib.lines.Line2D([], [], color=colour, marker="o", linewidth=2.2, markersize=4.5)
+        for _, colour in legend
     ]
     words = [word for word, _ in legend]
     if any(panel.margin for panel in found):
         handles.append(matplotlib.patches.Patch(color="#56B4E9", alpha=0.18))
         words.append("within the margin")
-    figure.legend(handles, words, loc="upper center", ncols=4, frameon=False, fontsize=8.5, borderaxespad=0.2)
+    figure.legend(
+        handles, words, loc="upper center", ncols=4, frameon=False, fontsize=8.5, borderaxespad=0.2
+    )
     return figure
 
 
 def main() -> None:
-    figure = picture([panel for panel in panels(EVIDENCE) if panel.rows and math.isfinite(panel.rows[0][1])])
+    figure = picture(
+        [panel for panel in panels(EVIDENCE) if panel.rows and math.isfinite(panel.rows[0][1])]
+    )
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "effects"}):
         figure.savefig(EVIDENCE / "effects.svg", metadata={"Date": None, "Creator": None})
 

@@ -17,9 +17,16 @@ SHAPES = {"4 x 128": (768, 512), "6 x 384": (2048, 1536), "GPT-2 117M, 1 x 1024"
 
 
 def main(rounds: int = 60) -> None:
-    print(f"{date.today()}, torch {torch.__version__}, {torch.get_num_threads()} threads, fp32; median ms of {rounds}")
-    print(f"{'hidden layer of':24s}{'PyTorch: value':>16s}{'gradient':>10s}{'ours: value':>14s}{'gradient':>10s}")
-    forms: dict[str, Callable[[Tensor], Tensor]] = {"theirs": lambda x: F.gelu(x, approximate="tanh"), "ours": gelu}
+    print(
+        f"{date.today()}, torch {torch.__version__}, {torch.get_num_threads()} threads, fp32; median ms of {rounds}"
+    )
+    print(
+        f"{'hidden layer of':24s}{'PyTorch: value':>16s}{'gradient':>10s}{'ours: value':>14s}{'gradient':>10s}"
+    )
+    forms: dict[str, Callable[[Tensor], Tensor]] = {
+        "theirs": lambda x: F.gelu(x, approximate="tanh"),
+        "ours": gelu,
+    }
     for name, shape in SHAPES.items():
         x, upstream = torch.randn(shape, requires_grad=True), torch.randn(shape)
         times: dict[tuple[str, str], list[float]] = {

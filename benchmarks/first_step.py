@@ -36,7 +36,9 @@ program.main()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as runs:
@@ -46,8 +48,12 @@ def main() -> None:
         for i in range(rounds):
             environment["STARTED"] = str(time.time())
             command = [sys.executable, "-c", CHILD, f"run{i}"]
-            out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-            wall, cpu = next(line for line in out.splitlines() if line.startswith("FIRST")).split()[1:]
+            out = subprocess.run(
+                command, env=environment, check=True, capture_output=True, text=True
+            ).stdout
+            wall, cpu = next(line for line in out.splitlines() if line.startswith("FIRST")).split()[
+                1:
+            ]
             print(
                 f"first update after {float(wall):.2f} s, {float(cpu):.2f} s of CPU time, load {os.getloadavg()[0]:.1f}"
             )

@@ -41,17 +41,24 @@ def measure(form: str, tokens: int, n_embd: int, vocab_size: int, rounds: int) -
         if form == FORMS[0]:
             loss = summed_cross_entropy(x, weight, targets, vocab_size)
         else:
-            loss = F.cross_entropy(F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum")
+            loss = F.cross_entropy(
+                F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum"
+            )
         middle = time.process_time()
         (loss / tokens).backward()
         seconds.append((time.process_time() - start, middle - start))
     total, forward = min(seconds)
     memory = (peak_resident_bytes() - held) / 2**20
-    print(f"{form:26s} {n_embd:6d} {forward:9.2f} {total - forward:9.2f} {total:9.2f} {memory:9.0f}", flush=True)
+    print(
+        f"{form:26s} {n_embd:6d} {forward:9.2f} {total - forward:9.2f} {total:9.2f} {memory:9.0f}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--n-embd", type=int, nargs="+", default=[384, 768])
     parser.add_argument("--vocab", type=int, default=50257)
@@ -64,7 +71,9 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, fp32, {options.tokens} tokens, vocabulary {options.vocab}, 1 thread; CPU seconds, MiB"
     )
-    print(f"{'form':26s} {'n_embd':>6s} {'forward':>9s} {'backward':>9s} {'both':>9s} {'memory':>9s}")
+    print(
+        f"{'form':26s} {'n_embd':>6s} {'forward':>9s} {'backward':>9s} {'both':>9s} {'memory':>9s}"
+    )
     for n_embd in options.n_embd:
         for form in FORMS:
             command = [
@@ -77,7 +86,10 @@ def main() -> None:
                 "--tokens",
                 str(options.tokens),
             ]
-            subprocess.run([*command, "--vocab", str(options.vocab), "--rounds", str(options.rounds)], check=True)
+            subprocess.run(
+                [*command, "--vocab", str(options.vocab), "--rounds", str(options.rounds)],
+                check=True,
+            )
 
 
 if __name__ == "__main__":

@@ -17,14 +17,18 @@ from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--vocab", type=int, default=512)
     arguments = parser.parse_args()
     dense = six_by_384()
     dropping = replace(dense, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=0))
     taken = take_turns({"dense": dense, "dropping": dropping}, arguments.vocab, arguments.steps)
-    seconds = {name: sum(step.seconds for step in steps) / len(steps) for name, steps in taken.items()}
+    seconds = {
+        name: sum(step.seconds for step in steps) / len(steps) for name, steps in taken.items()
+    }
     flops = {name: sum(step.flops for step in steps) / len(steps) for name, steps in taken.items()}
     flops_saved = 1 - flops["dropping"] / flops["dense"]
     time_saved = 1 - seconds["dropping"] / seconds["dense"]
@@ -32,7 +36,9 @@ def main() -> None:
     # steps.
     print(f"vocabulary {arguments.vocab}, {arguments.steps} steps each, 1 thread")
     print(f"dense     {seconds['dense'] * 1e3:8.1f} ms CPU per step  {flops['dense']:.4e} FLOPs")
-    print(f"dropping  {seconds['dropping'] * 1e3:8.1f} ms CPU per step  {flops['dropping']:.4e} FLOPs")
+    print(
+        f"dropping  {seconds['dropping'] * 1e3:8.1f} ms CPU per step  {flops['dropping']:.4e} FLOPs"
+    )
     print(
         f"saved     {flops_saved:.1%} of the FLOPs, {time_saved:.1%} of the time: {time_saved / flops_saved:.0%} of it arrives"
     )

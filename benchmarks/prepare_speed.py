@@ -23,9 +23,13 @@ from efftrain_cli.recipe.sections import Data
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", help="glob of .txt files")
-    parser.add_argument("--tokenizer", required=True, help="GPT-2's, or another that tiktoken can encode with")
+    parser.add_argument(
+        "--tokenizer", required=True, help="GPT-2's, or another that tiktoken can encode with"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     texts = [Path(name).read_text(encoding="utf-8") for name in sorted(glob.glob(options.text))]
@@ -43,8 +47,12 @@ def main() -> None:
 
     work: dict[str, Callable[[], object]] = {
         "efftrain prepare": prepared,
-        "tiktoken alone": lambda: fast.encode_ordinary_batch(pieces, num_threads=os.cpu_count() or 1),
-        "tokenizers alone": lambda: tokenizer.backend.encode_batch_fast(pieces, add_special_tokens=False),
+        "tiktoken alone": lambda: fast.encode_ordinary_batch(
+            pieces, num_threads=os.cpu_count() or 1
+        ),
+        "tokenizers alone": lambda: tokenizer.backend.encode_batch_fast(
+            pieces, add_special_tokens=False
+        ),
     }
     wall: dict[str, list[float]] = {name: [] for name in work}
     cpu: dict[str, list[float]] = {name: [] for name in work}

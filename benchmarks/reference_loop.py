@@ -67,7 +67,9 @@ class ReferenceGPT(nn.Module):
 class ReferenceLoop:
     """nanoGPT's train.py without its options: `step()` trains one step and returns the loss tensor."""
 
-    def __init__(self, shape: Shape, tokens: np.ndarray, device: torch.device, dtype: str, compiled: bool) -> None:
+    def __init__(
+        self, shape: Shape, tokens: np.ndarray, device: torch.device, dtype: str, compiled: bool
+    ) -> None:
         torch.manual_seed(1337)
         self.shape, self.tokens, self.device = shape, tokens, device
         self.model = ReferenceGPT(shape).to(device)
@@ -87,8 +89,15 @@ class ReferenceLoop:
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
         starts = torch.randint(len(self.tokens) - shape.seq_len - 1, (shape.batch_size,))
-        x = torch.stack([torch.from_numpy(self.tokens[i : i + shape.seq_len].astype(np.int64)) for i in starts])
-        y = torch.stack([torch.from_numpy(self.tokens[i + 1 : i + 1 + shape.seq_len].astype(np.int64)) for i in starts])
+        x = torch.stack(
+            [torch.from_numpy(self.tokens[i : i + shape.seq_len].astype(np.int64)) for i in starts]
+        )
+        y = torch.stack(
+            [
+                torch.from_numpy(self.tokens[i + 1 : i + 1 + shape.seq_len].astype(np.int64))
+                for i in starts
+            ]
+        )
         if self.device.type == "cuda":
             return (
                 x.pin_memory().to(self.device, non_blocking=True),

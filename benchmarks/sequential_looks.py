@@ -78,7 +78,9 @@ def outliers(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return random.standard_normal(shape) * np.where(random.random(shape) < 0.1, 8.0, 1.0)
 
 
-def by_levels(values: np.ndarray, plan: Sequence[int], levels: Sequence[float]) -> tuple[float, float]:
+def by_levels(
+    values: np.ndarray, plan: Sequence[int], levels: Sequence[float]
+) -> tuple[float, float]:
     """(share of studies that decide, mean number of seeds they took)."""
     found, seeds = np.zeros(len(values), bool), np.full(len(values), plan[-1])
     for n, level in zip(plan, levels, strict=True):
@@ -110,11 +112,17 @@ def rules(plan: Sequence[int]) -> dict[str, Callable[[np.ndarray], tuple[float, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=40_000, help="studies per cell")
     draws = parser.parse_args().draws
     print(f"{draws:,} studies per cell: share decided (mean seeds per arm)\n")
-    print("| seeds, looks | rule | no effect | " + " | ".join(f"effect {effect:g}" for effect in EFFECTS[1:]) + " |")
+    print(
+        "| seeds, looks | rule | no effect | "
+        + " | ".join(f"effect {effect:g}" for effect in EFFECTS[1:])
+        + " |"
+    )
     print("|---|---|" + "---|" * len(EFFECTS))
     for seeds, looks in PLANS:
         plan = schedule(seeds, looks)
@@ -135,8 +143,15 @@ def main() -> None:
             by_levels(kind(np.random.default_rng(8), (draws, seeds)), plan, levels)[0]
             for kind in (normal, outliers, skewed)
         ]
-        print(f"| {seeds}, {looks} | " + " | ".join(f"{100 * share:.1f} %" for share in shares) + " |", flush=True)
-    print("\nHalf width of the 95 % interval, in standard deviations of a difference; 18 looks at 3 to 20 seeds:\n")
+        print(
+            f"| {seeds}, {looks} | "
+            + " | ".join(f"{100 * share:.1f} %" for share in shares)
+            + " |",
+            flush=True,
+        )
+    print(
+        "\nHalf width of the 95 % interval, in standard deviations of a difference; 18 looks at 3 to 20 seeds:\n"
+    )
     print(
         "| seeds | one look, here | planned, shape 0.25 | O'Brien-Fleming | Pocock | anytime-valid t |\n|---|---|---|---|---|---|"
     )
@@ -144,9 +159,16 @@ def main() -> None:
     levels = {name: nominal_levels(ALPHA, plan, 2, shape) for name, shape in SHAPES.items()}
     for i, n in enumerate(plan):
         if n in (3, 4, 5, 6, 8, 10, 12, 16, 20):
-            widths = [half_width(1.0, n, ALPHA), *(half_width(1.0, n, level[i]) for level in levels.values())]
+            widths = [
+                half_width(1.0, n, ALPHA),
+                *(half_width(1.0, n, level[i]) for level in levels.values()),
+            ]
             widths.append(mixture_half_width(1.0, n, ALPHA, MIXTURE))
-            print(f"| {n} | " + " | ".join("none" if math.isinf(w) else f"{w:.2f}" for w in widths) + " |")
+            print(
+                f"| {n} | "
+                + " | ".join("none" if math.isinf(w) else f"{w:.2f}" for w in widths)
+                + " |"
+            )
 
 
 if __name__ == "__main__":

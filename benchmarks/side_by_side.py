@@ -40,9 +40,15 @@ from efftrain_cli.training.trainer import read_records, train
 SIZES = {
     "4x128": Shape(n_layer=4, n_head=4, n_embd=128, seq_len=64, batch_size=12, vocab_size=512),
     "6x384": Shape(n_layer=6, n_head=6, n_embd=384, seq_len=256, batch_size=8, vocab_size=512),
-    "6x384-v50304": Shape(n_layer=6, n_head=6, n_embd=384, seq_len=256, batch_size=8, vocab_size=50304),
-    "gpt2-117m": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=1, vocab_size=50304),
-    "gpt2-117m-cuda": Shape(n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=32, vocab_size=50304),
+    "6x384-v50304": Shape(
+        n_layer=6, n_head=6, n_embd=384, seq_len=256, batch_size=8, vocab_size=50304
+    ),
+    "gpt2-117m": Shape(
+        n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=1, vocab_size=50304
+    ),
+    "gpt2-117m-cuda": Shape(
+        n_layer=12, n_head=12, n_embd=768, seq_len=1024, batch_size=32, vocab_size=50304
+    ),
 }
 Times = dict[str, list[tuple[float, float]]]
 """(wall, CPU) seconds per step of each round, by side."""
@@ -52,7 +58,9 @@ STEPS = {"4x128": 20, "6x384": 2, "6x384-v50304": 1, "gpt2-117m": 1, "gpt2-117m-
 def recipe_of(shape: Shape, dtype: str) -> Recipe:
     """The recipe that trains `shape` in one micro-batch a step, without evaluations."""
     return Recipe(
-        model=Model(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd, seq_len=shape.seq_len),
+        model=Model(
+            n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd, seq_len=shape.seq_len
+        ),
         data=Data(tokenizer=f"bpe:{shape.vocab_size}"),
         optim=Optim(lr=6e-4),
         train=Train(
@@ -65,7 +73,9 @@ def recipe_of(shape: Shape, dtype: str) -> Recipe:
     )
 
 
-def our_step(shape: Shape, dtype: str, device: torch.device, windows: Windows) -> Callable[[], None]:
+def our_step(
+    shape: Shape, dtype: str, device: torch.device, windows: Windows
+) -> Callable[[], None]:
     """A function that trains one step through `train()` and reads its record, as pretrain does."""
     recipe = recipe_of(shape, dtype)
     state = started_state(recipe, shape.vocab_size, device)
@@ -83,7 +93,9 @@ def our_step(shape: Shape, dtype: str, device: torch.device, windows: Windows) -
     return step
 
 
-def reference_step(shape: Shape, dtype: str, device: torch.device, windows: Windows) -> Callable[[], None]:
+def reference_step(
+    shape: Shape, dtype: str, device: torch.device, windows: Windows
+) -> Callable[[], None]:
     """A function that trains one step of the plain loop; it reads its loss every tenth step, as nanoGPT does."""
     tokens = windows.shards.shards[0].ids
     loop = ReferenceLoop(shape, np.asarray(tokens), device, dtype, compiled=device.type == "cuda")
@@ -138,7 +150,10 @@ def summary(name: str, dtype: str, processes: list[Times]) -> dict[str, object]:
         result[f"{side}_tokens_per_second"] = tokens / statistics.median(seconds)
     for index, clock in enumerate(("wall", "cpu")):
         ratios = [
-            [theirs[index] / ours[index] for ours, theirs in zip(times["ours"], times["reference"], strict=True)]
+            [
+                theirs[index] / ours[index]
+                for ours, theirs in zip(times["ours"], times["reference"], strict=True)
+            ]
             for times in processes
         ]
         medians = [statistics.median(process) for process in ratios]
@@ -167,7 +182,10 @@ def compare_in_processes(
         str(rounds),
     ]
     command += ["--reference-dtype", reference_dtype]
-    outputs = [subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout for _ in range(processes)]
+    outputs = [
+        subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        for _ in range(processes)
+    ]
     return summary(name, dtype, [json.loads(output) for output in outputs])
 
 
@@ -196,7 +214,9 @@ def overhead(name: str, dtype: str, device: torch.device) -> float:
         trainer.update = clocked(update)
         try:
             step = our_step(shape, dtype, device, windows)
-            for i in range(3 + max(8, 4 * STEPS[name])):  # on CUDA records are read at every eighth step
+            for i in range(
+                3 + max(8, 4 * STEPS[name])
+            ):  # on CUDA records are read at every eighth step
                 inside[0] = 0.0
                 wall, _ = timed(step, 1, device)
                 if i >= 3:
@@ -208,7 +228,18 @@ def overhead(name: str, dtype: str, device: torch.device) -> float:
 
 def peak_memory(name: str, dtype: str, device: str, side: str) -> int:
     """Bytes that a process of its own needs for three steps of one side."""
-    command = [sys.executable, __file__, "--memory-of", side, "--sizes", name, "--dtype", dtype, "--device", device]
+    command = [
+        sys.executable,
+        __file__,
+        "--memory-of",
+        side,
+        "--sizes",
+        name,
+        "--dtype",
+        dtype,
+        "--device",
+        device,
+    ]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -225,17 +256,27 @@ def memory_here(name: str, dtype: str, device: torch.device, side: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4x128", "6x384", "6x384-v50304", "gpt2-117m"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES, default=["4x128", "6x384", "6x384-v50304", "gpt2-117m"]
+    )
     parser.add_argument("--dtype", choices=["fp32", "bf16", "auto"], default="fp32")
     parser.add_argument(
-        "--reference-dtype", choices=["fp32", "bf16"], help="of the plain loop, where it is not to be ours"
+        "--reference-dtype",
+        choices=["fp32", "bf16"],
+        help="of the plain loop, where it is not to be ours",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=5, help="in each process")
-    parser.add_argument("--processes", type=int, default=5, help="one after the other, for each size")
+    parser.add_argument(
+        "--processes", type=int, default=5, help="one after the other, for each size"
+    )
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument("--no-overhead", action="store_true", help="do not measure what a step does beside its work")
+    parser.add_argument(
+        "--no-overhead", action="store_true", help="do not measure what a step does beside its work"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--memory-of", choices=["ours", "reference"], help=argparse.SUPPRESS)
     parser.add_argument("--times-of", choices=SIZES, help=argparse.SUPPRESS)
@@ -246,9 +287,19 @@ def main() -> None:
         print(memory_here(options.sizes[0], dtype, device, options.memory_of))
         return
     if options.times_of:
-        print(json.dumps(compare(options.times_of, dtype, device, options.rounds, options.reference_dtype)["times"][0]))
+        print(
+            json.dumps(
+                compare(options.times_of, dtype, device, options.rounds, options.reference_dtype)[
+                    "times"
+                ][0]
+            )
+        )
         return
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    machine = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"cpu, {torch.get_num_threads()} threads"
+    )
     print(
         f"{machine}, torch {torch.__version__}, {dtype} (plain loop: {options.reference_dtype or dtype}), {datetime.now(UTC).date()}, {options.processes} x {options.rounds} rounds\n"
     )
@@ -258,7 +309,9 @@ def main() -> None:
     results = []
     for name in options.sizes:
         reference_dtype = options.reference_dtype or dtype
-        result = compare_in_processes(name, dtype, options.device, options.rounds, options.processes, reference_dtype)
+        result = compare_in_processes(
+            name, dtype, options.device, options.rounds, options.processes, reference_dtype
+        )
         if not options.no_memory:
             ours, theirs = (
                 peak_memory(name, wanted, options.device, side)
@@ -269,7 +322,11 @@ def main() -> None:
             result["overhead"] = overhead(name, dtype, device)
         results.append(result)
         beside = f"{result['overhead']:8.2%}" if "overhead" in result else "       -"
-        memory = f"{result['ours_bytes'] / result['reference_bytes']:.2f}" if "ours_bytes" in result else "-"
+        memory = (
+            f"{result['ours_bytes'] / result['reference_bytes']:.2f}"
+            if "ours_bytes" in result
+            else "-"
+        )
         print(
             f"{name:13s} {result['ours_tokens_per_second']:11,.0f} {result['reference_tokens_per_second']:11,.0f}"
             f"   {result['wall_ratio']:.3f} ({result['wall_ratio_low']:.2f}-{result['wall_ratio_high']:.2f})"

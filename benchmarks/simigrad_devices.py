@@ -23,9 +23,17 @@ from efftrain_cli.run.rows import read_counting
 
 CLUSTERS = {
     1: Cluster(devices=1, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12),
-    8: Cluster(devices=8, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12, latency=1e-5),
+    8: Cluster(
+        devices=8, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12, latency=1e-5
+    ),
     64: Cluster(
-        devices=64, nodes=8, flops_per_second=3e14, bandwidth=3e11, between=5e10, memory_bandwidth=2e12, latency=1e-5
+        devices=64,
+        nodes=8,
+        flops_per_second=3e14,
+        bandwidth=3e11,
+        between=5e10,
+        memory_bandwidth=2e12,
+        latency=1e-5,
     ),
 }
 """docs/scaling.md's assumptions: 300 TFLOP/s, 300 GB/s within a node of 8, 50 GB/s out of it."""
@@ -42,12 +50,18 @@ def seconds(row: Mapping[str, object], recipe: Recipe, cluster: Cluster, times: 
     )
     sums = 2 if row.get("simigrad_similarity") is not None else 1
     return step_time(
-        "replicate", cluster, flops=flops, parameters=model_parameters(recipe, vocabulary), sums=sums
+        "replicate",
+        cluster,
+        flops=flops,
+        parameters=model_parameters(recipe, vocabulary),
+        sums=sums,
     ).total
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study")
     parser.add_argument("arms", nargs="+", metavar="ARM")
     parser.add_argument("--seed", type=int, default=10)
@@ -63,9 +77,15 @@ def main() -> None:
             for row in read_counting(existing_run(f"{options.study}-{arm}-seed{options.seed}"))
             if row.get("batch_size")
         ]
-        times = [sum(seconds(row, recipe, cluster, options.times) for row in rows) for cluster in CLUSTERS.values()]
+        times = [
+            sum(seconds(row, recipe, cluster, options.times) for row in rows)
+            for cluster in CLUSTERS.values()
+        ]
         first = first or times
-        cells = (f"{time:,.0f} s, {time / base - 1:+.0%}" for time, base in zip(times, first, strict=True))
+        cells = (
+            f"{time:,.0f} s, {time / base - 1:+.0%}"
+            for time, base in zip(times, first, strict=True)
+        )
         print(f"| {arm} | {len(rows)} | " + " | ".join(cells) + " |")
 
 

@@ -36,7 +36,9 @@ def dot_seconds(recipe: Recipe, vocab_size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--vocab", type=int, default=512)
     arguments = parser.parse_args()
@@ -51,7 +53,9 @@ def main() -> None:
         f"vocabulary {arguments.vocab}, {arguments.steps} steps each, 1 thread; median ratios of steps taken in turns"
     )
     for name, steps in taken.items():
-        print(f"{name:16} {statistics.median(step.seconds for step in steps) * 1e3:8.1f} ms CPU per step")
+        print(
+            f"{name:16} {statistics.median(step.seconds for step in steps) * 1e3:8.1f} ms CPU per step"
+        )
     dots = dot_seconds(recipes["measuring"], arguments.vocab)
     step_seconds = statistics.median(step.seconds for step in taken["2 micro-batches"])
     print(f"dot products alone {dots * 1e3:.1f} ms: {dots / step_seconds:.2%} of a step")

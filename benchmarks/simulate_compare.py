@@ -36,7 +36,9 @@ def true_loss(share: np.ndarray | float) -> np.ndarray:
     return 2.6 + 0.5 * (share + 0.01) ** -0.3 + 0.25 * (1 - share)
 
 
-def run_of(recipe: str, seed: int, losses: np.ndarray, status: str = "finished", **changes: object) -> RunNumbers:
+def run_of(
+    recipe: str, seed: int, losses: np.ndarray, status: str = "finished", **changes: object
+) -> RunNumbers:
     """A run as compare reads it, of these validation losses at equal distances."""
     shares = np.linspace(0, 1, len(losses))
     data = {"valid_hash": "v", "tokenizer_hash": "t", "valid_windows": 8, "seq_len": 8}
@@ -79,12 +81,21 @@ def run_of(recipe: str, seed: int, losses: np.ndarray, status: str = "finished",
 
 
 def arm(
-    random: Random, recipe: str, shifts: np.ndarray, noise: float, worse: float = 0.0, first: int = 0
+    random: Random,
+    recipe: str,
+    shifts: np.ndarray,
+    noise: float,
+    worse: float = 0.0,
+    first: int = 0,
 ) -> list[RunNumbers]:
     """One recipe over the seeds that `shifts` belong to; `worse` nats above the others."""
     curve = true_loss(np.linspace(0, 1, EVALUATIONS + 1)) + worse
     return [
-        run_of(recipe, seed, curve + shift + random.normal(0, RUN_SD) + random.normal(0, noise, len(curve)))
+        run_of(
+            recipe,
+            seed,
+            curve + shift + random.normal(0, RUN_SD) + random.normal(0, noise, len(curve)),
+        )
         for seed, shift in enumerate(shifts, first)
     ]
 
@@ -124,7 +135,10 @@ def old_cost(a: list[RunNumbers], b: list[RunNumbers]) -> bool:
     if any(run.evaluated["val_loss"].min() > target for run in b):
         return False
     return significant(
-        [math.log(first_crossing(x, target) / first_crossing(y, target)) for x, y in zip(a, b, strict=True)]
+        [
+            math.log(first_crossing(x, target) / first_crossing(y, target))
+            for x, y in zip(a, b, strict=True)
+        ]
     )
 
 
@@ -142,24 +156,35 @@ def jitter(repetitions: int, random: Random, sizes: tuple[int, ...] = (3, 5, 10)
         rates = {
             "final loss": [
                 significant(
-                    [y.evaluated["val_loss"][-1] - x.evaluated["val_loss"][-1] for x, y in zip(a, b, strict=True)]
+                    [
+                        y.evaluated["val_loss"][-1] - x.evaluated["val_loss"][-1]
+                        for x, y in zip(a, b, strict=True)
+                    ]
                 )
                 for a, b in studies
             ],
             "cost to match": [
-                significant([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]) for a, b in studies
+                significant([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)])
+                for a, b in studies
             ],
             "cost to a fixed target": [_fixed(a, b, level) for a, b in studies],
             "best loss (not tested)": [
                 significant(
-                    [y.evaluated["val_loss"].min() - x.evaluated["val_loss"].min() for x, y in zip(a, b, strict=True)]
+                    [
+                        y.evaluated["val_loss"].min() - x.evaluated["val_loss"].min()
+                        for x, y in zip(a, b, strict=True)
+                    ]
                 )
                 for a, b in studies
             ],
             "first crossing (deleted)": [old_cost(a, b) for a, b in studies],
         }
         rows += [
-            ("equal methods, evaluation noise 0.003 and 0.02", f"{name}, n = {n}", _percent(np.mean(v)))
+            (
+                "equal methods, evaluation noise 0.003 and 0.02",
+                f"{name}, n = {n}",
+                _percent(np.mean(v)),
+            )
             for name, v in rates.items()
         ]
     return rows
@@ -186,7 +211,9 @@ def bias(repetitions: int, random: Random) -> list[Row]:
         ):
             found = []
             for _ in range(repetitions):
-                losses = true_loss(np.linspace(0, 1, EVALUATIONS + 1)) + random.normal(0, noise, EVALUATIONS + 1)
+                losses = true_loss(np.linspace(0, 1, EVALUATIONS + 1)) + random.normal(
+                    0, noise, EVALUATIONS + 1
+                )
                 # The crossing lies inside the run; what is not reached by its end is read at the end.
                 found.append(read(run_of("a", 0, losses)) or TOKENS)
             rows.append(
@@ -248,12 +275,20 @@ def failures(repetitions: int, random: Random) -> list[Row]:
     for _ in range(few):
         a, b = pair(random, 5)
         found += _final(compare([*map(_dead, a), *b], baseline="a")) == "better"
-    rows.append(("baseline diverged 5 of 5, method 0 of 5", 'final loss says "better"', _percent(found / few)))
+    rows.append(
+        (
+            "baseline diverged 5 of 5, method 0 of 5",
+            'final loss says "better"',
+            _percent(found / few),
+        )
+    )
     return rows
 
 
 def _dead(run: RunNumbers) -> RunNumbers:
-    return run_of(run.recipe_name, run.seed, run.evaluated["val_loss"][: EVALUATIONS // 2], "diverged")
+    return run_of(
+        run.recipe_name, run.seed, run.evaluated["val_loss"][: EVALUATIONS // 2], "diverged"
+    )
 
 
 def _final(comparison: Comparison) -> str:
@@ -271,7 +306,11 @@ def partial_pairs(repetitions: int, random: Random) -> list[Row]:
             b = arm(random, "b", shifts[10 - shared : 20 - shared], QUIET, first=10 - shared)
             found += _final(compare([*a, *b])) in ("better", "worse")
         rows.append(
-            ("equal methods, 10 + 10 runs", f"final loss, {shared} seeds shared", _percent(found / repetitions))
+            (
+                "equal methods, 10 + 10 runs",
+                f"final loss, {shared} seeds shared",
+                _percent(found / repetitions),
+            )
         )
     return rows
 
@@ -283,7 +322,10 @@ def many_lines(repetitions: int, random: Random) -> list[Row]:
         shifts = random.normal(0, SEED_SD, 5)
         runs = [run for name in "abcd" for run in arm(random, name, shifts, QUIET)]
         comparison = compare(runs)
-        verdicts = [(d.measure.key == "final_loss", d.verdict in ("better", "worse")) for d in comparison.differences]
+        verdicts = [
+            (d.measure.key == "final_loss", d.verdict in ("better", "worse"))
+            for d in comparison.differences
+        ]
         found[0] += any(shown for primary, shown in verdicts if primary)
         found[1] += any(shown for primary, shown in verdicts if not primary)
     what = "three methods equal to the baseline, n = 5"
@@ -307,7 +349,9 @@ def zero_shot(repetitions: int, random: Random) -> list[Row]:
                     ZeroShot((f"task{i}", "p", ""), {"acc": float(score)}, "step-1", 1.0)
                     for i, score in enumerate(scores)
                 )
-                runs.append(run_of(name, seed, losses + 0.001 * random.standard_normal(), zero_shot=results))
+                runs.append(
+                    run_of(name, seed, losses + 0.001 * random.standard_normal(), zero_shot=results)
+                )
         differences = [d for row in compare(runs).zero_shot for d in row.differences]
         found += any(d.verdict in ("better", "worse") for d in differences)
         raw += any(d.over_seeds.p < inference.ALPHA for d in differences)
@@ -327,8 +371,20 @@ def margins(repetitions: int, random: Random) -> list[Row]:
         for direction in ("equivalent", "noninferior"):
             wrong = np.mean([inference.claim_p(e, direction, 0.02) < inference.ALPHA for e in at])
             right = np.mean([inference.claim_p(e, direction, 0.02) < inference.ALPHA for e in none])
-            rows.append((f'"{direction}" within 0.02 at sd 0.0155', f"truly 0.02 worse, n = {n}", _percent(wrong)))
-            rows.append((f'"{direction}" within 0.02 at sd 0.0155', f"truly equal, n = {n}", _percent(right)))
+            rows.append(
+                (
+                    f'"{direction}" within 0.02 at sd 0.0155',
+                    f"truly 0.02 worse, n = {n}",
+                    _percent(wrong),
+                )
+            )
+            rows.append(
+                (
+                    f'"{direction}" within 0.02 at sd 0.0155',
+                    f"truly equal, n = {n}",
+                    _percent(right),
+                )
+            )
     return rows
 
 

@@ -76,10 +76,14 @@ def calm_end(kind: str, sd: float, random: Random) -> tuple[int | None, bool]:
 def calm_rates(kind: str, sd: float, repetitions: int, random: Random) -> tuple[float, float]:
     """Shares of all probes: those that end as calm, and those of them that would have fluctuated afterwards."""
     ends = [calm_end(kind, sd, random) for _ in range(repetitions)]
-    return sum(end is not None for end, _ in ends) / repetitions, sum(wrong for _, wrong in ends) / repetitions
+    return sum(end is not None for end, _ in ends) / repetitions, sum(
+        wrong for _, wrong in ends
+    ) / repetitions
 
 
-def searched(search: Search, critical: float, steepness: float, calm: bool, random: Random) -> tuple[Outcome, int]:
+def searched(
+    search: Search, critical: float, steepness: float, calm: bool, random: Random
+) -> tuple[Outcome, int]:
     """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on every second seed, a
     longer one on more, at a step drawn between the learning rate's peak and the horizon. `calm`: stable probes end as
     they do with normal scatter of `SD`."""
@@ -90,11 +94,23 @@ def searched(search: Search, critical: float, steepness: float, calm: bool, rand
         horizon = grid.horizon(probe.start, probe.steps)
         if (probe.steps, probe.seed) not in failures:
             unstable = random.random() < 1 / (1 + (critical / probe.steps) ** steepness)
-            failures[probe.steps, probe.seed] = random.uniform(grid.window + 1, horizon) if unstable else math.inf
+            failures[probe.steps, probe.seed] = (
+                random.uniform(grid.window + 1, horizon) if unstable else math.inf
+            )
         failure = failures[probe.steps, probe.seed]
         stable = failure > probe.horizon
-        end = calm_end("normal", SD, random)[0] if stable and calm and probe.horizon == horizon else None
-        stopped = int(failure) if not stable else probe.horizon if end is None else end * grid.window // WINDOW
+        end = (
+            calm_end("normal", SD, random)[0]
+            if stable and calm and probe.horizon == horizon
+            else None
+        )
+        stopped = (
+            int(failure)
+            if not stable
+            else probe.horizon
+            if end is None
+            else end * grid.window // WINDOW
+        )
         receipts[probe.name] = Receipt(
             probe=probe,
             stable=stable,
@@ -109,7 +125,9 @@ def searched(search: Search, critical: float, steepness: float, calm: bool, rand
     return probe, sum(receipt.tokens for receipt in receipts.values())
 
 
-def search_rates(search: Search, steepness: float, calm: bool, repetitions: int, random: Random) -> dict[str, float]:
+def search_rates(
+    search: Search, steepness: float, calm: bool, repetitions: int, random: Random
+) -> dict[str, float]:
     """Shares over critical durations spread evenly (in the logarithm) over the grid: of searches that return a setting
     which was verified, of those within one neighbour of the critical duration, and within two; cost in shares of a full
     run."""
@@ -144,10 +162,19 @@ def main() -> None:
     random = np.random.default_rng(1)
     if arguments.only != "search":
         sds = (0.02, 0.04, 0.06, 0.08)
-        print("| scatter | " + " | ".join(f"sd {sd:g}: calm, wrong" for sd in sds) + " |\n|---|" + "---|" * len(sds))
+        print(
+            "| scatter | "
+            + " | ".join(f"sd {sd:g}: calm, wrong" for sd in sds)
+            + " |\n|---|"
+            + "---|" * len(sds)
+        )
         for name, kind in SCATTERS.items():
             rates = [calm_rates(kind, sd, arguments.repetitions, random) for sd in sds]
-            print(f"| {name} | " + " | ".join(f"{calm:.0%}, {wrong:.1%}" for calm, wrong in rates) + " |")
+            print(
+                f"| {name} | "
+                + " | ".join(f"{calm:.0%}, {wrong:.1%}" for calm, wrong in rates)
+                + " |"
+            )
     if arguments.only != "calm":
         print(
             "\n| recipe | seeds | budget | calm ends | verified | within one | within two | mean cost | 95 % | most |\n|"
@@ -165,10 +192,21 @@ def main() -> None:
                 budget = None if share is None else int(share * plain.recipe.train.tokens)
                 search = replace(plain, seeds=seeds, budget=budget)
                 found = search_rates(search, 8.0, calm, arguments.repetitions, random)
-                row = [name, str(len(seeds)), "none" if share is None else f"{share:.0%}", "yes" if calm else "no"]
+                row = [
+                    name,
+                    str(len(seeds)),
+                    "none" if share is None else f"{share:.0%}",
+                    "yes" if calm else "no",
+                ]
                 print(
                     "| "
-                    + " | ".join(row + [f"{value:.0%}" if value >= 0.1 else f"{value:.1%}" for value in found.values()])
+                    + " | ".join(
+                        row
+                        + [
+                            f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
+                            for value in found.values()
+                        ]
+                    )
                     + " |"
                 )
 

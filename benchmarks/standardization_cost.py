@@ -33,7 +33,9 @@ def recipes() -> dict[str, Recipe]:
     bare = replace(plain, model=replace(plain.model, norm="none", init="unit"))
     found = {LAYER_NORM: plain, BARE: bare}
     for sites in ("preact", "ln_input", "all_linear"):
-        found[f"loss at {sites}"] = replace(bare, standardization_loss=StandardizationLoss(weight=0.1, sites=sites))
+        found[f"loss at {sites}"] = replace(
+            bare, standardization_loss=StandardizationLoss(weight=0.1, sites=sites)
+        )
     found["loss at preact, per token"] = replace(
         bare, standardization_loss=StandardizationLoss(weight=0.1, moments="token")
     )
@@ -42,11 +44,15 @@ def recipes() -> dict[str, Recipe]:
 
 def decoding(recipe: Recipe) -> Iterator[torch.Tensor]:
     """Tokens that a fresh model writes, one after the other."""
-    return generate(build_model(recipe, VOCABULARY, CPU).eval(), torch.zeros((1, 8), dtype=torch.int64), GREEDY)
+    return generate(
+        build_model(recipe, VOCABULARY, CPU).eval(), torch.zeros((1, 8), dtype=torch.int64), GREEDY
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()

@@ -27,7 +27,9 @@ class RandomTokens:
 
     def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
         generator = torch.Generator().manual_seed(plan.step)
-        ids = torch.randint(self.vocab_size, (plan.batch_size, plan.seq_len + 1), generator=generator)
+        ids = torch.randint(
+            self.vocab_size, (plan.batch_size, plan.seq_len + 1), generator=generator
+        )
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
@@ -43,7 +45,9 @@ def six_by_384(micro_batch_tokens: int = 2048) -> Recipe:
     return Recipe(
         model=Model(n_layer=6, n_head=6, n_embd=384, seq_len=256),
         optim=Optim(lr=1e-4, schedule="constant"),
-        train=Train(tokens=10**9, batch_size=8, micro_batch_tokens=micro_batch_tokens, dtype="fp32"),
+        train=Train(
+            tokens=10**9, batch_size=8, micro_batch_tokens=micro_batch_tokens, dtype="fp32"
+        ),
     )
 
 

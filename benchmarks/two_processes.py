@@ -22,7 +22,13 @@ SHAPES = {
     "6x384": (3, ("small", "model.n_layer=6", "model.n_embd=384", "model.n_head=6")),
     "117m": (
         1,
-        ("gpt2-117m", "model.seq_len=512", "train.batch_size=4", "train.micro_batch_tokens=1024", "train.compile=off"),
+        (
+            "gpt2-117m",
+            "model.seq_len=512",
+            "train.batch_size=4",
+            "train.micro_batch_tokens=1024",
+            "train.compile=off",
+        ),
     ),
 }
 """Rounds; recipe and overrides. A step of 117m has 2,048 tokens: more of them would make the sum's share smaller."""
@@ -70,7 +76,10 @@ def compare(name: str) -> None:
         one.append(bench(recipe, *sets, devices=1, threads=2, steps=5))
         two.append(bench(recipe, *sets, devices=2, threads=1, steps=5))
     ratio = median(one, "seconds_per_step") / median(two, "seconds_per_step")
-    phases = {phase: statistics.median(each["phases"][phase] for each in two) for phase in two[0]["phases"]}
+    phases = {
+        phase: statistics.median(each["phases"][phase] for each in two)
+        for phase in two[0]["phases"]
+    }
     print(
         f"{name}: {one[0]['parameters']:,} parameters, {one[0]['tokens_per_step']:,} tokens a step, {rounds} {'rounds' if rounds > 1 else 'round'} of 5 steps\n"
         f"  one process, two threads      {median(one, 'tokens_per_second'):8.0f} tokens/s\n"
@@ -84,16 +93,23 @@ def compare(name: str) -> None:
 
 def exchange() -> None:
     for devices in (2, 4):
-        found = [bench("small", devices=devices, threads=1, steps=5)["phases"]["exchange"] for _ in range(3)]
+        found = [
+            bench("small", devices=devices, threads=1, steps=5)["phases"]["exchange"]
+            for _ in range(3)
+        ]
         milliseconds = 1000 * statistics.median(found)
         verdict = (
-            f" ({'under' if milliseconds < EXCHANGE_MS else 'NOT under'} {EXCHANGE_MS:.0f} ms)" if devices == 4 else ""
+            f" ({'under' if milliseconds < EXCHANGE_MS else 'NOT under'} {EXCHANGE_MS:.0f} ms)"
+            if devices == 4
+            else ""
         )
         print(f"exchange, {devices} processes: {milliseconds:.2f} ms{verdict}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default all")
     parts = parser.parse_args().parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):

@@ -43,11 +43,18 @@ def seconds(answer: Callable[[], object]) -> tuple[float, float, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data-dir", type=Path, required=True, help="folder with lambada_openai.jsonl (docs/zeroshot.md)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokenizer", required=True, help="folder with GPT-2's vocabulary and merges")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        required=True,
+        help="folder with lambada_openai.jsonl (docs/zeroshot.md)",
+    )
+    parser.add_argument(
+        "--tokenizer", required=True, help="folder with GPT-2's vocabulary and merges"
+    )
     parser.add_argument("--task", default="lambada_openai")
     parser.add_argument("--items", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
@@ -56,7 +63,12 @@ def main() -> None:
 
     tokenizer = load_tokenizer(options.tokenizer)
     config = GPTConfig(
-        n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=tokenizer.vocab_size, padded_vocab_size=50304
+        n_layer=12,
+        n_head=12,
+        n_embd=768,
+        seq_len=1024,
+        vocab_size=tokenizer.vocab_size,
+        padded_vocab_size=50304,
     )
     model = GPT(config)
     model.init_weights(0)
@@ -70,7 +82,9 @@ def main() -> None:
         task = load_task(TASKS[options.task], options.data_dir, folder)
         task.build_all_requests(limit=options.items)
         requests = task.instances
-        print(f"{options.task}: {options.items} items, {len(requests)} requests, {torch.get_num_threads()} threads")
+        print(
+            f"{options.task}: {options.items} items, {len(requests)} requests, {torch.get_num_threads()} threads"
+        )
 
         def ask(model_: LanguageModel | HFLM) -> object:
             return model_.loglikelihood(requests, disable_tqdm=True)
@@ -94,9 +108,14 @@ def main() -> None:
                 f"HFLM {their_turns[-1][0]:.1f} s ({their_turns[-1][1]:.1f} CPU s)",
                 flush=True,
             )
-        difference = max(abs(a[0] - b[0]) for a, b in zip(our_turns[0][2], their_turns[0][2], strict=True))
+        difference = max(
+            abs(a[0] - b[0]) for a, b in zip(our_turns[0][2], their_turns[0][2], strict=True)
+        )
         mine, other = min(turn[0] for turn in our_turns), min(turn[0] for turn in their_turns)
-        mine_cpu, other_cpu = min(turn[1] for turn in our_turns), min(turn[1] for turn in their_turns)
+        mine_cpu, other_cpu = (
+            min(turn[1] for turn in our_turns),
+            min(turn[1] for turn in their_turns),
+        )
         print(
             f"efftrain {options.items / mine:.2f} items/s, HFLM {options.items / other:.2f} items/s (batch size {theirs.batch_size_per_gpu})"
         )

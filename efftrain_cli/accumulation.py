@@ -125,13 +125,17 @@ def analyse(
     trained = load_trained_model(run, checkpoint, choose_device(device))
     section = trained.recipe.chunked_accumulation
     if operands is None:
-        operands = section.operands if section is not None and section.operands != "fp32" else "fp8_e5m2"
+        operands = (
+            section.operands if section is not None and section.operands != "fp32" else "fp8_e5m2"
+        )
         own = None if section is None or section.operands == "fp32" else section.gradient_format
         gradient_operands = gradient_operands or own
     gradient_operands = gradient_operands or operands
     tokens, targets = _micro_batch(trained)
     measure = _Measure(operands, gradient_operands, samples)
-    reports = sorted(_sums(trained.model, tokens, targets, measure), key=lambda report: ROLES.index(report.role))
+    reports = sorted(
+        _sums(trained.model, tokens, targets, measure), key=lambda report: ROLES.index(report.role)
+    )
     return Analysis(
         run=run,
         step=trained.progress.step,
@@ -150,7 +154,9 @@ def _micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
     seq_len = trained.model.config.seq_len
     sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // seq_len))
     plan = full_plan(recipe, sequences, seq_len, trained.model.config.n_layer)
-    batch = session.train_data.batch(plan._replace(window_start=trained.progress.windows)).to(device)
+    batch = session.train_data.batch(plan._replace(window_start=trained.progress.windows)).to(
+        device
+    )
     return batch.tokens, batch.targets
 
 
@@ -198,17 +204,26 @@ class _Measure:
 
     def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> Iterator[SumReport]:
         """Reports of the three products: x (tokens, in), weight (out, in), grad (tokens, out)."""
-        (x, x_scale), (weight, weight_scale) = (to_operand(t.float(), self.operands) for t in (x, weight))
+        (x, x_scale), (weight, weight_scale) = (
+            to_operand(t.float(), self.operands) for t in (x, weight)
+        )
         grad, grad_scale = to_operand(grad.float(), self.gradient_operands)
-        own, mixed = product_bits(self.operands, self.operands), product_bits(self.operands, self.gradient_operands)
+        own, mixed = (
+            product_bits(self.operands, self.operands),
+            product_bits(self.operands, self.gradient_operands),
+        )
         for role, a, b, bits, scales in (
             ("forward", x, weight.t(), own, (x_scale, weight_scale)),
             ("grad_input", grad, weight, mixed, (grad_scale, weight_scale)),
             ("grad_weight", grad.t(), x, mixed, (grad_scale, x_scale)),
         ):
-            yield self.product(name, role, a, b, bits, tuple(1.0 if s is None else float(s) for s in scales))
+            yield self.product(
+                name, role, a, b, bits, tuple(1.0 if s is None else float(s) for s in scales)
+            )
 
-    def product(self, name: str, role: str, a: Tensor, b: Tensor, bits: int, scales: tuple[float, ...]) -> SumReport:
+    def product(
+        self, name: str, role: str, a: Tensor, b: Tensor, bits: int, scales: tuple[float, ...]
+    ) -> SumReport:
         """The sums of some outputs of `a` (m, n) times `b` (n, columns)."""
         n = a.shape[1]
         rows = torch.randint(a.shape[0], (self.samples,), generator=self.generator).to(a.device)
@@ -222,7 +237,13 @@ class _Measure:
         chunks = [chunk for chunk in CHUNKS if chunk < n]
         # PyTorch lets go of the interpreter within each operation, and these are too small for threads of its own.
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            found = dict(zip(chunks, pool.map(lambda chunk: _errors(terms, exact, chunk), chunks), strict=True))
+            found = dict(
+                zip(
+                    chunks,
+                    pool.map(lambda chunk: _errors(terms, exact, chunk), chunks),
+                    strict=True,
+                )
+            )
         return SumReport(
             layer=name,
             role=role,
@@ -233,7 +254,11 @@ class _Measure:
             outlier_share=int((terms.abs() > limit).sum()) / terms.numel(),
             nonzero_share=int(terms.count_nonzero()) / terms.numel(),
             # Sums no longer than a chunk are whole.
-            errors={(b, chunk): found.get(chunk, found[0])[i] for i, b in enumerate(BITS) for chunk in CHUNKS},
+            errors={
+                (b, chunk): found.get(chunk, found[0])[i]
+                for i, b in enumerate(BITS)
+                for chunk in CHUNKS
+            },
         )
 
 
@@ -261,7 +286,19 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
     )
     yield ""
     c = f"c{PAPERS_CHUNK}"
-    head = "layer", "role", "n", "m_p", "mean/sd", "beyond 6 sd", "VRR", f"VRR {c}", "bits", f"bits {c}", "cheapest"
+    head = (
+        "layer",
+        "role",
+        "n",
+        "m_p",
+        "mean/sd",
+        "beyond 6 sd",
+        "VRR",
+        f"VRR {c}",
+        "bits",
+        f"bits {c}",
+        "cheapest",
+    )
     yield from table_lines(head, [_cells(report, error) for report in analysis.reports])
     yield ""
     yield "n: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (v < 50), whole and in chunks of 64;"
@@ -301,7 +338,9 @@ def _summary(analysis: Analysis, error: float) -> Iterator[str]:
         if not reports:
             continue
         lengths = (0, PAPERS_CHUNK)
-        whole, chunked = (max(report.measured(error, c) or BITS[-1] + 1 for report in reports) for c in lengths)
+        whole, chunked = (
+            max(report.measured(error, c) or BITS[-1] + 1 for report in reports) for c in lengths
+        )
         theory, theory_chunked = (max(report.theory(c) for report in reports) for c in lengths)
         signed = min(report.errors[BITS[0], 0][1] for report in reports)
         yield (
@@ -310,7 +349,11 @@ def _summary(analysis: Analysis, error: float) -> Iterator[str]:
         )
     odd = [report for report in analysis.reports if report.has_mean or report.outlier_share > MANY]
     if odd:
-        more = [report for report in odd if (report.measured(error, 0) or BITS[-1] + 1) > report.theory()]
+        more = [
+            report
+            for report in odd
+            if (report.measured(error, 0) or BITS[-1] + 1) > report.theory()
+        ]
         yield (
             f"{len(odd)} of {len(analysis.reports)} products break VRR's assumptions; in {len(more)} of these the measurement asks for more "
             "bits than the theory"
@@ -318,7 +361,13 @@ def _summary(analysis: Analysis, error: float) -> Iterator[str]:
 
 
 def _most(bits: int) -> str:
-    return f"more than {BITS[-1]}" if bits > BITS[-1] else str(bits) if bits > BITS[0] else f"{bits} or fewer"
+    return (
+        f"more than {BITS[-1]}"
+        if bits > BITS[-1]
+        else str(bits)
+        if bits > BITS[0]
+        else f"{bits} or fewer"
+    )
 
 
 CSV_HEAD = (
@@ -331,10 +380,21 @@ def as_csv(analysis: Analysis) -> str:
     """One line per layer, role, bits and chunk; `vrr_bits` are those that theory asks for with that chunk."""
     rows: list[list[object]] = []
     for report in analysis.reports:
-        measures = [f"{value:.6g}" for value in (report.mean, report.outlier_share, report.nonzero_share)]
+        measures = [
+            f"{value:.6g}" for value in (report.mean, report.outlier_share, report.nonzero_share)
+        ]
         theory = {chunk: report.theory(chunk) for chunk in CHUNKS}
         for (bits, chunk), errors in report.errors.items():
-            row = [report.layer, report.role, report.n, report.product_bits, *report.scales, *measures, bits, chunk]
+            row = [
+                report.layer,
+                report.role,
+                report.n,
+                report.product_bits,
+                *report.scales,
+                *measures,
+                bits,
+                chunk,
+            ]
             rows.append([*row, *(f"{error:.6g}" for error in errors), theory[chunk]])
     return csv_text(CSV_HEAD, rows)
 
@@ -360,12 +420,17 @@ def plot(analysis: Analysis, error: float) -> bytes:
     shown = 7
     for role, colour in zip(ROLES, COLOURS, strict=False):
         reports = [report for report in analysis.reports if report.role == role]
-        values = np.array([[report.errors[shown, chunk][0] for chunk in (*lengths, 0)] for report in reports])
+        values = np.array(
+            [[report.errors[shown, chunk][0] for chunk in (*lengths, 0)] for report in reports]
+        )
         best, worst = values.min(axis=0), values.max(axis=0)
         by_chunk.plot(places[:-1], worst[:-1], "o-", color=colour, label=role)
         by_chunk.plot(places[-1:], worst[-1:], "s", color=colour)
         by_chunk.fill_between(places[:-1], best[:-1], worst[:-1], color=colour, alpha=0.12, lw=0)
-        for chunk, style, how in ((0, "-", "whole"), (PAPERS_CHUNK, "--", f"chunks of {PAPERS_CHUNK}")):
+        for chunk, style, how in (
+            (0, "-", "whole"),
+            (PAPERS_CHUNK, "--", f"chunks of {PAPERS_CHUNK}"),
+        ):
             curve = [max(report.errors[bits, chunk][0] for report in reports) for bits in BITS]
             by_bits.plot(BITS, curve, style, color=colour, label=f"{role}, {how}")
     for axes in (by_chunk, by_bits):
@@ -374,7 +439,11 @@ def plot(analysis: Analysis, error: float) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
     by_chunk.set_xticks(places, [*map(str, lengths), "whole"])
-    by_chunk.set(xlabel="products per chunk", ylabel="relative error of the sums", title=f"{shown} mantissa bits")
+    by_chunk.set(
+        xlabel="products per chunk",
+        ylabel="relative error of the sums",
+        title=f"{shown} mantissa bits",
+    )
     by_bits.set(xlabel="mantissa bits of the accumulator", title="whole and in chunks")
     figure.suptitle(
         f"{analysis.run}, step {analysis.step}, {analysis.operands} operands: the worst layer of each product (band: all layers)",

@@ -22,7 +22,9 @@ def list_checkpoints(name: str) -> list[dict[str, Any]]:
         except FileNotFoundError:  # the run is training, and has just removed it
             continue
         when = written.isoformat(timespec="seconds")
-        found.append({"step": checkpoint_step(path), "bytes": size, "written": when, "path": str(path)})
+        found.append(
+            {"step": checkpoint_step(path), "bytes": size, "written": when, "path": str(path)}
+        )
     return found
 
 
@@ -31,7 +33,9 @@ def describe_checkpoints(name: str) -> list[str]:
     lines = []
     for each in list_checkpoints(name):
         when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
-        lines.append(f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {when}  {each['path']}")
+        lines.append(
+            f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {when}  {each['path']}"
+        )
     run = existing_run(name)
     folder = run / "checkpoints"
     others = sorted(set(folder.iterdir()) - set(checkpoints_of(run))) if folder.is_dir() else []
@@ -48,7 +52,9 @@ def verify_checkpoints(name: str) -> list[dict[str, Any]]:
             files, problem = len(verify_checkpoint(path)), None
         except CheckpointError as error:
             files, problem = None, str(error)
-        found.append({"checkpoint": path.name, "sound": problem is None, "files": files, "problem": problem})
+        found.append(
+            {"checkpoint": path.name, "sound": problem is None, "files": files, "problem": problem}
+        )
     return found
 
 

@@ -54,16 +54,22 @@ def import_hf(
     directory = _local_copy(directory)
     for override in overrides:
         if override.startswith(("model.", "data.tokenizer", "stages")):
-            raise UsageError(f"--set {override}: model and tokenizer come from {directory}; leave it out")
+            raise UsageError(
+                f"--set {override}: model and tokenizer come from {directory}; leave it out"
+            )
     tokenizer = load_tokenizer(directory)
-    names_text = text_is_meant or any(override.startswith(("data.train", "data.sources")) for override in overrides)
+    names_text = text_is_meant or any(
+        override.startswith(("data.train", "data.sources")) for override in overrides
+    )
     model, hf_config = read_hf(directory)
     rows = model.config.vocab_size
     if tokenizer.vocab_size > rows:
         raise CheckpointError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
         )
-    shape = {name: getattr(model.config, name) for name in ("n_layer", "n_head", "n_embd", "seq_len")}
+    shape = {
+        name: getattr(model.config, name) for name in ("n_layer", "n_head", "n_embd", "seq_len")
+    }
     shape["vocab_multiple"] = 64
     if tokenizer.vocab_size < rows:
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.
@@ -76,9 +82,13 @@ def import_hf(
         model, _ = read_hf(directory, vocab_multiple=rows)
     target = (run_path(name) / "tokenizer.json").absolute()
     shape_overrides = [f"model.{key}={value}" for key, value in shape.items()]
-    recipe = load_recipe(recipe_name, [*overrides, *shape_overrides, f"data.tokenizer={json.dumps(str(target))}"])
+    recipe = load_recipe(
+        recipe_name, [*overrides, *shape_overrides, f"data.tokenizer={json.dumps(str(target))}"]
+    )
     if recipe.stages:
-        raise UsageError(f"recipe {recipe_name} has stages, which say how large the model is; choose one without")
+        raise UsageError(
+            f"recipe {recipe_name} has stages, which say how large the model is; choose one without"
+        )
     assert padded_vocab_size(recipe, tokenizer.vocab_size) == model.config.padded_vocab_size
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer_path = Path(scratch) / "tokenizer.json"
@@ -87,7 +97,9 @@ def import_hf(
         with Run.create(name, dump_recipe(recipe), origin, tokenizer_path) as run:
             state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
             write_checkpoint(checkpoint_path(run.path, 0), state, dump_recipe(recipe))
-            run.event("import", {"directory": Path(source).name, "parameters": model.parameter_count})
+            run.event(
+                "import", {"directory": Path(source).name, "parameters": model.parameter_count}
+            )
             return run.path
 
 

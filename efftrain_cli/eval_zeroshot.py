@@ -136,7 +136,9 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
     evaluator = build_evaluator(trained, question, ranks)
     stride = question.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
-        raise UsageError(f"--stride {stride} is longer than the context of {evaluator.context_length} tokens")
+        raise UsageError(
+            f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
+        )
     documents = validation_documents(trained) if offline else []
     language_model: LanguageModel | None = None
     if from_harness or foreign:
@@ -145,12 +147,18 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
         language_model = LanguageModel(evaluator, trained.tokenizer)
 
     failed: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch, Path(os.devnull).open("w") as nowhere:
+    with (
+        tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch,
+        Path(os.devnull).open("w") as nowhere,
+    ):
         for name in (*names, *foreign):
             started = time.monotonic()
             try:
                 # The harness prints.
-                with redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere), evaluator.sharing.task(name):
+                with (
+                    redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere),
+                    evaluator.sharing.task(name),
+                ):
                     if name in offline:
                         score_of = offline_cloze if name == "offline_cloze" else offline_bytes
                         score = score_of(evaluator, trained.tokenizer, documents, question.limit)
@@ -161,7 +169,11 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
             except LostProcessError:
                 raise
             except Exception as error:  # of one task, whose items or definition may be anyone's; the others are scored
-                what = str(error) if isinstance(error, EfftrainError) else f"{type(error).__name__}: {error}"
+                what = (
+                    str(error)
+                    if isinstance(error, EfftrainError)
+                    else f"{type(error).__name__}: {error}"
+                )
                 failed.append(f"{name}: {' '.join(what.split())[:500]}")
                 continue
             seconds = (time.monotonic() - started) / len(scored)
@@ -172,7 +184,8 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
                 yield entry
     if failed:
         raise TaskError(
-            f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  " + "\n  ".join(failed)
+            f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  "
+            + "\n  ".join(failed)
         )
 
 
@@ -206,7 +219,9 @@ def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> 
         batch_tokens=question.batch_tokens or (65_536 if on_cuda else 4_096),
         bf16=question.dtype == "bf16" or (question.dtype == "auto" and on_cuda),
         compiled_hidden=torch.compile(model.hidden, dynamic=True) if question.compile else None,
-        sharing=Sharing() if ranks.alone else Sharing(ranks, FIRST, FIRST if question.compile else "scoring"),
+        sharing=Sharing()
+        if ranks.alone
+        else Sharing(ranks, FIRST, FIRST if question.compile else "scoring"),
     )
 
 
@@ -221,7 +236,9 @@ def trained_length(trained: TrainedModel) -> int:
     from efftrain_cli.run.rows import read_rows
 
     columns = read_rows(trained.run, ("step", "seq_len")).columns
-    longest = int(np.nanmax(columns["seq_len"][columns["step"] <= trained.progress.step], initial=0))
+    longest = int(
+        np.nanmax(columns["seq_len"][columns["step"] <= trained.progress.step], initial=0)
+    )
     return min(longest, positions) or positions
 
 
@@ -244,18 +261,27 @@ def validation_documents(trained: TrainedModel) -> list[str]:
     documents = [part[part != corpus.eot_id].tolist() for part in parts]
     texts = [trained.tokenizer.decode(ids) for ids in documents if ids]
     if not texts:
-        raise DataError(f"run {trained.run.name!r} has no validation documents to make the offline suite from")
+        raise DataError(
+            f"run {trained.run.name!r} has no validation documents to make the offline suite from"
+        )
     return texts
 
 
 def entry_of(
-    task: Task, score: TaskScore, trained: TrainedModel, evaluator: Evaluator, question: Question, seconds: float
+    task: Task,
+    score: TaskScore,
+    trained: TrainedModel,
+    evaluator: Evaluator,
+    question: Question,
+    seconds: float,
 ) -> dict[str, Any]:
     """The entry of zeroshot.json for one task."""
     import torch
 
     path = local_file(task.name, question.data_dir) if task.name in TASKS else None
-    metrics = finite({name: {"value": score.values[name], "stderr": score.stderr[name]} for name in task.metrics})
+    metrics = finite(
+        {name: {"value": score.values[name], "stderr": score.stderr[name]} for name in task.metrics}
+    )
     offline = task.name.startswith("offline")
     device = evaluator.device
     return {
@@ -303,7 +329,9 @@ def _by_harness(
         return evaluate_foreign(name, language_model, question.limit, scratch)
     task = TASKS[name]
     if name not in DATA_OF:
-        return [(task, evaluate_task(task, language_model, question.data_dir, question.limit, scratch))]
+        return [
+            (task, evaluate_task(task, language_model, question.data_dir, question.limit, scratch))
+        ]
     source = load_task(TASKS[DATA_OF[name]], question.data_dir, scratch)
     evaluator, tokenizer = language_model.evaluator, language_model.text
     if name == "lambada_last_token":

@@ -39,7 +39,14 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
     }
     tokenizer_json = (trained.run / "tokenizer.json").read_text(encoding="utf-8")
     card = model_card(trained, origin)
-    write_hf(trained.model, tokenizer_json, trained.tokenizer.eot_id, directory, card=card, exported_from=source)
+    write_hf(
+        trained.model,
+        tokenizer_json,
+        trained.tokenizer.eot_id,
+        directory,
+        card=card,
+        exported_from=source,
+    )
     return trained
 
 
@@ -51,14 +58,23 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
     rows = read_counting(trained.run, trained.progress.step)
     data = origin.get("data")
     environment = Environment(
-        loader=PackageLoader("efftrain_cli"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+        loader=PackageLoader("efftrain_cli"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
     return environment.get_template("model_card.md").render(
         trained=trained,
         efftrain=origin.get("efftrain") or __version__,
         recipe_name=origin.get("recipe") or "unknown",
-        losses=[(row["step"], row["val_loss"]) for row in rows if isinstance(row.get("val_loss"), float)],
-        scores=[entry for entry in read_results(trained.run) if entry["checkpoint_sha256"] == trained.model_sha256],
+        losses=[
+            (row["step"], row["val_loss"]) for row in rows if isinstance(row.get("val_loss"), float)
+        ],
+        scores=[
+            entry
+            for entry in read_results(trained.run)
+            if entry["checkpoint_sha256"] == trained.model_sha256
+        ],
         data=data if isinstance(data, dict) else {},
         recipe=dump_recipe(trained.recipe).strip(),
     )

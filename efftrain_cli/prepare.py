@@ -37,7 +37,9 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     except (DataError, RecipeError) as error:
         problems.append(str(error))
     try:
-        validation = len(Windows(corpus.valid, seq_len, recipe.seed).validation_starts(recipe.eval.windows))
+        validation = len(
+            Windows(corpus.valid, seq_len, recipe.seed).validation_starts(recipe.eval.windows)
+        )
     except DataError as error:
         problems.append(str(error))
     if epochs is not None:
@@ -87,7 +89,11 @@ def print_corpus(
     """`describe_corpus` for a reader; `train_command` is what to type next."""
     train, valid = about["train"], about["valid"]
     wanted = recipe.eval.windows
-    fewer = f", {wanted} were asked for: the text is short" if 0 < about["validation_windows"] < wanted else ""
+    fewer = (
+        f", {wanted} were asked for: the text is short"
+        if 0 < about["validation_windows"] < wanted
+        else ""
+    )
     skipped = f", {counted(about['skipped'], 'document')} skipped" if about["skipped"] else ""
     lines = [
         f"text        {_named(named_text(recipe.data), train['sources'])}",
@@ -103,7 +109,9 @@ def print_corpus(
         lines.insert(1, f"            validation: {_named(recipe.data.valid, valid['sources'])}")
     if about["epochs"] is not None:
         most = " of the source read most often" if about["mix"] else ""
-        lines.append(f"budget      {about['windows_needed']:,} windows: {about['epochs']:.2f} epochs{most}")
+        lines.append(
+            f"budget      {about['windows_needed']:,} windows: {about['epochs']:.2f} epochs{most}"
+        )
     total = sum(part["weight"] for part in about["mix"])
     for part in about["mix"]:
         lines.append(
@@ -113,7 +121,11 @@ def print_corpus(
         lines.append(
             f"limit       {about['limits']['train']:,} training tokens, and the document that reaches them is the last; data.max_tokens sets it"
         )
-    state = "every token verified" if verified else "headers and sizes verified; --verify-data full reads every token"
+    state = (
+        "every token verified"
+        if verified
+        else "headers and sizes verified; --verify-data full reads every token"
+    )
     lines += [f"shards      {about['folder']}", f"            {state}"]
     for line in lines:
         console.print(line, markup=False)
@@ -127,7 +139,11 @@ def print_corpus(
 
 def named_text(data: Data) -> str | tuple[str, ...]:
     """The training text as the recipe names it."""
-    return data.train or "stdlib" if data.sources is None else tuple(source.path for source in data.sources)
+    return (
+        data.train or "stdlib"
+        if data.sources is None
+        else tuple(source.path for source in data.sources)
+    )
 
 
 def _counted(side: dict[str, Any]) -> str:

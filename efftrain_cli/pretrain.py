@@ -24,7 +24,13 @@ from efftrain_cli.foundation.console import (
 )
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
-from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals, stop_reason
+from efftrain_cli.foundation.signals import (
+    Stop,
+    interruptible,
+    rescued_by,
+    stop_on_signals,
+    stop_reason,
+)
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, plan_step
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
@@ -90,12 +96,17 @@ def start(
             follow(device, ranks)
             return run_path(name)
         session = _prepare(recipe, choose_device(device, ranks), ranks)
-        plan = _plan(session, Progress(), steps)  # before there is a run directory: a refused budget leaves nothing
+        plan = _plan(
+            session, Progress(), steps
+        )  # before there is a run directory: a refused budget leaves nothing
         state = fresh_state(session)
         checkpoints.check_disk(run_path(name), state, recipe)
         origin = origin_of(session, recipe_name, sys.argv)
         with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
-            run.event("start", {**environment_of(session), "calibrated_gflops": calibrated_gflops(session.device)})
+            run.event(
+                "start",
+                {**environment_of(session), "calibrated_gflops": calibrated_gflops(session.device)},
+            )
             return _train(run, state, session, plan, steps, with_probe, rewinding)
 
 
@@ -195,7 +206,11 @@ def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
         "train.tokens": (before, recipe.train.tokens),
         "optim.decay_tokens": (None, before),
     }
-    differences = [entry for entry in recipe_differences(written, recipe) if not entry[0].startswith(NOT_COMPUTED)]
+    differences = [
+        entry
+        for entry in recipe_differences(written, recipe)
+        if not entry[0].startswith(NOT_COMPUTED)
+    ]
     if all(longer.get(key) == (old, new) for key, old, new in differences):
         run.event("override", {"differences": [list(entry) for entry in differences]})
     return recipe
@@ -218,7 +233,11 @@ def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) ->
     if last is None or unchanged or progress.tokens >= recipe.train.tokens:
         return
     rate = plan_step(recipe, progress).lr
-    change = f"jumps from {last:.3g} to {rate:.3g}" if abs(rate - last) > 0.1 * last else f"goes on at {rate:.3g}"
+    change = (
+        f"jumps from {last:.3g} to {rate:.3g}"
+        if abs(rate - last) > 0.1 * last
+        else f"goes on at {rate:.3g}"
+    )
     print(f"lr         {change} with step {progress.step + 1:,}")
 
 
@@ -262,7 +281,11 @@ def _train(
     try:
         with memory_errors(recipe, summary):
             # Else only an evaluation is left, or the whole model is on no device.
-            if with_probe and summary.steps > state.progress.step and not shards(recipe, session.ranks):
+            if (
+                with_probe
+                and summary.steps > state.progress.step
+                and not shards(recipe, session.ranks)
+            ):
                 _show_time(console, session, state, summary)
             console.print()
             lead(run.path, state, session, until)
@@ -290,7 +313,13 @@ def _train(
         run.event("end", {"status": "disk", "step": state.progress.step})
         raise (disk_error(error) or error) from None
     except EfftrainError as error:
-        run.event("end", {"status": type(error).__name__.removesuffix("Error").lower(), "step": state.progress.step})
+        run.event(
+            "end",
+            {
+                "status": type(error).__name__.removesuffix("Error").lower(),
+                "step": state.progress.step,
+            },
+        )
         raise
     finished = state.progress.tokens >= recipe.train.tokens
     fields = {"status": "finished" if finished else "paused", "step": state.progress.step}
@@ -306,14 +335,20 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
         # The largest stage must fit into memory too, and its rate is that of most FLOPs.
         last = fresh_state(session, stage=len(session.recipe.stages) - 1)
         flops_left = summary.flops - state.progress.flops
-        seconds = probe(session, last, summary) * flops_left / last.model.flops_per_token().with_logits
+        seconds = (
+            probe(session, last, summary) * flops_left / last.model.flops_per_token().with_logits
+        )
     ranks = session.ranks
-    shared = "" if ranks.alone else f", if {ranks.world_size} devices share it evenly and at no cost"
+    shared = (
+        "" if ranks.alone else f", if {ranks.world_size} devices share it evenly and at no cost"
+    )
     time = f"about {human_seconds(seconds / ranks.world_size)} of training"
     console.print(f"time       {time}, by a probe of the largest micro-batch{shared}")
 
 
-def show_header(console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary) -> None:
+def show_header(
+    console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary
+) -> None:
     """What is about to be spent, before anything is."""
     recipe, corpus = session.recipe, session.corpus
     model, text = recipe.model, named_text(recipe.data)
@@ -321,10 +356,16 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
     parameters = model_parameters(recipe, rows)
     outside = (rows + model.seq_len) * model.n_embd
     before = state.progress
-    threads = f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
+    threads = (
+        f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
+    )
     ranks = session.ranks
     sharded = " (sharded)" if shards(recipe, ranks) else ""
-    devices = str(session.device) if ranks.alone else f"{ranks.world_size} x {session.device.type}{sharded}"
+    devices = (
+        str(session.device)
+        if ranks.alone
+        else f"{ranks.world_size} x {session.device.type}{sharded}"
+    )
     on_disk = checkpoints.largest_checkpoint_bytes(state, recipe)
     lines = [
         f"run        {run.path}",
@@ -340,19 +381,28 @@ def show_header(console: Console, run: Run, session: Session, state: TrainState,
         f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(on_disk)}",
     ]
     if recipe.stages:
-        lines.insert(2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}")
+        lines.insert(
+            2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}"
+        )
     if before.step:
-        lines.insert(1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
+        lines.insert(
+            1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)"
+        )
     mix = session.train_data.epochs_of_sources(plan.windows)
     if mix:
         of_each = ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items())
         lines.insert(-2, f"           of each source: {of_each}")
-    warnings = (*corpus.notes, *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0]))
+    warnings = (
+        *corpus.notes,
+        *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0]),
+    )
     for line in (*lines, *(f"warning: {warning}" for warning in warnings)):
         console.print(line, markup=False)
 
 
-def show_summary(console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool) -> None:
+def show_summary(
+    console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool
+) -> None:
     """What came of it, and what to do next."""
     progress = state.progress
     if progress.step:
@@ -366,7 +416,9 @@ def show_summary(console: Console, run: Run, state: TrainState, val_loss: float 
         done = "untrained: --steps 0 ends before the first step; the model is evaluated and saved as it begins"
     console.print(done, markup=False)
     if val_loss is not None:
-        console.print(f"result     val loss {val_loss:.4f} nats per token (perplexity {math.exp(val_loss):.2f})")
+        console.print(
+            f"result     val loss {val_loss:.4f} nats per token (perplexity {math.exp(val_loss):.2f})"
+        )
     if (spent := communication(run.path)) is not None:
         console.print(f"devices    {spent}", markup=False)
     stability = measure_run(run.path)

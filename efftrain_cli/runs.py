@@ -39,14 +39,22 @@ class RunSummary:
     """Why it is unreadable."""
 
 
-def list_runs(names: Sequence[str] = (), sort: Literal["age", "name", "loss", "tokens"] = "age") -> list[RunSummary]:
+def list_runs(
+    names: Sequence[str] = (), sort: Literal["age", "name", "loss", "tokens"] = "age"
+) -> list[RunSummary]:
     """The runs called `names`, or matching them as globs; all without names. Sorted by age (the one written to last
     comes first), name, best validation loss (lowest first; runs without one last) or tokens (most first)."""
-    chosen = [name for name in run_names() if not names or any(fnmatchcase(name, pattern) for pattern in names)]
+    chosen = [
+        name
+        for name in run_names()
+        if not names or any(fnmatchcase(name, pattern) for pattern in names)
+    ]
     with ThreadPoolExecutor(2) as pool:
         found = sorted(pool.map(summarize, chosen), key=lambda run: run.name)
     if sort == "loss":
-        return sorted(found, key=lambda run: math.inf if run.best_val_loss is None else run.best_val_loss)
+        return sorted(
+            found, key=lambda run: math.inf if run.best_val_loss is None else run.best_val_loss
+        )
     if sort == "tokens":
         return sorted(found, key=lambda run: -run.tokens)
     return found if sort == "name" else sorted(found, key=lambda run: run.age_seconds)
@@ -66,7 +74,11 @@ def summarize(name: str) -> RunSummary:
         written = metrics if metrics.exists() else path / "recipe.toml"
         summary = replace(summary, age_seconds=max(0.0, time.time() - written.stat().st_mtime))
         run = read_run(path)
-        recipe, seed, budget = recipe_name_of(run), run.recipe.get("seed"), run.recipe.get("train", {}).get("tokens")
+        recipe, seed, budget = (
+            recipe_name_of(run),
+            run.recipe.get("seed"),
+            run.recipe.get("train", {}).get("tokens"),
+        )
         if not metrics.exists():
             status = "running" if run.locked else "not started"
             return replace(summary, status=status, recipe=recipe, seed=seed, budget=budget)
@@ -82,7 +94,11 @@ def summarize(name: str) -> RunSummary:
             best_val_loss=float(losses.min()) if len(losses) else None,
         )
     except Exception as error:  # one run that nobody can read must not hide the others
-        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {type(error).__name__}: {error}"
+        reason = (
+            str(error)
+            if isinstance(error, EfftrainError)
+            else f"{path}: {type(error).__name__}: {error}"
+        )
         return replace(summary, problem=printable(reason))
 
 
@@ -115,7 +131,9 @@ def verify_rows(path: Path) -> list[str]:
         damaged = rows_of(lines)[1] if name == "metrics.jsonl" else lines.damaged
         problems += [f"{file}, line {number}: {wrong}" for number, wrong in damaged]
         if lines.torn:
-            problems.append(f"{file} ends inside a line, which is left out: the run was killed, or is writing now")
+            problems.append(
+                f"{file} ends inside a line, which is left out: the run was killed, or is writing now"
+            )
     return problems
 
 
@@ -149,4 +167,6 @@ def remove(path: Path) -> None:
 
 def size_of(path: Path) -> int:
     """Bytes of the files of a run."""
-    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    return sum(
+        file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink()
+    )

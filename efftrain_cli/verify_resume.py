@@ -32,7 +32,9 @@ _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 """Endings of the columns that may differ between two equal runs."""
 
 
-def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4, devices: int = 1) -> list[str]:
+def verify_resume(
+    recipe: Recipe, *, device: str = "auto", half: int = 4, devices: int = 1
+) -> list[str]:
     """Compares a run of 2 x `half` steps with one that was stopped after `half` and continued; returns what to print.
 
     Raises:
@@ -46,15 +48,28 @@ def verify_resume(recipe: Recipe, *, device: str = "auto", half: int = 4, device
             for name, steps in (("whole", 2 * half), ("cut", half)):
                 if devices == 1:
                     with contextlib.redirect_stdout(io.StringIO()):
-                        start(cut, recipe_name="cut", name=name, device=device, steps=steps, with_probe=False)
+                        start(
+                            cut,
+                            recipe_name="cut",
+                            name=name,
+                            device=device,
+                            steps=steps,
+                            with_probe=False,
+                        )
                 else:
                     path = Path(folder) / "cut.toml"
                     write_whole(path, dump_recipe(cut))
                     _pretrain(device, steps, devices, "--recipe", str(path), "--name", name)
             _pretrain(device, 2 * half, devices, "--resume", "cut")
         rows, tensors = compare_runs(Path(folder) / "whole", Path(folder) / "cut", 2 * half)
-        in_flight = (checkpoint_path(Path(folder) / "whole", 2 * half) / "method.safetensors").exists()
-    what = "weights, the optimizer's state and what is in flight" if in_flight else "weights and the optimizer's state"
+        in_flight = (
+            checkpoint_path(Path(folder) / "whole", 2 * half) / "method.safetensors"
+        ).exists()
+    what = (
+        "weights, the optimizer's state and what is in flight"
+        if in_flight
+        else "weights and the optimizer's state"
+    )
     on = f" on {devices} devices" if devices > 1 else ""
     return [
         f"recipe cut to {describe_cut(cut, half)}",
@@ -68,9 +83,13 @@ def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
     there are devices or lanes, where those are more), and every schedule moved into the first 2 x `half` steps, so that
     it changes before and after the stop."""
     seq_len = recipe.model.seq_len
-    sequences = min(2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2))
+    sequences = min(
+        2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2)
+    )
     each = shares(recipe, devices)
-    batch_size = max(max(2, each) * sequences, 2 * each)  # half of it, where a schedule begins, is enough for all
+    batch_size = max(
+        max(2, each) * sequences, 2 * each
+    )  # half of it, where a schedule begins, is enough for all
     return replace(
         recipe,
         train=replace(recipe.train, batch_size=batch_size, micro_batch_tokens=sequences * seq_len),
@@ -85,7 +104,9 @@ def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
 def _schedules_in(recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
     """The recipe's sections and stages whose schedules were moved into 2 x `half` steps."""
     methods = recipe.methods.values()
-    return {name: part for m in methods for name, part in m.shortened(recipe, half, batch_size).items()}
+    return {
+        name: part for m in methods for name, part in m.shortened(recipe, half, batch_size).items()
+    }
 
 
 def describe_cut(cut: Recipe, half: int) -> str:
@@ -101,12 +122,18 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     """Compares rows and the tensors after `step` of two runs; returns how many rows and tensors there are, or raises a
     CheckpointError where they differ."""
     have, want = _rows(cut), _rows(whole)
-    differing = [number for number in sorted(have.keys() | want.keys()) if have.get(number) != want.get(number)]
+    differing = [
+        number
+        for number in sorted(have.keys() | want.keys())
+        if have.get(number) != want.get(number)
+    ]
     tensors, expected = _tensors(checkpoint_path(cut, step)), _tensors(checkpoint_path(whole, step))
     unequal = [
         name
         for name in sorted(tensors.keys() | expected.keys())
-        if name not in tensors or name not in expected or not torch.equal(tensors[name], expected[name])
+        if name not in tensors
+        or name not in expected
+        or not torch.equal(tensors[name], expected[name])
     ]
     if not differing and not unequal:
         return len(have), len(tensors)
@@ -114,11 +141,17 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     if differing:
         a, b = want.get(differing[0], {}), have.get(differing[0], {})
         column = next(key for key in (*a, *b) if a.get(key) != b.get(key))
-        first.append(f"step {differing[0]}: {column} is {a.get(column)!r} undisturbed and {b.get(column)!r} continued")
+        first.append(
+            f"step {differing[0]}: {column} is {a.get(column)!r} undisturbed and {b.get(column)!r} continued"
+        )
     if unequal:
         name = unequal[0]
         both = name in tensors and name in expected and tensors[name].shape == expected[name].shape
-        apart = float((tensors[name].double() - expected[name].double()).abs().max()) if both else "its shape"
+        apart = (
+            float((tensors[name].double() - expected[name].double()).abs().max())
+            if both
+            else "its shape"
+        )
         first.append(f"tensor {name} after step {step}: largest difference {apart}")
     raise CheckpointError(
         f"the continued run differs from the uninterrupted one. First differences: {'; '.join(first)}. On CUDA, "
@@ -129,7 +162,17 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
 
 def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
     """Starts or continues a run in new processes."""
-    arguments = ["pretrain", *which, "--device", device, "--no-probe", "--steps", str(steps), "--devices", str(devices)]
+    arguments = [
+        "pretrain",
+        *which,
+        "--device",
+        device,
+        "--no-probe",
+        "--steps",
+        str(steps),
+        "--devices",
+        str(devices),
+    ]
     command = [sys.executable, "-m", "efftrain_cli", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
@@ -141,9 +184,14 @@ def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
 
 def _rows(run: Path) -> dict[int, dict[str, object]]:
     """The rows that count, by step, without what may differ."""
-    return {row["step"]: {key: row[key] for key in row if not key.endswith(_FREE)} for row in read_counting(run)}
+    return {
+        row["step"]: {key: row[key] for key in row if not key.endswith(_FREE)}
+        for row in read_counting(run)
+    }
 
 
 def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     files = (checkpoint / f"{name}.safetensors" for name in ("model", "optimizer", "method"))
-    return {name: tensor for file in files if file.exists() for name, tensor in load_file(file).items()}
+    return {
+        name: tensor for file in files if file.exists() for name, tensor in load_file(file).items()
+    }

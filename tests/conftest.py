@@ -27,11 +27,15 @@ Efftrain = Callable[..., "subprocess.CompletedProcess[str]"]
 """`efftrain(*args, timeout=seconds, **environment)`."""
 
 
-def python(code: str, *args: str, cwd: Path = REPOSITORY, **env: str) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, *args: str, cwd: Path = REPOSITORY, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Runs code in a new interpreter that finds the package; never raises on its exit code."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     command = [sys.executable, "-c", code, *args]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,7 +53,9 @@ def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFa
         output = tmp_path_factory.mktemp("output")
         process = zygote.start(*args, cwd=tmp_path, out=output / "out", err=output / "err", **env)
         code = process.wait(timeout)
-        return subprocess.CompletedProcess(args, code, process.out.read_text(), process.err.read_text())
+        return subprocess.CompletedProcess(
+            args, code, process.out.read_text(), process.err.read_text()
+        )
 
     return run
 
@@ -59,10 +65,21 @@ def fresh_efftrain(tmp_path: Path) -> Efftrain:
     """As `efftrain`, in a new interpreter: for what Python, PyTorch or CUDA reads when it starts."""
 
     def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(tmp_path / "runs"), **env}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "EFFTRAIN_RUNS": str(tmp_path / "runs"),
+            **env,
+        }
         command = [sys.executable, "-m", "efftrain_cli", *args]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
 
     return run

@@ -55,12 +55,20 @@ batch_size = 8
 
 def val_loss(step: int, seed: int, speed: float, floor: float = 3.0) -> float:
     """A made-up validation loss, nats per token, that falls faster at a higher `speed`."""
-    noise = random.Random(f"{seed}").uniform(-0.02, 0.02) + random.Random(f"{seed} {speed}").uniform(-0.004, 0.004)
+    noise = random.Random(f"{seed}").uniform(-0.02, 0.02) + random.Random(
+        f"{seed} {speed}"
+    ).uniform(-0.004, 0.004)
     return floor + 3.0 * math.exp(-speed * step / 40) + noise
 
 
 def rows_of(
-    steps: int, seed: int, speed: float = 1.0, every: int = 10, segment: int = 0, first: int = 0, **changed: Any
+    steps: int,
+    seed: int,
+    speed: float = 1.0,
+    every: int = 10,
+    segment: int = 0,
+    first: int = 0,
+    **changed: Any,
 ) -> list[dict[str, Any]]:
     """The rows of one segment from step `first` to `steps`; `changed` replaces columns of every row."""
     rows: list[dict[str, Any]] = []
@@ -100,7 +108,11 @@ def rows_of(
                 "mfu": None,
             }
             best = loss if best is None else min(best, loss)
-        row |= {"train_seconds": step * 0.05, "checkpoint_seconds": 0.0, "wall_seconds": step * 0.06}
+        row |= {
+            "train_seconds": step * 0.05,
+            "checkpoint_seconds": 0.0,
+            "wall_seconds": step * 0.06,
+        }
         rows.append(row | changed)
     return rows
 
@@ -138,4 +150,6 @@ def write_run(
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes metrics.jsonl."""
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    )

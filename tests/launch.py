@@ -60,7 +60,9 @@ keep = 2
 def made_text(size: int = 200_000) -> str:
     """Text of `size` characters in which some words follow others, always the same."""
     generator = random.Random(5)
-    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 7))) for _ in range(200)]
+    words = [
+        "".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 7))) for _ in range(200)
+    ]
     lines, length, word = [], 0, 0
     while length < size:
         line = []
@@ -90,7 +92,10 @@ def run_ranks(script: str, world_size: int, *arguments: str, **environment: str)
     command = [sys.executable, str(REPOSITORY / script), *arguments]
     processes = [
         subprocess.Popen(
-            command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+            command,
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(world_size)
     ]
@@ -100,13 +105,22 @@ def run_ranks(script: str, world_size: int, *arguments: str, **environment: str)
 
 def start_efftrain(folder: Path, *args: str, **env: str) -> subprocess.Popen[str]:
     """`efftrain ARGS` in a new interpreter, in `folder`, with runs in its folder `runs`."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(folder / "runs"), **env}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "EFFTRAIN_RUNS": str(folder / "runs"),
+        **env,
+    }
     command, pipe = [sys.executable, "-m", "efftrain_cli", *args], subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def wait_until(
-    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout: float = 300
+    condition: Callable[[], object],
+    process: subprocess.Popen[str] | None = None,
+    timeout: float = 300,
 ) -> None:
     """Returns once `condition` holds, which another process brings about; fails the test where `process` ends
     before."""
@@ -175,12 +189,25 @@ class Zygote:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, *args: str, cwd: Path, out: Path, err: Path, inject: str = "", **env: str) -> Process:
+    def start(
+        self, *args: str, cwd: Path, out: Path, err: Path, inject: str = "", **env: str
+    ) -> Process:
         """`efftrain ARGS` in `cwd`, with runs in its folder `runs`, the test's environment changed by `env`, and output
         in files; `inject` is run in it first."""
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_RUNS": str(cwd / "runs"), **env}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "EFFTRAIN_RUNS": str(cwd / "runs"),
+            **env,
+        }
         answer = self.ask(
-            do="start", args=args, out=str(out), err=str(err), cwd=str(cwd), env=environment, inject=inject
+            do="start",
+            args=args,
+            out=str(out),
+            err=str(err),
+            cwd=str(cwd),
+            env=environment,
+            inject=inject,
         )
         return Process(self, answer["pid"], out, err)
 
@@ -230,7 +257,11 @@ class Laboratory:
             if row["step"] not in rows or row["segment"] >= rows[row["step"]]["segment"]:
                 rows[row["step"]] = row
         return [
-            {key: value for key, value in rows[step].items() if key not in TIMES and not key.endswith("_seconds")}
+            {
+                key: value
+                for key, value in rows[step].items()
+                if key not in TIMES and not key.endswith("_seconds")
+            }
             for step in sorted(rows)
         ]
 
@@ -256,7 +287,10 @@ class Laboratory:
     def tensors(self, name: str, step: int) -> dict[str, torch.Tensor]:
         """Weights and moments of a checkpoint."""
         folder = self.checkpoint(name, step)
-        return {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+        return {
+            **load_file(folder / "model.safetensors"),
+            **load_file(folder / "optimizer.safetensors"),
+        }
 
     def assert_equal_runs(self, name: str, other: str, step: int) -> None:
         """Rows and the tensors after `step` are the same, bit for bit."""

@@ -69,7 +69,9 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
     for record in train(state, recipe, data, val):  # type: ignore[arg-type]
         rows += read_records(state, recipe, [record])
         tensors.append(tensors_of(state))
-        method_tensors.append({name: tensor.clone() for name, tensor in state.method_tensors.items()})
+        method_tensors.append(
+            {name: tensor.clone() for name, tensor in state.method_tensors.items()}
+        )
         progresses.append(timeless(state.progress))
         saved.append(json.dumps(progress_to_json(state.progress), allow_nan=False))
     last = state.progress.step
@@ -83,7 +85,8 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
         )
         # In another order, as a file may have them, and as copies: what is in flight must not be changed by a step.
         resumed.method_tensors = {
-            name: method_tensors[step][name].clone() for name in sorted(method_tensors[step], reverse=True)
+            name: method_tensors[step][name].clone()
+            for name in sorted(method_tensors[step], reverse=True)
         }
         resumed.progress = progress_from_json(json.loads(saved[step]))
         until = min(step + 2, last)
@@ -95,7 +98,9 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
             assert torch.equal(tensor, tensors[until][name]), f"{name}, resumed after step {step}"
         assert resumed.method_tensors.keys() == method_tensors[until].keys()
         for name, tensor in resumed.method_tensors.items():
-            assert torch.equal(tensor, method_tensors[until][name]), f"{name}, resumed after step {step}"
+            assert torch.equal(tensor, method_tensors[until][name]), (
+                f"{name}, resumed after step {step}"
+            )
         expected = rows[step + 1 : until + 1] if step else rows[: until + 1]
         for want, have in zip(expected, again, strict=True):
             keys = want.keys() - TIMES - {"val_loss"}  # a run cut at a step evaluates it
@@ -107,7 +112,17 @@ def assert_tokens_are_those_of_the_data(rows: list[dict], recipe: Recipe) -> Non
     """The tokens of a run, counted from the targets that the data handed out, not from what the trainer says."""
     data, counted = RandomTokens(recipe.model.seq_len), 0
     for before, row in pairwise(rows):
-        plan = StepPlan(row["step"], 0.0, row["batch_size"], row["seq_len"], 1, before["windows"], 1, (1.0,), False)
+        plan = StepPlan(
+            row["step"],
+            0.0,
+            row["batch_size"],
+            row["seq_len"],
+            1,
+            before["windows"],
+            1,
+            (1.0,),
+            False,
+        )
         counted += data.batch(plan).targets.numel()
         assert row["tokens"] == counted
         assert row["total_flops"] - before["total_flops"] == row["flops"]

@@ -49,12 +49,19 @@ def random_batch(plan: StepPlan, vocab_size: int = VOCAB_SIZE) -> Batch:
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
     """Copies of weights, moments and a method's tensors."""
-    return {name: tensor.clone() for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()}
+    return {
+        name: tensor.clone()
+        for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()
+    }
 
 
-def windows_of(folder: Path, ids: np.ndarray, seq_len: int, seed: int, vocab_size: int = VOCAB_SIZE) -> Windows:
+def windows_of(
+    folder: Path, ids: np.ndarray, seq_len: int, seed: int, vocab_size: int = VOCAB_SIZE
+) -> Windows:
     """Windows over one document of these tokens; the last id of the vocabulary ends it."""
-    writer = ShardWriter(folder, "train", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64)
+    writer = ShardWriter(
+        folder, "train", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64
+    )
     writer.add(ids.astype(np.uint32), "made")
     writer.close()
     return Windows(TokenShards([open_shard(path) for path in writer.paths]), seq_len, seed)

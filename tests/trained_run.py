@@ -25,7 +25,10 @@ TEXT = "\n".join(
 
 
 def make_run(
-    folder: Path, name: str = "random", overrides: tuple[str, ...] = (), steps: tuple[int, ...] = (10,)
+    folder: Path,
+    name: str = "random",
+    overrides: tuple[str, ...] = (),
+    steps: tuple[int, ...] = (10,),
 ) -> Path:
     """Writes `folder`/text.txt and a run trained on it for no step at all. EFFTRAIN_RUNS must point where runs belong.
 
@@ -51,7 +54,9 @@ def make_run(
     with Run.create(name, dump_recipe(recipe), origin, corpus.tokenizer_path) as run:
         for step in steps:
             write_checkpoint(
-                checkpoint_path(run.path, step), random_state(recipe, corpus.vocab_size, step), dump_recipe(recipe)
+                checkpoint_path(run.path, step),
+                random_state(recipe, corpus.vocab_size, step),
+                dump_recipe(recipe),
             )
         return run.path
 

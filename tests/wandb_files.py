@@ -48,7 +48,10 @@ def read_records(folder: Path) -> list[Any]:
 def read_history(folder: Path) -> list[dict[str, Any]]:
     """The history of the only offline run below `folder`, in the order it was logged."""
     return [
-        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+        {
+            (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+            for item in record.history.item
+        }
         for record in read_records(folder)
         if record.HasField("history")
     ]

@@ -72,7 +72,11 @@ def measure(part: Part, bench: Bench, save: Save) -> dict[str, object]:
             save(record)
         record["status"] = "ok"
     except Exception as error:
-        record |= {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        record |= {
+            "status": "failed",
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc(),
+        }
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -83,14 +87,24 @@ def measure(part: Part, bench: Bench, save: Save) -> dict[str, object]:
 def measure_in_a_process(piece: str, part: Part, bench: Bench) -> dict[str, object]:
     """Runs a part that needs an environment of its own."""
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
-        command = [sys.executable, str(Path(__file__).parent), piece, "--part", part.name, "--out", folder]
+        command = [
+            sys.executable,
+            str(Path(__file__).parent),
+            piece,
+            "--part",
+            part.name,
+            "--out",
+            folder,
+        ]
         command += ["--smoke"] if bench.smoke else []
         environment = {**os.environ, **part.environment}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         try:
             return json.loads((Path(folder) / "gpu.json").read_text())["pieces"][piece][part.name]
         except (OSError, KeyError, ValueError):
-            error = f"its process ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
+            error = (
+                f"its process ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
+            )
             return {"status": "failed", "seconds": 0.0, "figures": [], "error": error}
 
 
@@ -104,7 +118,9 @@ def write(path: Path, results: Results, smoke: bool) -> None:
     written = {
         "date": str(datetime.now(UTC).date()),
         "smoke": smoke,
-        "device": platform.processor() or platform.machine() if smoke else torch.cuda.get_device_name(),
+        "device": platform.processor() or platform.machine()
+        if smoke
+        else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "pieces": {piece: results[piece] for piece in PIECES if piece in results},
     }
@@ -115,14 +131,24 @@ def write(path: Path, results: Results, smoke: bool) -> None:
 
 def main(description: str) -> None:
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/gpu", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python benchmarks/gpu",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "pieces", nargs="+", choices=[*PIECES, "table"], metavar="PIECE", help=", ".join([*PIECES, "table"])
+        "pieces",
+        nargs="+",
+        choices=[*PIECES, "table"],
+        metavar="PIECE",
+        help=", ".join([*PIECES, "table"]),
     )
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for gpu.json")
-    parser.add_argument("--earlier", type=Path, action="append", default=[], help="gpu.json of an earlier call")
-    parser.add_argument("--budget", type=float, default=530, help="seconds; no part begins that has no time left")
+    parser.add_argument(
+        "--earlier", type=Path, action="append", default=[], help="gpu.json of an earlier call"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=530, help="seconds; no part begins that has no time left"
+    )
     parser.add_argument("--part", help="this part only")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU")
     parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
@@ -142,24 +168,41 @@ def main(description: str) -> None:
             sys.exit(f"{path}: nothing was measured yet; python benchmarks/gpu --help says how")
         about = json.loads(sources[-1].read_text(encoding="utf-8"))
         smoke = " Tiny shapes on a CPU: no figure means anything." if about["smoke"] else ""
-        print(page_table(results, f"Measured on {about['device']}, {about['date']}, PyTorch {about['torch']}.{smoke}"))
+        print(
+            page_table(
+                results,
+                f"Measured on {about['device']}, {about['date']}, PyTorch {about['torch']}.{smoke}",
+            )
+        )
         return
     if not options.smoke and not torch.cuda.is_available():
-        sys.exit("no CUDA device: use --smoke to try the script on a CPU, or benchmarks/side_by_side.py to measure one")
+        sys.exit(
+            "no CUDA device: use --smoke to try the script on a CPU, or benchmarks/side_by_side.py to measure one"
+        )
 
     # After a crash of the device the script starts itself anew; what failed is then left as it is.
     continued = options.until is not None
     deadline = options.until if continued else time.monotonic() + options.budget
     late = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(device=torch.device("cpu" if options.smoke else "cuda"), smoke=options.smoke, folder=Path(folder))
+        bench = Bench(
+            device=torch.device("cpu" if options.smoke else "cuda"),
+            smoke=options.smoke,
+            folder=Path(folder),
+        )
         for piece in options.pieces:
             for part in PIECES[piece]:
                 known = results.get(piece, {}).get(part.name)
                 done = known is not None and (known["status"] == "ok" or continued)
-                if (options.part or part.name) != part.name or (done and (continued or not options.fresh)):
+                if (options.part or part.name) != part.name or (
+                    done and (continued or not options.fresh)
+                ):
                     continue
-                if not options.smoke and not options.part and deadline - time.monotonic() < part.seconds:
+                if (
+                    not options.smoke
+                    and not options.part
+                    and deadline - time.monotonic() < part.seconds
+                ):
                     late.append(f"{piece}, {part.name}")
                     continue
 
@@ -168,9 +211,16 @@ def main(description: str) -> None:
                     write(path, results, options.smoke)
 
                 own_process = part.environment and not options.part
-                record = measure_in_a_process(piece, part, bench) if own_process else measure(part, bench, save)
+                record = (
+                    measure_in_a_process(piece, part, bench)
+                    if own_process
+                    else measure(part, bench, save)
+                )
                 save(record)
-                print(f"{piece}, {part.name}: {record['status']}, {record['seconds']:.0f} s", flush=True)
+                print(
+                    f"{piece}, {part.name}: {record['status']}, {record['seconds']:.0f} s",
+                    flush=True,
+                )
                 broken = ("CUDA error", "device-side assert")
                 if any(words in str(record.get("error")) for words in broken) and not own_process:
                     # Nothing works any more in this process.

@@ -39,7 +39,10 @@ def forms(bench: Bench) -> Iterator[Figure]:
     tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
 
     def gradients(
-        dtype: str, compiled: str = "", residual: torch.dtype = torch.float32, plain_head: bool = False
+        dtype: str,
+        compiled: str = "",
+        residual: torch.dtype = torch.float32,
+        plain_head: bool = False,
     ) -> list[Tensor]:
         """[loss, every gradient] of the same weights and tokens, one way or another."""
         used = replace(recipe, train=replace(recipe.train, dtype=dtype, compile="off"))
@@ -50,10 +53,16 @@ def forms(bench: Bench) -> Iterator[Figure]:
         objective = build_objective(used, model, bench.device)
         if compiled == "whole":
             objective = compile_whole(used, objective, backend)
-        parts = compile_parts(used, model, backend) if compiled == "blocks" else CompiledParts(run_eagerly, head)
+        parts = (
+            compile_parts(used, model, backend)
+            if compiled == "blocks"
+            else CompiledParts(run_eagerly, head)
+        )
         if plain_head or compiled == "blocks":
             with autocast(dtype, bench.device):
-                loss = parts.head_loss_sum(model.run_blocks(model.embed(tokens), run_block=parts.block), tokens)
+                loss = parts.head_loss_sum(
+                    model.run_blocks(model.embed(tokens), run_block=parts.block), tokens
+                )
         else:
             loss = objective(tokens, tokens, None, None)["ce"]
         loss = loss / tokens.numel()
@@ -67,22 +76,30 @@ def forms(bench: Bench) -> Iterator[Figure]:
         "bf16 eager, plain head": lambda: plain,
         "bf16 eager, one-buffer head": lambda: gradients("bf16"),
         "bf16 eager, bf16 residual": lambda: gradients("bf16", residual=torch.bfloat16),
-        "bf16 compiled whole, bf16 residual": lambda: gradients("bf16", "whole", residual=torch.bfloat16),
-        "bf16 compiled blocks, bf16 residual": lambda: gradients("bf16", "blocks", residual=torch.bfloat16),
+        "bf16 compiled whole, bf16 residual": lambda: gradients(
+            "bf16", "whole", residual=torch.bfloat16
+        ),
+        "bf16 compiled blocks, bf16 residual": lambda: gradients(
+            "bf16", "blocks", residual=torch.bfloat16
+        ),
         "fp32 eager, one-buffer head": lambda: gradients("fp32"),
         "fp32 compiled whole": lambda: gradients("fp32", "whole"),
         "fp32 compiled blocks": lambda: gradients("fp32", "blocks"),
     }
     for name, way in ways.items():
         got = way()
-        limit = 1e-4 if "fp32" in name else max(2e-2, (2.5 if "bf16 residual" in name else 1.5) * usual)
+        limit = (
+            1e-4 if "fp32" in name else max(2e-2, (2.5 if "bf16 residual" in name else 1.5) * usual)
+        )
         yield check(f"{name}: loss", relative(got[:1], truth[:1]), 1e-5 if "fp32" in name else 2e-3)
         yield check(f"{name}: gradients", relative(got[1:], truth[1:]), limit)
 
 
 def plain_head_of(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
     def head(x: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(model.head(x).flatten(0, -2).float(), targets.flatten(), reduction="sum")
+        return F.cross_entropy(
+            model.head(x).flatten(0, -2).float(), targets.flatten(), reduction="sum"
+        )
 
     return head
 
@@ -112,12 +129,16 @@ def attention(bench: Bench) -> Iterator[Figure]:
         name = f"attention {backend.name.lower()} bf16"
         try:
             error = relative(outputs(backend, torch.bfloat16), truth)
-            seconds = repeated_seconds(bench, lambda backend=backend: outputs(backend, torch.bfloat16), 5)
+            seconds = repeated_seconds(
+                bench, lambda backend=backend: outputs(backend, torch.bfloat16), 5
+            )
         except RuntimeError as problem:
             yield figure(name, None, "", f"not available: {str(problem).splitlines()[0][:60]}")
             continue
         yield check(name, error, 1e-2)
-        yield figure(f"{name}: forward and backward", 1000 * seconds, "ms", f"shape {shape}, inputs copied")
+        yield figure(
+            f"{name}: forward and backward", 1000 * seconds, "ms", f"shape {shape}, inputs copied"
+        )
 
 
 def head(bench: Bench) -> Iterator[Figure]:
@@ -142,7 +163,9 @@ def head(bench: Bench) -> Iterator[Figure]:
         assert x.grad is not None and w.grad is not None
         return [x.grad, w.grad]
 
-    yield check("head, one buffer against plain, bf16", relative(gradients(ours), gradients(plain)), 1e-2)
+    yield check(
+        "head, one buffer against plain, bf16", relative(gradients(ours), gradients(plain)), 1e-2
+    )
     compiled = {} if bench.smoke else {"plain, compiled": torch.compile(plain)}
     for name, form in {"plain": plain, "one buffer": ours, **compiled}.items():
         seconds = repeated_seconds(bench, lambda form=form: gradients(form), 5)
@@ -160,11 +183,15 @@ def skipped_step(bench: Bench) -> Iterator[Figure]:
     run = training(bench, recipe_for(bench))
     run.rows(2)
     run.state.nonfinite.fill_(1.0)
-    before = [x.clone() for x in (*run.state.model.parameters(), *run.state.optimizer.tensors().values())]
+    before = [
+        x.clone() for x in (*run.state.model.parameters(), *run.state.optimizer.tensors().values())
+    ]
     run.rows(2)
     after = [*run.state.model.parameters(), *run.state.optimizer.tensors().values()]
     changed = sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    yield figure("tensors that a skipped step changes", changed, "", "ok" if changed == 0 else "WRONG")
+    yield figure(
+        "tensors that a skipped step changes", changed, "", "ok" if changed == 0 else "WRONG"
+    )
 
 
 PARTS = (

@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.gpu.measuring import Bench, Figure, Part, figure, rate_figure, rates, recipe_for, training
+from benchmarks.gpu.measuring import (
+    Bench,
+    Figure,
+    Part,
+    figure,
+    rate_figure,
+    rates,
+    recipe_for,
+    training,
+)
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -46,12 +55,16 @@ def layers(bench: Bench) -> Iterator[Figure]:
     kept = max(1, n_layer * 3 // 4)
     arms: dict[str, Recipe] = {
         f"{n_layer} layers": dense,
-        "theta 0.5": replace(dense, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=0)),
+        "theta 0.5": replace(
+            dense, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=0)
+        ),
         f"{kept} layers": replace(dense, model=replace(dense.model, n_layer=kept)),
     }
     measured = {}
     for name, recipe in arms.items():
-        rate = rates(bench, training(bench, recipe), rounds=5, warmup=8)  # every shape of every pattern of blocks
+        rate = rates(
+            bench, training(bench, recipe), rounds=5, warmup=8
+        )  # every shape of every pattern of blocks
         measured[name] = _per_token(rate)
         yield rate_figure(f"117M, {name}", rate)
     time, flops = measured.pop(f"{n_layer} layers")
@@ -71,7 +84,16 @@ def batches(bench: Bench) -> Iterator[Figure]:
         recipe = recipe_for(bench, sequences=together, micro_batches=sequences // together)
         rate = rates(bench, training(bench, recipe), rounds=5)
         note = f"{rate['tokens_per_second']:,.0f} tokens/s"
-        yield figure(f"117M, a step of {sequences} sequences", 1000 * float(str(rate["seconds_per_step"])), "ms", note)
+        yield figure(
+            f"117M, a step of {sequences} sequences",
+            1000 * float(str(rate["seconds_per_step"])),
+            "ms",
+            note,
+        )
 
 
-PARTS = (Part("long contexts", long_contexts, 40), Part("layers", layers, 50), Part("batches", batches, 40))
+PARTS = (
+    Part("long contexts", long_contexts, 40),
+    Part("layers", layers, 50),
+    Part("batches", batches, 40),
+)

@@ -9,7 +9,17 @@ from unittest import mock
 
 import torch
 
-from benchmarks.gpu.measuring import Bench, Figure, Part, figure, rate_figure, rate_part, rates, recipe_for, training
+from benchmarks.gpu.measuring import (
+    Bench,
+    Figure,
+    Part,
+    figure,
+    rate_figure,
+    rate_part,
+    rates,
+    recipe_for,
+    training,
+)
 from efftrain_cli.recipe.recipe import Recipe
 
 
@@ -22,7 +32,9 @@ def _with(setting: str, micro_batches: int = 2, name: str = "gpt2-117m"):
 
 
 def _sequences(sequences: int):
-    return lambda bench: recipe_for(bench, sequences=sequences, micro_batches=max(1, 64 // sequences))
+    return lambda bench: recipe_for(
+        bench, sequences=sequences, micro_batches=max(1, 64 // sequences)
+    )
 
 
 def _eager(bench: Bench) -> Recipe:
@@ -46,7 +58,8 @@ def _only(*backends: str) -> AbstractContextManager[object]:
 
     allowed = [getattr(SDPBackend, name) for name in backends]
     return mock.patch(
-        "efftrain_cli.training.gradient.attention_kernels", lambda device, same_shape: sdpa_kernel(allowed)
+        "efftrain_cli.training.gradient.attention_kernels",
+        lambda device, same_shape: sdpa_kernel(allowed),
     )
 
 
@@ -78,7 +91,9 @@ PARTS = (
     rate_part("117M, micro-batches of 16", _sequences(16)),
     rate_part("117M, fp32 residual stream", _shipped, residual=torch.float32),
     # In a process of its own: cuBLAS reads its part of the setting once.
-    rate_part("117M, deterministic", _with("train.deterministic=true"), CUBLAS_WORKSPACE_CONFIG=":4096:8"),
+    rate_part(
+        "117M, deterministic", _with("train.deterministic=true"), CUBLAS_WORKSPACE_CONFIG=":4096:8"
+    ),
     _patched("117M, blocks compiled one by one", _shipped, _BLOCKS, 40),
     rate_part("117M, eager", _eager, 20),
     _cuda_graphs("gpt2-117m"),

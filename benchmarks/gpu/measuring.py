@@ -61,12 +61,16 @@ def figure(name: str, value: object, unit: str = "", note: str = "") -> Figure:
 
 def check(name: str, error: float, limit: float) -> Figure:
     """A relative error ||a - b|| / ||b|| with its verdict."""
-    return figure(name, error, "rel. error", f"{'ok' if error <= limit else 'WRONG'}, limit {limit:g}")
+    return figure(
+        name, error, "rel. error", f"{'ok' if error <= limit else 'WRONG'}, limit {limit:g}"
+    )
 
 
 def relative(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """||a - b|| / ||b|| over lists of tensors."""
-    difference = sum(float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True))
+    difference = sum(
+        float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True)
+    )
     return (difference / sum(float(y.double().square().sum()) for y in b)) ** 0.5
 
 
@@ -88,7 +92,9 @@ def recipe_for(
     if bench.smoke:
         sequences, micro_batches = min(sequences, 2), min(micro_batches, 2)
         shape += ["data.tokenizer=bpe:512", "train.compile=off"]
-        shape += [f"model.{key}" for key in ("n_layer=2", "n_head=2", "n_embd=32", "seq_len=32") if shrink]
+        shape += [
+            f"model.{key}" for key in ("n_layer=2", "n_head=2", "n_embd=32", "seq_len=32") if shrink
+        ]
     recipe = load_recipe(name, shape)
     return replace(
         recipe,
@@ -113,7 +119,9 @@ class Training:
 
     def rows(self, steps: int) -> list[dict[str, object]]:
         """The rows of so many steps, each read before the next begins."""
-        return [read_records(self.state, self.recipe, [next(self.stepping)])[0] for _ in range(steps)]
+        return [
+            read_records(self.state, self.recipe, [next(self.stepping)])[0] for _ in range(steps)
+        ]
 
 
 def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = None) -> Training:
@@ -129,7 +137,9 @@ def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = 
     state = started_state(recipe, vocab_size, bench.device)
     if residual_dtype is not None:
         state.model.residual_dtype = residual_dtype
-    return Training(recipe, state, windows, train(state, recipe, windows, windows.validation(1)), folder)
+    return Training(
+        recipe, state, windows, train(state, recipe, windows, windows.validation(1)), folder
+    )
 
 
 class DeviceReadings:
@@ -154,7 +164,9 @@ class DeviceReadings:
                 "-lms",
                 "200",
             ]
-            self._process = subprocess.Popen([*command, "-i", identity], stdout=subprocess.PIPE, text=True)
+            self._process = subprocess.Popen(
+                [*command, "-i", identity], stdout=subprocess.PIPE, text=True
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -168,11 +180,18 @@ class DeviceReadings:
                 samples.append([float(value) for value in line.split(",")])
             except ValueError:
                 continue  # "[N/A]", or a line cut off at the end
-        columns = zip(*(sample for sample in samples if len(sample) == len(self._FIELDS)), strict=True)
-        self.medians = {name: statistics.median(column) for name, column in zip(self._FIELDS, columns, strict=False)}
+        columns = zip(
+            *(sample for sample in samples if len(sample) == len(self._FIELDS)), strict=True
+        )
+        self.medians = {
+            name: statistics.median(column)
+            for name, column in zip(self._FIELDS, columns, strict=False)
+        }
 
 
-def rates(bench: Bench, run: Training, rounds: int = 10, steps: int = 10, warmup: int = 3) -> Figure:
+def rates(
+    bench: Bench, run: Training, rounds: int = 10, steps: int = 10, warmup: int = 3
+) -> Figure:
     """Tokens/s and what belongs to it, over `rounds` of `steps` steps; nothing waits within a round."""
     if bench.smoke:
         rounds, steps = 2, 1
@@ -225,10 +244,14 @@ def rate_figure(name: str, rate: Figure) -> Figure:
     parts.append(f"{rate['tokens_per_second_low']:,.0f} to {rate['tokens_per_second_high']:,.0f}")
     parts.append(f"{rate['graphs']} graphs in {rate['compile_seconds']:.0f} s")
     if "peak_bytes" in rate:
-        parts.append(f"{rate['peak_bytes'] / 2**30:.1f} GiB, {rate['reserved_bytes'] / 2**30:.1f} reserved")  # type: ignore
+        parts.append(
+            f"{rate['peak_bytes'] / 2**30:.1f} GiB, {rate['reserved_bytes'] / 2**30:.1f} reserved"
+        )  # type: ignore
         parts.append(f"{rate['alloc_retries']} allocator retries")
     if "clocks.sm" in rate:
-        parts.append(f"{rate['clocks.sm']:.0f} MHz, {rate['power.draw']:.0f} W, {rate['temperature.gpu']:.0f} C")
+        parts.append(
+            f"{rate['clocks.sm']:.0f} MHz, {rate['power.draw']:.0f} W, {rate['temperature.gpu']:.0f} C"
+        )
     return figure(name, rate["tokens_per_second"], "tokens/s", ", ".join(parts)) | {"details": rate}
 
 

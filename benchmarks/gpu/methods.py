@@ -8,7 +8,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
 
-from benchmarks.gpu.measuring import Bench, Figure, Part, figure, rate_figure, rates, recipe_for, training, wait_for
+from benchmarks.gpu.measuring import (
+    Bench,
+    Figure,
+    Part,
+    figure,
+    rate_figure,
+    rates,
+    recipe_for,
+    training,
+    wait_for,
+)
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.recipe.recipe import Recipe
@@ -21,19 +31,31 @@ def layer_dropping(bench: Bench) -> Iterator[Figure]:
     """Against all blocks, both with compiled blocks."""
     dense = recipe_for(bench, micro_batches=4)
     dropping = replace(dense, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=0))
-    blocks = mock.patch("efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True)
+    blocks = mock.patch(
+        "efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True
+    )
     steps = 4 if bench.smoke else 40
     measured = []
-    for name, recipe, patch in (("all blocks", dense, blocks), ("layer dropping, theta 0.5", dropping, nullcontext())):
+    for name, recipe, patch in (
+        ("all blocks", dense, blocks),
+        ("layer dropping, theta 0.5", dropping, nullcontext()),
+    ):
         with patch:
             run = training(bench, recipe)
             run.rows(3 if recipe is dense else 8)  # every shape of every pattern
             rows = run.rows(steps)
-            measured.append([sum(float(str(row[column])) for row in rows) / steps for column in ("seconds", "flops")])
+            measured.append(
+                [
+                    sum(float(str(row[column])) for row in rows) / steps
+                    for column in ("seconds", "flops")
+                ]
+            )
             yield figure(f"117M by blocks, {name}", 1000 * measured[-1][0], "ms a step")
     (dense_time, dense_flops), (time_, flops) = measured
     saved = 1 - flops / dense_flops
-    yield figure("layer dropping saves", 1 - time_ / dense_time, "of the time", f"{saved:.1%} of the FLOPs")
+    yield figure(
+        "layer dropping saves", 1 - time_ / dense_time, "of the time", f"{saved:.1%} of the FLOPs"
+    )
 
 
 def simigrad(bench: Bench) -> Iterator[Figure]:
@@ -42,7 +64,9 @@ def simigrad(bench: Bench) -> Iterator[Figure]:
     size = dense.train.batch_size
 
     def measuring(interval: int) -> Recipe:
-        bounds = SimiGrad(target=0.5, min_batch_size=size, max_batch_size=size, quantum=size, interval=interval)
+        bounds = SimiGrad(
+            target=0.5, min_batch_size=size, max_batch_size=size, quantum=size, interval=interval
+        )
         return replace(dense, simigrad=bounds)
 
     measured = {}
@@ -50,12 +74,16 @@ def simigrad(bench: Bench) -> Iterator[Figure]:
         rate = rates(bench, training(bench, recipe))
         measured[name] = float(str(rate["seconds_per_step"]))
         yield rate_figure(f"117M, SimiGrad measuring {name}", rate)
-    yield figure("SimiGrad's measurement costs", measured["every step"] / measured["never"] - 1, "of a step")
+    yield figure(
+        "SimiGrad's measurement costs", measured["every step"] / measured["never"] - 1, "of a step"
+    )
 
 
 def growth(bench: Bench) -> Iterator[Figure]:
     """From half the layers to all of them: the growth itself, and the first step after it."""
-    recipe = recipe_for(bench, "small-staged-depth" if bench.smoke else "gpt2-117m-staged-depth", shrink=False)
+    recipe = recipe_for(
+        bench, "small-staged-depth" if bench.smoke else "gpt2-117m-staged-depth", shrink=False
+    )
     run = training(bench, recipe)
     run.rows(3)
     wait_for(bench.device)
@@ -78,4 +106,8 @@ def growth(bench: Bench) -> Iterator[Figure]:
     )
 
 
-PARTS = (Part("layer dropping", layer_dropping, 110), Part("SimiGrad", simigrad, 110), Part("growth", growth, 90))
+PARTS = (
+    Part("layer dropping", layer_dropping, 110),
+    Part("SimiGrad", simigrad, 110),
+    Part("growth", growth, 90),
+)

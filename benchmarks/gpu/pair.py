@@ -21,11 +21,28 @@ def _part(name: str) -> Part:
               if bench.smoke else []),
         ]  # fmt: skip
         options = [part for setting in settings for part in ("--set", setting)]
-        command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--recipe", name, "--name", name, *options]
-        done = subprocess.run(command, env=child_environment(bench), capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "efftrain_cli",
+            "pretrain",
+            "--recipe",
+            name,
+            "--name",
+            name,
+            *options,
+        ]
+        done = subprocess.run(
+            command, env=child_environment(bench), capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise RuntimeError(f"{name}: exit {done.returncode}\n{(done.stdout + done.stderr)[-1500:]}")
-        rows = [json.loads(line) for line in (bench.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+            raise RuntimeError(
+                f"{name}: exit {done.returncode}\n{(done.stdout + done.stderr)[-1500:]}"
+            )
+        rows = [
+            json.loads(line)
+            for line in (bench.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        ]
         last = rows[-1]
         ratios = [row["loss_ratio"] for row in rows if row.get("loss_ratio") is not None]
         note = f"{last['step']} steps, {last['train_seconds']:.0f} s, largest loss ratio {max(ratios):.2f}; one seed: no claim"

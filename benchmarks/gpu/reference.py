@@ -14,7 +14,9 @@ def plain_loop(bench: Bench) -> Iterator[Figure]:
     result = compare(name, dtype, bench.device, 1 if bench.smoke else 10)
     ratios = [
         theirs[0] / ours[0]
-        for ours, theirs in zip(*(result["times"][0][s] for s in ("ours", "reference")), strict=True)
+        for ours, theirs in zip(
+            *(result["times"][0][s] for s in ("ours", "reference")), strict=True
+        )
     ]  # type: ignore
     note = f"{min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds"
     yield figure("ours / plain loop, 117M 32 x 1024", result["wall_ratio"], "times as fast", note)

@@ -31,7 +31,10 @@ def as_shipped(bench: Bench) -> Iterator[Figure]:
     yield rate_figure("117M, 16 x 32 x 1024, as shipped", rate)
     measures = repeated_seconds(bench, run.state.optimizer.measures)
     yield figure(
-        "stability measures", measures / float(str(rate["seconds_per_step"])), "of a step", f"{1000 * measures:.2f} ms"
+        "stability measures",
+        measures / float(str(rate["seconds_per_step"])),
+        "of a step",
+        f"{1000 * measures:.2f} ms",
     )
     with TemporaryDirectory(dir=bench.folder) as folder:
         windows = random_windows(run.recipe, run.state.model.config.vocab_size, Path(folder))
@@ -46,7 +49,9 @@ def profiled(bench: Bench, run: Training, steps: int = 2, most: int = 14) -> Ite
     cuda = bench.device.type == "cuda"
     run.rows(1)
     wait_for(bench.device)
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    ) as profiler:
         for _ in range(steps):
             next(run.stepping)
         wait_for(bench.device)
@@ -55,7 +60,9 @@ def profiled(bench: Bench, run: Training, steps: int = 2, most: int = 14) -> Ite
     kernels = [e for e in profiler.events() if e.device_type == wanted and not e.is_user_annotation]
     seconds: dict[str, list[float]] = {}
     for event in kernels:
-        seconds.setdefault(event.name, []).append(event.time_range.elapsed_us() if cuda else event.self_cpu_time_total)
+        seconds.setdefault(event.name, []).append(
+            event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
+        )
     total = sum(map(sum, seconds.values())) or 1.0
     if cuda:
         busy, end = 0.0, 0.0
@@ -63,7 +70,9 @@ def profiled(bench: Bench, run: Training, steps: int = 2, most: int = 14) -> Ite
             busy += max(0.0, stop - max(start, end))
             end = max(end, stop)
         span = end - min(e.time_range.start for e in kernels)
-        yield figure("device idle", 1 - busy / span, "of the time", f"over {steps} steps, profiler on")
+        yield figure(
+            "device idle", 1 - busy / span, "of the time", f"over {steps} steps, profiler on"
+        )
     for name, times in sorted(seconds.items(), key=lambda item: -sum(item[1]))[:most]:
         note = f"{len(times) / steps:.0f} calls, {sum(times) / steps / 1000:.2f} ms a step"
         yield figure(f"  {name[:70]}", sum(times) / total, "of device time", note)

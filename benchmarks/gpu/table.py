@@ -75,7 +75,10 @@ def page_table(results: Results, about: str) -> str:
     ]
     wrong = [figure for figure in checks if str(figure["note"]).startswith("WRONG")]
     lines += ["", f"{len(checks) - len(wrong)} of {len(checks)} checks against references hold."]
-    lines += [f"- WRONG: {figure['name']}: {number(figure['value'])} ({figure['note']})" for figure in wrong]
+    lines += [
+        f"- WRONG: {figure['name']}: {number(figure['value'])} ({figure['note']})"
+        for figure in wrong
+    ]
     return "\n".join(lines)
 
 
@@ -89,5 +92,7 @@ def full_table(results: Results) -> str:
                 lines.append(f"  {str(record['error'])[:600]}")
             for figure in record["figures"]:  # type: ignore
                 value = number(figure["value"])
-                lines.append(f"  {figure['name']:72s} {value:>12s} {figure['unit']:16s} {figure['note']}".rstrip())
+                lines.append(
+                    f"  {figure['name']:72s} {value:>12s} {figure['unit']:16s} {figure['note']}".rstrip()
+                )
     return "\n".join(lines)

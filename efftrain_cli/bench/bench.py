@@ -31,7 +31,12 @@ from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
-from efftrain_cli.training.gradient import build_forward_backward, build_objective, compute_dtype, cut
+from efftrain_cli.training.gradient import (
+    build_forward_backward,
+    build_objective,
+    compute_dtype,
+    cut,
+)
 from efftrain_cli.training.memory import peak_resident_bytes
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.sharding import shard_state
@@ -101,9 +106,16 @@ class BenchResult:
 
 def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
     """Windows over random tokens in a shard on disk, enough for a few hundred steps or 20 million tokens."""
-    tokens = max(4 * recipe.model.seq_len, min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len))
-    writer = ShardWriter(folder, "bench", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64)
-    ids = np.random.Generator(np.random.Philox(0)).integers(0, vocab_size - 1, tokens, dtype=np.uint32)
+    tokens = max(
+        4 * recipe.model.seq_len,
+        min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len),
+    )
+    writer = ShardWriter(
+        folder, "bench", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64
+    )
+    ids = np.random.Generator(np.random.Philox(0)).integers(
+        0, vocab_size - 1, tokens, dtype=np.uint32
+    )
     writer.add(ids, "random tokens")
     writer.close()
     shards = TokenShards([open_shard(path) for path in writer.paths])
@@ -124,7 +136,11 @@ def bench(
     # The schedule's first steps are not what a run is made of: benchmark the full length and batch.
     recipe = replace(
         recipe,
-        **{name: value for method in recipe.methods.values() for name, value in method.without_schedule().items()},
+        **{
+            name: value
+            for method in recipe.methods.values()
+            for name, value in method.without_schedule().items()
+        },
         train=replace(recipe.train, tokens=10**15),
         eval=replace(recipe.eval, every=10**9),
     )
@@ -148,7 +164,11 @@ def bench(
             if i >= warmup:
                 times.append(time.perf_counter() - start)
                 rows.append(row)
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
+        memory = (
+            torch.cuda.max_memory_allocated(device)
+            if device.type == "cuda"
+            else peak_resident_bytes()
+        )
         memories = ranks.everyones(memory)
         if ranks.alone:
             phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
@@ -200,14 +220,20 @@ def bench(
     )
 
 
-def _recomputed(section: Ouroboros | None, model: GPT, per_token: float, ranks: Ranks) -> float | None:
+def _recomputed(
+    section: Ouroboros | None, model: GPT, per_token: float, ranks: Ranks
+) -> float | None:
     if section is None:
         return None
-    again = not ranks.alone or section.variant == "replay"  # a delay line of gradients on one device runs nothing again
+    again = (
+        not ranks.alone or section.variant == "replay"
+    )  # a delay line of gradients on one device runs nothing again
     return per_token * (1 + section.recomputed_share(model.config)) if again else per_token
 
 
-def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks: Ranks) -> dict[str, float]:
+def _shared_phases(
+    times: Sequence[float], rows: Sequence[dict[str, Any]], ranks: Ranks
+) -> dict[str, float]:
     """Median seconds per step of what the ranks do by themselves, and together. An exchange is timed right after
     another, when nobody waits for the slowest."""
     exchanges = []
@@ -219,7 +245,11 @@ def _shared_phases(times: Sequence[float], rows: Sequence[dict[str, Any]], ranks
     sums, waits = ([row[name] for row in rows] for name in ("comm_seconds", "wait_seconds"))
     work = statistics.median(t - (s or 0.0) - w for t, s, w in zip(times, sums, waits, strict=True))
     return {
-        **({"work and traffic": work} if None in sums else {"work": work, "sum": statistics.median(sums)}),
+        **(
+            {"work and traffic": work}
+            if None in sums
+            else {"work": work, "sum": statistics.median(sums)}
+        ),
         "exchange": exchange,
         "wait": statistics.median(max(0.0, wait - exchange) for wait in waits),
     }

@@ -41,7 +41,9 @@ class Stage(nn.Module):
         self.model, self.blocks = model, list(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model.run_blocks(x if x.is_floating_point() else self.model.embed(x), self.blocks)
+        return self.model.run_blocks(
+            x if x.is_floating_point() else self.model.embed(x), self.blocks
+        )
 
 
 def chain_split(stages: int, shape: Shape) -> tuple[int, ...]:
@@ -55,21 +57,31 @@ def chain_split(stages: int, shape: Shape) -> tuple[int, ...]:
     return min(choices)[1]
 
 
-def rivals(recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int) -> dict[str, float]:
+def rivals(
+    recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int
+) -> dict[str, float]:
     """Median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and whatever the device multiplies
     fp32 in.
 
     1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be cut.
     """
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     batch_size, found = recipe.train.batch_size, {}
     if batch_size >= ranks.world_size:
         alike = replace(recipe, ouroboros=None)
         found["data parallel"] = _data_parallel(alike, vocab_size, windows, ranks, steps, device)
-    micro_batches = next(n for n in range(min(MICRO_BATCHES, batch_size), 0, -1) if batch_size % n == 0)
+    micro_batches = next(
+        n for n in range(min(MICRO_BATCHES, batch_size), 0, -1) if batch_size % n == 0
+    )
     if micro_batches >= ranks.world_size:
         for name in ("GPipe", "1F1B"):
-            seconds = _pipeline(name, recipe, vocab_size, windows, ranks, steps, device, micro_batches)
+            seconds = _pipeline(
+                name, recipe, vocab_size, windows, ranks, steps, device, micro_batches
+            )
             found[f"{name}, {micro_batches} micro-batches"] = seconds
     return found
 
@@ -83,10 +95,17 @@ def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> Trai
 
 
 def _data_parallel(
-    recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int, device: torch.device
+    recipe: Recipe,
+    vocab_size: int,
+    windows: Windows,
+    ranks: Ranks,
+    steps: int,
+    device: torch.device,
 ) -> float:
     state, ends = started_state(recipe, vocab_size, device), []
-    for record in islice(train(state, recipe, windows, windows.validation(1), ranks=ranks), steps + 2):
+    for record in islice(
+        train(state, recipe, windows, windows.validation(1), ranks=ranks), steps + 2
+    ):
         read_records(state, recipe, [record])
         ends.append(time.perf_counter())
     return statistics.median(after - before for before, after in pairwise(ends[1:]))

@@ -25,25 +25,42 @@ Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 def accumulation(
     run: Annotated[
         str | None,
-        Argument(help="Name of a run; leave it out with --shape.", autocompletion=run_names, show_default=False),
+        Argument(
+            help="Name of a run; leave it out with --shape.",
+            autocompletion=run_names,
+            show_default=False,
+        ),
     ] = None,
     checkpoint: CheckpointOption = None,
     error: Annotated[
-        float, Option(min=1e-6, max=1, help="Relative error allowed in a product; VRR's threshold is at about 0.04.")
+        float,
+        Option(
+            min=1e-6,
+            max=1,
+            help="Relative error allowed in a product; VRR's threshold is at about 0.04.",
+        ),
     ] = 0.04,
     operands: Annotated[
         Operands | None,
-        Option(help="Format of activations and weights.", show_default="the recipe's narrow ones, or fp8_e5m2"),
+        Option(
+            help="Format of activations and weights.",
+            show_default="the recipe's narrow ones, or fp8_e5m2",
+        ),
     ] = None,
     gradient_operands: Annotated[
         Operands | None, Option(help="Format of incoming gradients.", show_default="as --operands")
     ] = None,
     samples: Annotated[int, Option(min=16, help="Outputs of each product to sum again.")] = 4096,
     out: Annotated[
-        Path | None, Option(help="Folder for the table and the plot.", show_default="accumulation/ in the run")
+        Path | None,
+        Option(help="Folder for the table and the plot.", show_default="accumulation/ in the run"),
     ] = None,
     shape: Annotated[
-        str | None, Option(help="Layers x width, as 48x1600: predict for a model that was not run.", show_default=False)
+        str | None,
+        Option(
+            help="Layers x width, as 48x1600: predict for a model that was not run.",
+            show_default=False,
+        ),
     ] = None,
     tokens: Annotated[int, Option(min=1, help="With --shape: tokens of a micro-batch.")] = 16384,
     vocab: Annotated[int, Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
@@ -76,11 +93,15 @@ def accumulation(
     for line in lines(analysis, error):
         print(line)
     print()
-    for path in save(analysis, folder / f"step-{analysis.step:08d}" if out is None else folder, error):
+    for path in save(
+        analysis, folder / f"step-{analysis.step:08d}" if out is None else folder, error
+    ):
         print(f"written: {path}")
 
 
-def _predict(shape: str, tokens: int, vocab: int, operands: Operands, gradient_operands: Operands | None) -> None:
+def _predict(
+    shape: str, tokens: int, vocab: int, operands: Operands, gradient_operands: Operands | None
+) -> None:
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.methods.variance_retention import (
         needed_bits,

@@ -44,13 +44,19 @@ class Commands(typer.Typer):
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)
 
-    def command(self, name: str | None = None, *, examples: Sequence[str] = (), **options: Any) -> Callable[[Any], Any]:
+    def command(
+        self, name: str | None = None, *, examples: Sequence[str] = (), **options: Any
+    ) -> Callable[[Any], Any]:
         """Registers a command.
 
         Args:
             examples: command lines that work as they stand; at most 76 columns each, so that no terminal breaks them.
         """
-        epilog = "\n".join(["Examples:", *(f"  {example}" for example in examples)]) if examples else None
+        epilog = (
+            "\n".join(["Examples:", *(f"  {example}" for example in examples)])
+            if examples
+            else None
+        )
         return super().command(name, cls=_Command, epilog=epilog, **options)
 
 
@@ -82,7 +88,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback(epilog="Each command's --help ends with examples.")
 def efftrain(
     version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Train GPT models with training-efficiency methods and compare them honestly."""
@@ -108,7 +117,11 @@ def run_app() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:
-        refused = UsageError(f"{error.strerror}: set TMPDIR") if "usable temporary" in str(error) else disk_error(error)
+        refused = (
+            UsageError(f"{error.strerror}: set TMPDIR")
+            if "usable temporary" in str(error)
+            else disk_error(error)
+        )
         if refused is None:
             raise
         _say(f"error: {refused}")

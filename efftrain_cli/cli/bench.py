@@ -26,7 +26,9 @@ def bench(
     device: Device = "auto",
     devices: Devices = 1,
     steps: Annotated[int, Option(min=1, help="Steps to time, after three to warm up.")] = 10,
-    profile: Annotated[Path | None, Option(help="Write torch.profiler's trace of two steps here.")] = None,
+    profile: Annotated[
+        Path | None, Option(help="Write torch.profiler's trace of two steps here.")
+    ] = None,
     format_: TableOrJson = "table",
 ) -> None:
     """Measure tokens/s, MFU, memory and the time of each phase of a step on this device."""
@@ -47,7 +49,9 @@ def bench(
 
     with joined() as ranks:
         if profile is not None and not ranks.alone:
-            raise UsageError("--profile follows the steps of one device\nleave it out, or bench one device")
+            raise UsageError(
+                "--profile follows the steps of one device\nleave it out, or bench one device"
+            )
         chosen = choose_device(device, ranks)
         check_ranks(loaded, summarize_plan(loaded, until=1), ranks)
         result = measure(loaded, chosen, steps, profile=profile, ranks=ranks)
@@ -65,7 +69,9 @@ def bench(
             )
         )
     if format_ == "json":
-        print(json.dumps({"recipe": recipe, **asdict(result), "overhead": result.overhead}, indent=1))
+        print(
+            json.dumps({"recipe": recipe, **asdict(result), "overhead": result.overhead}, indent=1)
+        )
         return
     total = sum(result.phases.values())
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
@@ -92,7 +98,9 @@ def bench(
             f"limit      a ring is at most {result.ring_speed_limit:.2f} times as fast as one device, by arithmetic: even rates, free messages"
         )
     for name, seconds in result.rivals.items():
-        print(f"beside it  {1000 * seconds:9.2f} ms a step, {name}: on the same processes, without late gradients")
+        print(
+            f"beside it  {1000 * seconds:9.2f} ms a step, {name}: on the same processes, without late gradients"
+        )
     rest = "forward, backward or optimizer"
     if result.devices > 1:
         sent = "" if "work" in result.phases else ", nor what they send each other within it"

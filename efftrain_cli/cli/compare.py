@@ -54,39 +54,63 @@ def compare(
     ] = None,
     baseline: Annotated[
         str | None,
-        Option(help="Recipe or run to compare with; without it, the only recipe without a method, else the first."),
+        Option(
+            help="Recipe or run to compare with; without it, the only recipe without a method, else the first."
+        ),
     ] = None,
     target_loss: Annotated[
         float | None,
-        Option(help="Loss to reach, nats per token; without it, the worse final loss of each pair of runs."),
+        Option(
+            help="Loss to reach, nats per token; without it, the worse final loss of each pair of runs."
+        ),
     ] = None,
     margin: Annotated[
         float | None,
-        Option(help="Difference of final losses, nats per token, within which recipes count as equivalent."),
+        Option(
+            help="Difference of final losses, nats per token, within which recipes count as equivalent."
+        ),
     ] = None,
     every_setting: Annotated[
-        bool, Option("--every-setting", help="Compare every setting of a recipe instead of its best.")
+        bool,
+        Option("--every-setting", help="Compare every setting of a recipe instead of its best."),
     ] = False,
-    details: Annotated[bool, Option("--details", help="Print every measure, test and run.")] = False,
+    details: Annotated[
+        bool, Option("--details", help="Print every measure, test and run.")
+    ] = False,
     format_: Annotated[CompareFormat, Option("--format", help="What to print or write.")] = "table",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="File to write to; without it, standard output, or report.html for html."),
+        Option(
+            "--output",
+            "-o",
+            help="File to write to; without it, standard output, or report.html for html.",
+        ),
     ] = None,
-    plot: Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
-    figures: Annotated[Path | None, Option(help="Folder to write the figures to, as SVG and PNG.")] = None,
+    plot: Annotated[
+        bool, Option("--plot", help="Draw the loss curves in the terminal too.")
+    ] = False,
+    figures: Annotated[
+        Path | None, Option(help="Folder to write the figures to, as SVG and PNG.")
+    ] = None,
     allow: Annotated[
-        bool, Option("--allow", help="Show runs that are not comparable, labelled, instead of refusing.")
+        bool,
+        Option("--allow", help="Show runs that are not comparable, labelled, instead of refusing."),
     ] = False,
     price_per_hour: Annotated[
         float | None, Option(min=0, help="Price of an hour of training, in your currency.")
     ] = None,
-    power_watts: Annotated[float | None, Option(min=0, help="Power while training, in watts.")] = None,
+    power_watts: Annotated[
+        float | None, Option(min=0, help="Power while training, in watts.")
+    ] = None,
     plan: Annotated[
-        bool, Option("--plan", help="Print how many seeds would show a difference, given the spread so far.")
+        bool,
+        Option(
+            "--plan", help="Print how many seeds would show a difference, given the spread so far."
+        ),
     ] = False,
     difference: Annotated[
-        list[float] | None, Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable.")
+        list[float] | None,
+        Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable."),
     ] = None,
 ) -> None:
     """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how
@@ -106,11 +130,15 @@ def compare(
 
     if study is not None:
         if runs or baseline is not None:
-            raise UsageError("--study names the runs and the baseline itself; leave out RUN... and --baseline")
+            raise UsageError(
+                "--study names the runs and the baseline itself; leave out RUN... and --baseline"
+            )
         # As the study printed it: verdicts first; beside a document or what a program reads they go to standard error.
         baseline, runs, verdict = show_judged(study, allow, format_ == "table" and output is None)
     elif not runs:
-        raise UsageError("name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs")
+        raise UsageError(
+            "name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs"
+        )
     sound, left_out = read_sound(select_runs(runs))
     comparison = compare_runs(
         sound,
@@ -128,6 +156,8 @@ def compare(
     if verdict is not None and (format_ != "table" or output is not None):
         comparison = labelled(comparison, verdict)
     first = None if verdict is None else {"study": verdict, "exploratory": EXPLORATORY}
-    show_comparison(comparison, format_, output, plot=plot, figures=figures, details=details, first=first)
+    show_comparison(
+        comparison, format_, output, plot=plot, figures=figures, details=details, first=first
+    )
     if figures is not None:
         print(f"figures: {figures}", file=sys.stderr)

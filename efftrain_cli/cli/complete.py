@@ -49,7 +49,9 @@ def run_names(incomplete: str) -> list[str]:
 
 def run_or_recipe_names(incomplete: str) -> list[str]:
     """Runs, then recipes: for commands that take either."""
-    return list(dict.fromkeys([*run_names(incomplete), *(name for name, _ in recipe_names(incomplete))]))
+    return list(
+        dict.fromkeys([*run_names(incomplete), *(name for name, _ in recipe_names(incomplete))])
+    )
 
 
 def override_keys(incomplete: str) -> list[tuple[str, str]]:
@@ -62,5 +64,9 @@ def override_keys(incomplete: str) -> list[tuple[str, str]]:
     from efftrain_cli.recipe.recipe import Recipe
 
     known = known_keys(Recipe)
-    leaves = [key for key in known if key.startswith(incomplete) and not any(k.startswith(f"{key}.") for k in known)]
+    leaves = [
+        key
+        for key in known
+        if key.startswith(incomplete) and not any(k.startswith(f"{key}.") for k in known)
+    ]
     return [(f"{key}=", shorten(known[key], _HELP_WIDTH, placeholder=" ...")) for key in leaves]

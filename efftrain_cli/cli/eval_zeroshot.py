@@ -10,7 +10,14 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
-from efftrain_cli.cli.options import CheckpointOption, Device, Devices, NoProgress, TableOrJson, share
+from efftrain_cli.cli.options import (
+    CheckpointOption,
+    Device,
+    Devices,
+    NoProgress,
+    TableOrJson,
+    share,
+)
 from efftrain_cli.foundation.console import Row, table_lines
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.training.launch import is_one_of_several
@@ -61,19 +68,29 @@ def eval_zeroshot(
         Path | None, Option(help="Folder of .jsonl files to use instead of the Hugging Face Hub.")
     ] = None,
     limit: Annotated[
-        int | None, Option(help="Score only the first items of each task; never compared with full scores.")
+        int | None,
+        Option(help="Score only the first items of each task; never compared with full scores."),
     ] = None,
     context_length: Annotated[
-        int | None, Option(help="Most tokens that the model sees at once.", show_default="as trained")
+        int | None,
+        Option(help="Most tokens that the model sees at once.", show_default="as trained"),
     ] = None,
     stride: Annotated[
-        int | None, Option(min=1, help="Tokens per window in wikitext_strided.", show_default="half the context")
+        int | None,
+        Option(
+            min=1, help="Tokens per window in wikitext_strided.", show_default="half the context"
+        ),
     ] = None,
     batch_tokens: Annotated[
-        int | None, Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA")
+        int | None,
+        Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA"),
     ] = None,
-    dtype: Annotated[str, Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are always fp32.")] = "auto",
-    compile_: Annotated[bool, Option("--compile", help="Compile the blocks with torch.compile.")] = False,
+    dtype: Annotated[
+        str, Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are always fp32.")
+    ] = "auto",
+    compile_: Annotated[
+        bool, Option("--compile", help="Compile the blocks with torch.compile.")
+    ] = False,
     references: Annotated[bool, Option("--references", help="Show published scores too.")] = False,
     device: Device = "auto",
     devices: Devices = 1,
@@ -132,13 +149,20 @@ def eval_zeroshot(
                 raise
             except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
                 # Processes that have not failed alike would not meet in the next run.
-                if (not entries and len(runs) == 1) or (ranks is not None and not isinstance(error, TaskError)):
+                if (not entries and len(runs) == 1) or (
+                    ranks is not None and not isinstance(error, TaskError)
+                ):
                     raise
                 problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))
             if format_ == "table" and entries and speaks:
                 _print_run(run, entries, names, references)
     if format_ == "json" and speaks:
-        print(json.dumps([{"run": run, **entry} for run, entries in found.items() for entry in entries], indent=1))
+        print(
+            json.dumps(
+                [{"run": run, **entry} for run, entries in found.items() for entry in entries],
+                indent=1,
+            )
+        )
     if problems:
         raise type(problems[0])("\n".join(map(str, problems)))
 
@@ -167,7 +191,11 @@ def _say(entry: dict[str, Any]) -> None:
 def _number(metric: str, value: float | None) -> str:
     if value is None:
         return "infinite"
-    return f"{value:.4g}" if "perplexity" in metric or metric.startswith("bits") else f"{100 * value:.2f} %"
+    return (
+        f"{value:.4g}"
+        if "perplexity" in metric or metric.startswith("bits")
+        else f"{100 * value:.2f} %"
+    )
 
 
 def _print_table(console: Console, header: Row, rows: Sequence[Row]) -> None:
@@ -177,16 +205,26 @@ def _print_table(console: Console, header: Row, rows: Sequence[Row]) -> None:
 
 def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> None:
     first = entries[0]
-    title = f"{run}, step {first['step']}, context {first['context_length']} tokens, {first['dtype']}"
+    title = (
+        f"{run}, step {first['step']}, context {first['context_length']} tokens, {first['dtype']}"
+    )
     limit = next((entry["limit"] for entry in entries if entry["limit"] is not None), None)
     if limit is not None:
-        title += f"\nfirst {limit} items only where a task has more: not comparable with full scores"
+        title += (
+            f"\nfirst {limit} items only where a task has more: not comparable with full scores"
+        )
     rows = []
     for entry in entries:
-        for metric, found in sorted(entry["metrics"].items(), key=lambda item: item[0] != entry["metric"]):
+        for metric, found in sorted(
+            entry["metrics"].items(), key=lambda item: item[0] != entry["metric"]
+        ):
             own = metric == entry["metric"]
             guess = f"{100 * entry['chance']:.0f} %" if own and entry["chance"] else ""
-            error = "" if found["stderr"] is None else _number(metric, found["stderr"]).removesuffix(" %")
+            error = (
+                ""
+                if found["stderr"] is None
+                else _number(metric, found["stderr"]).removesuffix(" %")
+            )
             some = "" if entry["items"] == entry["items_total"] else f"/{entry['items_total']}"
             about = (entry["task"], f"{entry['items']}{some}", str(entry["truncated"] or ""))
             task, items, cut = about if own else ("", "", "")
@@ -194,7 +232,9 @@ def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> 
     console.print(title, markup=False)
     _print_table(console, ("task", "metric", "score", "± s.e.", "chance", "items", "cut"), rows)
     if any(entry["truncated"] for entry in entries):
-        console.print("cut: requests whose context was longer than the model's and lost its beginning")
+        console.print(
+            "cut: requests whose context was longer than the model's and lost its beginning"
+        )
     for entry in entries:
         if left_out := entry["left_out"]:
             shown = ", ".join(left_out[:5]) + ", ..." * (len(left_out) > 5)
@@ -214,7 +254,9 @@ def _print_means(console: Console, wanted: list[str], entries: list[dict[str, An
             try:
                 limited = any(entry["limit"] is not None for entry in entries)
                 note = " of first items only: not comparable with full scores" if limited else ""
-                console.print(f"{suite}: unweighted mean {100 * suite_mean(suite, scores):.2f} %{note}")
+                console.print(
+                    f"{suite}: unweighted mean {100 * suite_mean(suite, scores):.2f} %{note}"
+                )
             except ValueError as error:
                 console.print(str(error), markup=False)
 
@@ -224,18 +266,24 @@ def _print_references(console: Console, entries: list[dict[str, Any]]) -> None:
 
     entries = [entry for entry in entries if entry["limit"] is None]
     if not entries:
-        console.print("\nno published scores: they are of whole tasks, and these are of the first items only")
+        console.print(
+            "\nno published scores: they are of whole tasks, and these are of the first items only"
+        )
         return
     rows: list[Row] = []
     sources: dict[str, int] = {}
     for entry in entries:
         for reference in references_for(entry["task"]):
-            number = sources.setdefault(f"{reference.protocol}: {reference.source}", len(sources) + 1)
+            number = sources.setdefault(
+                f"{reference.protocol}: {reference.source}", len(sources) + 1
+            )
             score = _number(reference.metric, reference.value)
             rows.append((reference.model, reference.task, reference.metric, score, f"({number})"))
     if not sources:
         return
-    console.print("\npublished scores; none was measured here, and they compare only where protocols agree")
+    console.print(
+        "\npublished scores; none was measured here, and they compare only where protocols agree"
+    )
     _print_table(console, ("model", "task", "metric", "score", "measured by"), rows)
     for source, number in sources.items():
         console.print(f"({number}) {source}", markup=False)

@@ -11,14 +11,19 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import CheckpointOption, RunArgument
 
 
-@app.command(rich_help_panel="Use a trained model", examples=("efftrain export small-seed1234 --out my-model",))
+@app.command(
+    rich_help_panel="Use a trained model",
+    examples=("efftrain export small-seed1234 --out my-model",),
+)
 def export(
     run: RunArgument,
     format_: Annotated[
-        Literal["hf"], Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads.")
+        Literal["hf"],
+        Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads."),
     ] = "hf",
     out: Annotated[
-        Path | None, Option(help="Directory to write to; it must not hold any files.", show_default="RUN-hf")
+        Path | None,
+        Option(help="Directory to write to; it must not hold any files.", show_default="RUN-hf"),
     ] = None,
     checkpoint: CheckpointOption = None,
 ) -> None:
@@ -31,4 +36,6 @@ def export(
     directory = out or Path(f"{run}-hf")
     trained = export_run(run, checkpoint, directory)
     print(f"{directory}: step {trained.progress.step} of run {run}")
-    print(f'  AutoModelForCausalLM.from_pretrained("{directory}"), AutoTokenizer.from_pretrained("{directory}")')
+    print(
+        f'  AutoModelForCausalLM.from_pretrained("{directory}"), AutoTokenizer.from_pretrained("{directory}")'
+    )

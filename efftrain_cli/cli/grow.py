@@ -33,40 +33,61 @@ Batch = Literal["fixed", "varying"]
 )
 def grow(
     run: Annotated[
-        str | None, Argument(help="Run to grow; it is not changed.", autocompletion=run_names, show_default=False)
+        str | None,
+        Argument(
+            help="Run to grow; it is not changed.", autocompletion=run_names, show_default=False
+        ),
     ] = None,
     operator: Annotated[
         list[str] | None,
-        Option(help="width or depth (x 2), or with a factor, width:3. Repeatable, in order.", show_default=False),
+        Option(
+            help="width or depth (x 2), or with a factor, width:3. Repeatable, in order.",
+            show_default=False,
+        ),
     ] = None,
-    name: Annotated[str | None, Option(help="Name of the new run.", show_default="RUN-grown")] = None,
+    name: Annotated[
+        str | None, Option(help="Name of the new run.", show_default="RUN-grown")
+    ] = None,
     lr: Annotated[
-        float | None, Option(help="Peak learning rate of the larger model.", show_default="the recipe's")
+        float | None,
+        Option(help="Peak learning rate of the larger model.", show_default="the recipe's"),
     ] = None,
     rewarmup_steps: Annotated[
-        int | None, Option(min=0, help="Steps of learning-rate warmup after growth.", show_default="150")
+        int | None,
+        Option(min=0, help="Steps of learning-rate warmup after growth.", show_default="150"),
     ] = None,
     schedule_ratio: Annotated[
         float | None,
-        Option(help="Growth multiplies the schedule's step and tokens by this.", show_default="the authors' constants"),
+        Option(
+            help="Growth multiplies the schedule's step and tokens by this.",
+            show_default="the authors' constants",
+        ),
     ] = None,
-    moments: Annotated[Moments | None, Option(help="The optimizer's moments.", show_default="ema")] = None,
+    moments: Annotated[
+        Moments | None, Option(help="The optimizer's moments.", show_default="ema")
+    ] = None,
     symmetry: Annotated[
-        Symmetry | None, Option(help="What makes the copies of a widened model differ.", show_default="offdiag")
+        Symmetry | None,
+        Option(help="What makes the copies of a widened model differ.", show_default="offdiag"),
     ] = None,
-    depth: Annotated[Depth | None, Option(help="What inserted layers compute.", show_default="zero_out_proj")] = None,
+    depth: Annotated[
+        Depth | None, Option(help="What inserted layers compute.", show_default="zero_out_proj")
+    ] = None,
     weights_only: Annotated[
-        bool, Option("--weights-only", help="Grow only the weights, if the optimizer's state is lost.")
+        bool,
+        Option("--weights-only", help="Grow only the weights, if the optimizer's state is lost."),
     ] = False,
     checkpoint: CheckpointOption = None,
     set_: Overrides = None,
     device: Device = "auto",
     plan: Annotated[bool, Option("--plan", help="Grow nothing; plan when to grow.")] = False,
     target_loss: Annotated[
-        float | None, Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN)
+        float | None,
+        Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN),
     ] = None,
     target_size: Annotated[
-        str | None, Option(help="Size to plan for, parameters without embeddings: 85M.", rich_help_panel=PLAN)
+        str | None,
+        Option(help="Size to plan for, parameters without embeddings: 85M.", rich_help_panel=PLAN),
     ] = None,
     fit: Annotated[
         list[str] | None,
@@ -79,35 +100,58 @@ def grow(
         ),
     ] = None,
     stages: Annotated[int, Option(min=1, max=8, help="Stages to plan.", rich_help_panel=PLAN)] = 2,
-    batch: Annotated[Batch, Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)] = "fixed",
+    batch: Annotated[
+        Batch, Option(help="One batch size, or each stage's own.", rich_help_panel=PLAN)
+    ] = "fixed",
     small: Annotated[
         str | None,
         Option(
-            help="Run, or CSV of step,val_loss, of the small model.", rich_help_panel=PLAN, autocompletion=run_names
+            help="Run, or CSV of step,val_loss, of the small model.",
+            rich_help_panel=PLAN,
+            autocompletion=run_names,
         ),
     ] = None,
     target: Annotated[
         str | None,
-        Option(help="Run, or CSV, of the target's size from scratch.", rich_help_panel=PLAN, autocompletion=run_names),
+        Option(
+            help="Run, or CSV, of the target's size from scratch.",
+            rich_help_panel=PLAN,
+            autocompletion=run_names,
+        ),
     ] = None,
     shape: Annotated[
-        str | None, Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN)
+        str | None,
+        Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN),
     ] = None,
-    vocab_size: Annotated[int, Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)] = 50257,
+    vocab_size: Annotated[
+        int, Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)
+    ] = 50257,
     threshold: Annotated[
         float | None,
-        Option(help="Slope d log L / d log C at which to grow.", show_default="the paper's", rich_help_panel=PLAN),
+        Option(
+            help="Slope d log L / d log C at which to grow.",
+            show_default="the paper's",
+            rich_help_panel=PLAN,
+        ),
     ] = None,
-    window: Annotated[int, Option(min=3, help="Evaluations that one slope is fitted to.", rich_help_panel=PLAN)] = 31,
-    plot: Annotated[Path | None, Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)] = None,
+    window: Annotated[
+        int, Option(min=3, help="Evaluations that one slope is fitted to.", rich_help_panel=PLAN)
+    ] = 31,
+    plot: Annotated[
+        Path | None, Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)
+    ] = None,
 ) -> None:
     """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
     if plan:
         if run is not None:
-            raise UsageError(f"--plan grows nothing: leave out {run!r}, or give it as --small {run}")
+            raise UsageError(
+                f"--plan grows nothing: leave out {run!r}, or give it as --small {run}"
+            )
         operators = _parsed(operator or [])
         if small is not None:
-            _plan_by_curves(operators, small, target, shape, vocab_size, threshold, window | 1, plot)
+            _plan_by_curves(
+                operators, small, target, shape, vocab_size, threshold, window | 1, plot
+            )
         elif target is not None:
             raise UsageError("--target needs the curve of the small model too: --small")
         else:
@@ -134,24 +178,32 @@ def grow(
     )
     grown = grow_run(run, operator or [], name, options, choose_device(device))
     record = grown.record
-    print(f"run         {grown.run}, from {grown.checkpoint.parent.parent.name} after step {record.step}")
+    print(
+        f"run         {grown.run}, from {grown.checkpoint.parent.parent.name} after step {record.step}"
+    )
     print(f"parameters  {record.parameters_before:,} -> {record.parameters_after:,}")
     print(
         f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats per token on the same validation windows"
     )
-    before, after = ([f"{value:.4f}" for value in logits] for logits in (grown.logits_before, grown.logits_after))
+    before, after = (
+        [f"{value:.4f}" for value in logits] for logits in (grown.logits_before, grown.logits_after)
+    )
     print(
         f"logits      {' '.join(before)} ... -> {' '.join(after)} ..., largest difference {grown.largest_logit_difference:.2g}"
     )
     if not record.preserves_loss:
         print("            (these variants do not keep the loss)")
     if weights_only:
-        print("lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps")
+        print(
+            "lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps"
+        )
     if not grown.budget_left:
         print(
             f"\nnothing is left of its budget, train.tokens = {grown.recipe.train.tokens:,}, which counts the tokens before the growth"
         )
-        print(f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N   (N tokens in all)")
+        print(
+            f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N   (N tokens in all)"
+        )
         return
     from efftrain_cli.recipe.rules import warnings_of
 
@@ -170,7 +222,9 @@ def _parsed(operators: list[str]) -> list[Operator]:
         raise UsageError(f"--operator {error}") from None
 
 
-def _plan_by_law(target_loss: float | None, target_size: str | None, fit: list[str], stages: int, batch: Batch) -> None:
+def _plan_by_law(
+    target_loss: float | None, target_size: str | None, fit: list[str], stages: int, batch: Batch
+) -> None:
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.grow.report import law_of, schedule_lines
     from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule

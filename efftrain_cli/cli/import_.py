@@ -15,7 +15,10 @@ from efftrain_cli.cli.options import Overrides
 @app.command(
     "import",
     rich_help_panel="Use a trained model",
-    examples=("efftrain import ./gpt2 --name gpt2 --set data.train=my.txt", "efftrain import openai-community/gpt2"),
+    examples=(
+        "efftrain import ./gpt2 --name gpt2 --set data.train=my.txt",
+        "efftrain import openai-community/gpt2",
+    ),
 )
 def import_(
     directory: Annotated[
@@ -43,14 +46,18 @@ def import_(
 
     find_recipe(recipe or "small")  # before PyTorch is imported, which takes seconds
     folder = Path(directory)
-    if not folder.is_dir() and (folder.is_absolute() or directory.startswith(".") or directory.count("/") != 1):
+    if not folder.is_dir() and (
+        folder.is_absolute() or directory.startswith(".") or directory.count("/") != 1
+    ):
         raise UsageError(
             f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub as owner/name"
         )
     from efftrain_cli.convert import import_hf
 
     name = name or (folder.resolve().name if folder.is_dir() else folder.name.partition("@")[0])
-    path = import_hf(folder, name, recipe or "small", tuple(set_ or ()), text_is_meant=recipe is not None)
+    path = import_hf(
+        folder, name, recipe or "small", tuple(set_ or ()), text_is_meant=recipe is not None
+    )
     print(f"{path}: training settings are those of recipe {recipe or 'small'}")
     print(f"  efftrain eval-zeroshot {path.name}")
     print(f"  efftrain pretrain --resume {path.name}")

@@ -19,22 +19,39 @@ def share(device: str, devices: int) -> None:
 
 
 RecipeOption = Annotated[
-    str, Option("--recipe", help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
+    str,
+    Option(
+        "--recipe",
+        help="Recipe name or path; `efftrain recipes list` shows all.",
+        autocompletion=recipe_names,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    Option("--set", help="Override a recipe key: --set optim.lr=3e-4. Repeatable.", autocompletion=override_keys),
+    Option(
+        "--set",
+        help="Override a recipe key: --set optim.lr=3e-4. Repeatable.",
+        autocompletion=override_keys,
+    ),
 ]
 RunArgument = Annotated[
     str,
     Argument(
-        metavar="RUN", help="A run, by name, by the beginning of its name, or by its recipe.", autocompletion=run_names
+        metavar="RUN",
+        help="A run, by name, by the beginning of its name, or by its recipe.",
+        autocompletion=run_names,
     ),
 ]
-CheckpointOption = Annotated[str | None, Option(help="Checkpoint, by step or name.", show_default="the newest")]
+CheckpointOption = Annotated[
+    str | None, Option(help="Checkpoint, by step or name.", show_default="the newest")
+]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 Devices = Annotated[
-    int, Option(min=1, help="Share each run between this many devices of this machine: CUDA devices, or CPU processes.")
+    int,
+    Option(
+        min=1,
+        help="Share each run between this many devices of this machine: CUDA devices, or CPU processes.",
+    ),
 ]
 
 
@@ -44,13 +61,32 @@ def _silenced(quiet: bool) -> bool:
     return quiet
 
 
-Quiet = Annotated[bool, Option("--quiet", "-q", callback=_silenced, help="Print nothing but warnings and errors.")]
+Quiet = Annotated[
+    bool, Option("--quiet", "-q", callback=_silenced, help="Print nothing but warnings and errors.")
+]
 NoProgress = Annotated[
-    bool, Option("--quiet", "-q", callback=_silenced, help="Hide progress; print results, warnings and errors.")
+    bool,
+    Option(
+        "--quiet",
+        "-q",
+        callback=_silenced,
+        help="Hide progress; print results, warnings and errors.",
+    ),
 ]
-Jobs = Annotated[int, Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn.")]
+Jobs = Annotated[
+    int,
+    Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn."),
+]
 TakeOver = Annotated[
-    str | None, Option(help="Continue the runs that this host began, if you know that it has stopped.", metavar="HOST")
+    str | None,
+    Option(
+        help="Continue the runs that this host began, if you know that it has stopped.",
+        metavar="HOST",
+    ),
 ]
-TableOrJson = Annotated[Literal["table", "json"], Option("--format", help="A table, or JSON for other programs.")]
-TextOrJson = Annotated[Literal["text", "json"], Option("--format", help="text, or json for other programs.")]
+TableOrJson = Annotated[
+    Literal["table", "json"], Option("--format", help="A table, or JSON for other programs.")
+]
+TextOrJson = Annotated[
+    Literal["text", "json"], Option("--format", help="text, or json for other programs.")
+]

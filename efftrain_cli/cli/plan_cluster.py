@@ -21,12 +21,19 @@ def plan_cluster(
     devices: Annotated[int, Option(min=1, help="Devices, of all nodes together.")],
     bandwidth: Annotated[float, Option(min=1e-6, help="GB/s out of one device, within a node.")],
     nodes: Annotated[int, Option(min=1, help="Nodes.")] = 1,
-    between: Annotated[float | None, Option(min=1e-6, help="GB/s out of one node, all its links together.")] = None,
-    flops: Annotated[
-        float | None, Option(min=1.0, help="FLOP/s of one device in training; default: as measured here.")
+    between: Annotated[
+        float | None, Option(min=1e-6, help="GB/s out of one node, all its links together.")
     ] = None,
-    memory_bandwidth: Annotated[float, Option(min=1e-3, help="GB/s of one device's memory.")] = 2000.0,
-    latency: Annotated[float, Option(min=0, help="Microseconds of a message between two devices.")] = 10.0,
+    flops: Annotated[
+        float | None,
+        Option(min=1.0, help="FLOP/s of one device in training; default: as measured here."),
+    ] = None,
+    memory_bandwidth: Annotated[
+        float, Option(min=1e-3, help="GB/s of one device's memory.")
+    ] = 2000.0,
+    latency: Annotated[
+        float, Option(min=0, help="Microseconds of a message between two devices.")
+    ] = 10.0,
     set_: Overrides = None,
 ) -> None:
     """Predict step time, memory and efficiency on many devices, from a rate and bandwidths; trains nothing.
@@ -34,7 +41,14 @@ def plan_cluster(
     The model is stated in docs/scaling.md. It says where short steps, such as
     those of a sequence length warmup, wait for the network.
     """
-    from efftrain_cli.foundation.console import Row, counted, human_bytes, human_flops, human_seconds, table_lines
+    from efftrain_cli.foundation.console import (
+        Row,
+        counted,
+        human_bytes,
+        human_flops,
+        human_seconds,
+        table_lines,
+    )
     from efftrain_cli.plan.cluster import Cluster
     from efftrain_cli.plan.cluster import plan_cluster as plan
     from efftrain_cli.recipe.recipe import load_recipe
@@ -73,7 +87,11 @@ def plan_cluster(
     for each in plans:
         full = each.full
         step = map(human_seconds, (full.total, full.compute, full.communication, full.update))
-        run = (f"{each.efficiency:.0%}", human_bytes(each.memory_bytes), human_seconds(each.seconds))
+        run = (
+            f"{each.efficiency:.0%}",
+            human_bytes(each.memory_bytes),
+            human_seconds(each.seconds),
+        )
         rows.append((each.strategy, *step, *run))
     head = ("strategy", "full step", "compute", "network", "update", "efficiency", "memory", "run")
     print("\n".join([*table_lines(head, rows), ""]))
@@ -87,4 +105,6 @@ def plan_cluster(
     if len(plans) == 1:
         print("a recipe with these methods can only be replicated: its parts cannot be sharded")
     if len(plans) == 3:
-        print("hybrid shards within a node and replicates between nodes: a prediction only, efftrain has not built it")
+        print(
+            "hybrid shards within a node and replicates between nodes: a prediction only, efftrain has not built it"
+        )

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 
-from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops, human_seconds, table_lines
+from efftrain_cli.foundation.console import (
+    counted,
+    human_bytes,
+    human_count,
+    human_flops,
+    human_seconds,
+    table_lines,
+)
 from efftrain_cli.plan.cost import plan_cost
 from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
 from efftrain_cli.recipe.recipe import Recipe
@@ -28,7 +35,11 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
     points = turning_points(recipe, until)
     if form == "json":
         for reason, plan, after in points:
-            row = plan._asdict() | {"reason": reason, "tokens": after.tokens, "windows": after.windows}
+            row = plan._asdict() | {
+                "reason": reason,
+                "tokens": after.tokens,
+                "windows": after.windows,
+            }
             print(json.dumps(row))
         return
     rows = []
@@ -56,7 +67,9 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
         yield "time       not known: nothing was measured here yet; `efftrain bench` with the same recipe measures it"
     else:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
-        rough = "" if same else f", a model of {rate.n_layer} x {rate.n_embd}: take it as a rough guess"
+        rough = (
+            "" if same else f", a model of {rate.n_layer} x {rate.n_embd}: take it as a rough guess"
+        )
         yield (
             f"time       about {human_seconds(cost.summary.flops / rate.flops_per_second)} of training, at the "
             f"{human_flops(rate.flops_per_second)}/s of {rate.source} ({rate.device}, {rate.time[:10]}){rough}"

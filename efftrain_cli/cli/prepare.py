@@ -11,7 +11,9 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import Overrides, Quiet, RecipeOption, TextOrJson
 
 
-@app.command(rich_help_panel="Train", examples=("efftrain prepare --recipe small --set data.train=my.txt",))
+@app.command(
+    rich_help_panel="Train", examples=("efftrain prepare --recipe small --set data.train=my.txt",)
+)
 def prepare(
     recipe: RecipeOption,
     set_: Overrides = None,
@@ -35,7 +37,9 @@ def prepare(
 
     as_json = format_ == "json"
     console = Console(stderr=True, highlight=False, quiet=quiet) if as_json else make_console()
-    corpus = prepare_shown(loaded.data, limits=limits_of(loaded), verify=verify_data, console=console)
+    corpus = prepare_shown(
+        loaded.data, limits=limits_of(loaded), verify=verify_data, console=console
+    )
     about = describe_corpus(loaded, corpus)
     if as_json:
         print(json.dumps(about, indent=1))

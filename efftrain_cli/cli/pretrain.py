@@ -26,19 +26,35 @@ from efftrain_cli.training.launch import check_devices, speaks
 )
 def pretrain(
     recipe: Annotated[
-        str | None, Option(help="Recipe name or path; `efftrain recipes list` shows all.", autocompletion=recipe_names)
+        str | None,
+        Option(
+            help="Recipe name or path; `efftrain recipes list` shows all.",
+            autocompletion=recipe_names,
+        ),
     ] = None,
     set_: Overrides = None,
     name: Annotated[str | None, Option(help="Run name; default RECIPE-seedSEED.")] = None,
     seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Annotated[
-        int | None, Option(min=1, help="Train on this many devices of this machine: CUDA devices, or CPU processes.")
+        int | None,
+        Option(
+            min=1,
+            help="Train on this many devices of this machine: CUDA devices, or CPU processes.",
+        ),
     ] = None,
-    steps: Annotated[int | None, Option(min=0, help="Train up to this step; --resume continues from there.")] = None,
-    resume: Annotated[str | None, Option(help="Continue this run where it stopped.", autocompletion=run_names)] = None,
+    steps: Annotated[
+        int | None, Option(min=0, help="Train up to this step; --resume continues from there.")
+    ] = None,
+    resume: Annotated[
+        str | None, Option(help="Continue this run where it stopped.", autocompletion=run_names)
+    ] = None,
     override_resume: Annotated[
-        bool, Option("--override-resume", help="With --resume: continue even if the recipe or the data have changed.")
+        bool,
+        Option(
+            "--override-resume",
+            help="With --resume: continue even if the recipe or the data have changed.",
+        ),
     ] = False,
     on_divergence: Annotated[
         Literal["stop", "rewind"],
@@ -46,7 +62,9 @@ def pretrain(
             help="stop (exit 4), or rewind: go back to the last stable checkpoint and skip the batches since, at most three times."
         ),
     ] = "stop",
-    plan: Annotated[bool, Option("--plan", help="Print the schedule and what it costs; train nothing.")] = False,
+    plan: Annotated[
+        bool, Option("--plan", help="Print the schedule and what it costs; train nothing.")
+    ] = False,
     format_: Annotated[
         Literal["table", "csv", "json"] | None,
         Option(
@@ -55,10 +73,15 @@ def pretrain(
             show_default="table",
         ),
     ] = None,
-    wandb: Annotated[str | None, Option(help="off, offline or online: send the metrics to wandb too.")] = None,
+    wandb: Annotated[
+        str | None, Option(help="off, offline or online: send the metrics to wandb too.")
+    ] = None,
     tensorboard: Annotated[
         bool,
-        Option("--tensorboard", help="Write the metrics for TensorBoard too (pip install 'efftrain\\[tensorboard]')."),
+        Option(
+            "--tensorboard",
+            help="Write the metrics for TensorBoard too (pip install 'efftrain\\[tensorboard]').",
+        ),
     ] = False,
     quiet: Quiet = False,
     no_probe: Annotated[
@@ -72,7 +95,9 @@ def pretrain(
     after that.
     """
     if format_ is not None and not plan:
-        raise UsageError(f"--format {format_} only applies to a printed plan: add --plan, or leave --format out")
+        raise UsageError(
+            f"--format {format_} only applies to a printed plan: add --plan, or leave --format out"
+        )
     if devices is not None:
         check_devices(device, devices)
     overrides = list(set_ or [])
@@ -91,7 +116,9 @@ def pretrain(
         from efftrain_cli.run.names import find_run
 
         resume = find_run(resume)
-        if speaks():  # whether another process owns it, before PyTorch is imported, which takes seconds
+        if (
+            speaks()
+        ):  # whether another process owns it, before PyTorch is imported, which takes seconds
             take_lock(existing_run(resume) / "lock").close()
         share(device, devices or 1)
         from efftrain_cli.pretrain import resume as resume_run

@@ -28,7 +28,9 @@ app.add_typer(
 RecipeName = Annotated[
     str,
     Argument(
-        metavar="RECIPE", help="A recipe's name, or the path of a .toml file.", autocompletion=complete.recipe_names
+        metavar="RECIPE",
+        help="A recipe's name, or the path of a .toml file.",
+        autocompletion=complete.recipe_names,
     ),
 ]
 
@@ -45,7 +47,9 @@ def list_recipes(format: TextOrJson = "text") -> None:
     if format == "json":
         print(json.dumps(cards, indent=1))
     elif not sys.stdout.isatty():
-        rows = [(card["name"], *_numbers(card), card["mistake"] or card["summary"]) for card in cards]
+        rows = [
+            (card["name"], *_numbers(card), card["mistake"] or card["summary"]) for card in cards
+        ]
         print("\n".join(table_lines(("",) * (len(_TITLES) + 2), rows)[1:]))
     else:
         from rich.console import Console
@@ -56,11 +60,22 @@ def list_recipes(format: TextOrJson = "text") -> None:
 
 
 @recipes.command(
-    "new", examples=("efftrain recipes new mine --set data.train=my.txt", "efftrain recipes new large --base gpt2-117m")
+    "new",
+    examples=(
+        "efftrain recipes new mine --set data.train=my.txt",
+        "efftrain recipes new large --base gpt2-117m",
+    ),
 )
 def new_recipe(
-    name: Annotated[str, Argument(metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml.")],
-    base: Annotated[str, Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)] = "small",
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME", help="The new recipe's name; it is written to ./recipes/NAME.toml."
+        ),
+    ],
+    base: Annotated[
+        str, Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)
+    ] = "small",
     set_: Overrides = None,
 ) -> None:
     """Write a recipe to begin with, commented, for your own text."""
@@ -70,9 +85,13 @@ def new_recipe(
 
     path = Path("recipes") / f"{name}.toml"
     if is_path(name) or not name or name.startswith((".", "-")):
-        raise UsageError(f"{name!r} is not a name; give one such as mine, and it is written to recipes/mine.toml")
+        raise UsageError(
+            f"{name!r} is not a name; give one such as mine, and it is written to recipes/mine.toml"
+        )
     if path.exists():
-        raise UsageError(f"{shown_path(path)} exists already and is left as it is; give another name, or edit it")
+        raise UsageError(
+            f"{shown_path(path)} exists already and is left as it is; give another name, or edit it"
+        )
     overrides = list(set_ or [])
     # What a text of one's own needs unless something else is said: a small one has too little in a hundredth to
     # validate on.
@@ -87,17 +106,28 @@ def new_recipe(
     print(f"  efftrain pretrain --recipe {name}")
 
 
-@recipes.command("show", examples=("efftrain recipes show small-slw", "efftrain recipes show quickstart --describe"))
+@recipes.command(
+    "show",
+    examples=("efftrain recipes show small-slw", "efftrain recipes show quickstart --describe"),
+)
 def show_recipe(
     recipe: RecipeName,
     set_: Overrides = None,
-    describe: Annotated[bool, Option("--describe", help="Explain each key instead of naming its origin.")] = False,
+    describe: Annotated[
+        bool, Option("--describe", help="Explain each key instead of naming its origin.")
+    ] = False,
     format: TextOrJson = "text",
 ) -> None:
     """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""
     from efftrain_cli.recipe.check import known_keys, unnumbered
     from efftrain_cli.recipe.file import read_recipe_file, shown_path
-    from efftrain_cli.recipe.recipe import Recipe, check_draft, dump_recipe, flat_values, recipe_values
+    from efftrain_cli.recipe.recipe import (
+        Recipe,
+        check_draft,
+        dump_recipe,
+        flat_values,
+        recipe_values,
+    )
     from efftrain_cli.recipe.rules import warnings_of
 
     draft = read_recipe_file(recipe, set_ or ())
@@ -109,7 +139,9 @@ def show_recipe(
             "bases": [str(base) for base in draft.bases],
             "values": recipe_values(resolved),
         }
-        print(json.dumps({**about, "origins": origins, "warnings": warnings_of(resolved)}, indent=1))
+        print(
+            json.dumps({**about, "origins": origins, "warnings": warnings_of(resolved)}, indent=1)
+        )
         return
     known = known_keys(Recipe)
     comments = {}
@@ -136,7 +168,10 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> N
     if not differences:
         print(f"{a} and {b} are the same")
         return
-    rows = [("key", recipe_name(a), recipe_name(b)), *((key, _value(x), _value(y)) for key, x, y in differences)]
+    rows = [
+        ("key", recipe_name(a), recipe_name(b)),
+        *((key, _value(x), _value(y)) for key, x, y in differences),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     if sys.stdout.isatty():
         import shutil
@@ -159,19 +194,40 @@ def _card(name: str) -> dict[str, Any]:
     """What `recipes list` says of one recipe: its values as written, unchecked, so that the list is quick and whole."""
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.model.flops import parameter_count
-    from efftrain_cli.recipe.file import find_recipe, first_comment, read_recipe_file, shipped_recipes, shown_path
+    from efftrain_cli.recipe.file import (
+        find_recipe,
+        first_comment,
+        read_recipe_file,
+        shipped_recipes,
+        shown_path,
+    )
 
     path = find_recipe(name)
     own = path.resolve().parent != shipped_recipes()
-    card: dict[str, Any] = {"name": name, "path": shown_path(path), "own": own, "summary": "", "mistake": None}
+    card: dict[str, Any] = {
+        "name": name,
+        "path": shown_path(path),
+        "own": own,
+        "summary": "",
+        "mistake": None,
+    }
     try:
         card["summary"] = first_comment(path)
         draft = read_recipe_file(name)
     except RecipeError as error:
         return {**card, "mistake": str(error).split("\n")[0]}
     if draft.problems:
-        return {**card, "mistake": f"{draft.problems[0].source}: {draft.problems[0].rule}".split("\n")[0]}
-    for key in ("model.n_layer", "model.n_embd", "model.seq_len", "train.batch_size", "train.tokens"):
+        return {
+            **card,
+            "mistake": f"{draft.problems[0].source}: {draft.problems[0].rule}".split("\n")[0],
+        }
+    for key in (
+        "model.n_layer",
+        "model.n_embd",
+        "model.seq_len",
+        "train.batch_size",
+        "train.tokens",
+    ):
         section, setting = key.split(".")
         table = draft.values.get(section)
         card[setting] = table.get(setting) if isinstance(table, dict) else None
@@ -180,7 +236,9 @@ def _card(name: str) -> dict[str, Any]:
     layers, width = card["n_layer"], card["n_embd"]
     known = isinstance(layers, int) and isinstance(width, int)
     norm = (draft.values.get("model") or {}).get("norm", "layernorm")
-    card["parameters_without_embeddings"] = parameter_count(layers, width, 0, 0, norm) if known else None
+    card["parameters_without_embeddings"] = (
+        parameter_count(layers, width, 0, 0, norm) if known else None
+    )
     return card
 
 
@@ -193,8 +251,16 @@ def _numbers(card: dict[str, Any]) -> list[str]:
 
     if card["mistake"]:
         return [""] * len(_TITLES)
-    values = (card["parameters_without_embeddings"], card["seq_len"], card["batch_size"], card["tokens"])
-    shown = ["-" if v is None else human_count(v) if isinstance(v, int | float) else str(v) for v in values]
+    values = (
+        card["parameters_without_embeddings"],
+        card["seq_len"],
+        card["batch_size"],
+        card["tokens"],
+    )
+    shown = [
+        "-" if v is None else human_count(v) if isinstance(v, int | float) else str(v)
+        for v in values
+    ]
     return [f"{card['n_layer']} x {card['n_embd']}", *shown]
 
 
@@ -224,6 +290,8 @@ def _narrow_list(cards: list[dict[str, Any]]) -> Any:
         lines.append(Text(card["name"], style="bold"))
         if not card["mistake"]:
             shape, parameters, _, _, budget = _numbers(card)
-            lines.append(Padding(Text(f"{shape}, {parameters} parameters, {budget} tokens"), (0, 0, 0, 2)))
+            lines.append(
+                Padding(Text(f"{shape}, {parameters} parameters, {budget} tokens"), (0, 0, 0, 2))
+            )
         lines.append(Padding(Text(card["mistake"] or card["summary"]), (0, 0, 0, 2)))
     return Group(*lines)

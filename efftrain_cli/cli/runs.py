@@ -19,11 +19,16 @@ app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 
 @runs_app.command(
     "list",
-    examples=("efftrain runs list", "efftrain runs list 'small*' --sort loss", "efftrain runs list --format json"),
+    examples=(
+        "efftrain runs list",
+        "efftrain runs list 'small*' --sort loss",
+        "efftrain runs list --format json",
+    ),
 )
 def list_(
     names: Annotated[
-        list[str] | None, Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names)
+        list[str] | None,
+        Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names),
     ] = None,
     sort: Annotated[
         Literal["age", "name", "loss", "tokens"],
@@ -57,7 +62,9 @@ def list_(
         seed = "-" if run.seed is None else str(run.seed)
         tokens = f"{human(run.tokens)} of {human(run.budget)}" if run.budget else human(run.tokens)
         loss = "-" if run.best_val_loss is None else f"{run.best_val_loss:.4f}"
-        rows.append((run.name, run.status, run.recipe, seed, tokens, loss, human_seconds(run.age_seconds)))
+        rows.append(
+            (run.name, run.status, run.recipe, seed, tokens, loss, human_seconds(run.age_seconds))
+        )
     header = ("run", "status", "recipe", "seed", "tokens", "best val loss", "age")
     print_tables(output_console(), [Table("", header, tuple(rows))])
     for run in found:
@@ -65,7 +72,12 @@ def list_(
             print(f"warning: {run.problem}", file=sys.stderr)
 
 
-@runs_app.command(examples=("efftrain runs show small-seed1234", "efftrain runs show small-seed1234 --format json"))
+@runs_app.command(
+    examples=(
+        "efftrain runs show small-seed1234",
+        "efftrain runs show small-seed1234 --format json",
+    )
+)
 def show(name: RunArgument, format_: TableOrJson = "table") -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
     from efftrain_cli.compare.formats import print_tables
@@ -95,7 +107,10 @@ def verify(name: RunArgument) -> None:
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))
 def rm(
-    names: Annotated[list[str], Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names)],
+    names: Annotated[
+        list[str],
+        Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names),
+    ],
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all their checkpoints."""
@@ -108,7 +123,10 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("nothing was removed: without a terminal to ask on, give --yes")
-        typer.confirm(f"Remove {'this run' if len(paths) == 1 else f'these {len(paths)} runs'} for good?", abort=True)
+        typer.confirm(
+            f"Remove {'this run' if len(paths) == 1 else f'these {len(paths)} runs'} for good?",
+            abort=True,
+        )
     for path in paths:
         remove(path)
     print(f"removed {len(paths)} run{'s' * (len(paths) != 1)}")

@@ -20,15 +20,22 @@ from efftrain_cli.foundation.errors import UsageError
 )
 def sample(
     run: RunArgument,
-    prompt: Annotated[str, Option(help="Text to continue; empty is the beginning of a document.")] = "",
+    prompt: Annotated[
+        str, Option(help="Text to continue; empty is the beginning of a document.")
+    ] = "",
     max_tokens: Annotated[
         int, Option(min=1, help="Most tokens to write; an end-of-text token ends the text earlier.")
     ] = 200,
     temperature: Annotated[
-        float, Option(min=0, help="0: always the most likely token; below 1: more conservative; above 1: more varied.")
+        float,
+        Option(
+            min=0,
+            help="0: always the most likely token; below 1: more conservative; above 1: more varied.",
+        ),
     ] = 0.8,
     top_k: Annotated[
-        int | None, Option(min=1, help="Sample from the k most likely tokens only.", show_default="all")
+        int | None,
+        Option(min=1, help="Sample from the k most likely tokens only.", show_default="all"),
     ] = None,
     top_p: Annotated[
         float | None,
@@ -38,7 +45,9 @@ def sample(
         ),
     ] = None,
     seed: Annotated[int, Option(min=0, help="Same seed, same text.")] = 0,
-    count: Annotated[int, Option(min=1, help="Texts to write, with seeds counting up from --seed.")] = 1,
+    count: Annotated[
+        int, Option(min=1, help="Texts to write, with seeds counting up from --seed.")
+    ] = 1,
     checkpoint: CheckpointOption = None,
     device: Device = "auto",
 ) -> None:
@@ -50,7 +59,9 @@ def sample(
     if any("\ud800" <= character <= "\udfff" for character in prompt):
         raise UsageError("--prompt holds bytes that are not UTF-8 text: give it as UTF-8")
     if top_p is not None and not 0 < top_p <= 1:
-        raise UsageError(f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9")
+        raise UsageError(
+            f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9"
+        )
     run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.model.generate import Sampling, generate_text
     from efftrain_cli.training.session import choose_device

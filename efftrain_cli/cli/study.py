@@ -23,25 +23,38 @@ def study(
     file: Annotated[
         Path,
         Argument(
-            help="The study file, TOML: a question, seeds, primaries with their margins, and arms.", metavar="FILE"
+            help="The study file, TOML: a question, seeds, primaries with their margins, and arms.",
+            metavar="FILE",
         ),
     ],
-    plan: Annotated[bool, Option("--plan", help="Print runs, tokens, time and disk; train nothing.")] = False,
+    plan: Annotated[
+        bool, Option("--plan", help="Print runs, tokens, time and disk; train nothing.")
+    ] = False,
     rehearse: Annotated[
-        bool, Option("--rehearse", help="Run every phase at toy size, in a minute or so; it supports no claim.")
+        bool,
+        Option(
+            "--rehearse",
+            help="Run every phase at toy size, in a minute or so; it supports no claim.",
+        ),
     ] = False,
     status: Annotated[
-        bool, Option("--status", help="Print the state of the study, one line per run; train nothing.")
+        bool,
+        Option("--status", help="Print the state of the study, one line per run; train nothing."),
     ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     device: Device = "auto",
     allow: Annotated[
         bool,
-        Option("--allow", help="Continue even if the study was changed after its first run; it is then exploratory."),
+        Option(
+            "--allow",
+            help="Continue even if the study was changed after its first run; it is then exploratory.",
+        ),
     ] = False,
     take_over: TakeOver = None,
-    plot: Annotated[bool, Option("--plot", help="Draw the losses over learning rates in the terminal too.")] = False,
+    plot: Annotated[
+        bool, Option("--plot", help="Draw the losses over learning rates in the terminal too.")
+    ] = False,
     format_: TableOrJson = "table",
     quiet: NoProgress = False,
 ) -> None:

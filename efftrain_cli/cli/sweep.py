@@ -22,7 +22,8 @@ from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TakeOver
 )
 def sweep(
     recipe: Annotated[
-        list[str], Option(help="Recipe to train; repeat to compare several.", autocompletion=recipe_names)
+        list[str],
+        Option(help="Recipe to train; repeat to compare several.", autocompletion=recipe_names),
     ],
     seeds: Annotated[str, Option(help="0..4 (both included), 1,3,5 or 7.")] = "0..2",
     set_: Annotated[
@@ -38,18 +39,28 @@ def sweep(
     baseline: Annotated[str | None, Option(help="Recipe to compare with.")] = None,
     target_loss: Annotated[float | None, Option(help="Loss to reach, nats per token.")] = None,
     format_: Annotated[CompareFormat, Option("--format", help="Form of the comparison.")] = "table",
-    output: Annotated[Path | None, Option("--output", "-o", help="File for the comparison.")] = None,
-    plot: Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")] = False,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="File for the comparison.")
+    ] = None,
+    plot: Annotated[
+        bool, Option("--plot", help="Draw the loss curves in the terminal too.")
+    ] = False,
     allow: Annotated[
-        bool, Option("--allow", help="Train and show recipes that are not comparable, labelled, instead of refusing.")
+        bool,
+        Option(
+            "--allow",
+            help="Train and show recipes that are not comparable, labelled, instead of refusing.",
+        ),
     ] = False,
     plan: Annotated[
-        bool, Option("--plan", help="Print the runs, as a table or with --format json; train nothing.")
+        bool,
+        Option("--plan", help="Print the runs, as a table or with --format json; train nothing."),
     ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     figures: Annotated[
-        Path | None, Option(help="Folder for the figure of loss against learning rate, as SVG and PNG.")
+        Path | None,
+        Option(help="Folder for the figure of loss against learning rate, as SVG and PNG."),
     ] = None,
     take_over: TakeOver = None,
     quiet: NoProgress = False,
@@ -65,7 +76,13 @@ def sweep(
 
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.sweep import main
-    from efftrain_cli.sweep.trials import check_comparable, choose, grid, parse_seeds, parse_settings
+    from efftrain_cli.sweep.trials import (
+        check_comparable,
+        choose,
+        grid,
+        parse_seeds,
+        parse_settings,
+    )
 
     trials = grid(recipe, parse_seeds(seeds), parse_settings(set_ or []), name)
     if not allow:
@@ -78,12 +95,18 @@ def sweep(
     main.train(trials, device, jobs, name, take_over, devices)
     lines = main.grid_lines(trials, len(recipe), baseline, plot, figures)
     # With a format for programs, lines for people go to standard error, away from the data.
-    print("\n".join(lines), file=sys.stdout if format_ == "table" and output is None else sys.stderr, flush=True)
+    print(
+        "\n".join(lines),
+        file=sys.stdout if format_ == "table" and output is None else sys.stderr,
+        flush=True,
+    )
     from efftrain_cli.compare.comparison import compare, read_sound
     from efftrain_cli.compare.show import show_comparison
     from efftrain_cli.run.directory import runs_root
 
     names = [run for choice in choose(trials) if choice.best for run in choice.names]
     runs, left_out = read_sound([runs_root() / run for run in names])
-    comparison = compare(runs, baseline=baseline, target_loss=target_loss, allow=allow, left_out=left_out)
+    comparison = compare(
+        runs, baseline=baseline, target_loss=target_loss, allow=allow, left_out=left_out
+    )
     show_comparison(comparison, format_, output, plot=plot)

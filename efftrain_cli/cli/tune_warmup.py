@@ -51,14 +51,19 @@ def tune_warmup(
     seeds: Annotated[
         str | None,
         Option(
-            help="Probe every setting with these seeds, 0..2 or 0,3; the majority decides.", show_default="the recipe's"
+            help="Probe every setting with these seeds, 0..2 or 0,3; the majority decides.",
+            show_default="the recipe's",
         ),
     ] = None,
-    name: Annotated[str | None, Option(help="Name of the search's directory in runs/; default RECIPE-tune.")] = None,
+    name: Annotated[
+        str | None, Option(help="Name of the search's directory in runs/; default RECIPE-tune.")
+    ] = None,
     seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Devices = 1,
-    multiples: Annotated[int, Option(help="How long each duration is observed, in learning-rate warmups.")] = 3,
+    multiples: Annotated[
+        int, Option(help="How long each duration is observed, in learning-rate warmups.")
+    ] = 3,
     threshold: Annotated[
         float, Option(help="Unstable: validation perplexity above this many times its best so far.")
     ] = 1.3,
@@ -68,19 +73,32 @@ def tune_warmup(
     eval_every: Annotated[
         int | None,
         Option(
-            min=1, help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less."
+            min=1,
+            help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less.",
         ),
     ] = None,
     calm: Annotated[
-        float, Option(help="End a probe early if the bound for a fluctuation after any look is below this; 0: never.")
+        float,
+        Option(
+            help="End a probe early if the bound for a fluctuation after any look is below this; 0: never."
+        ),
     ] = 0.01,
-    plan: Annotated[bool, Option("--plan", help="Print the search and what it can cost; train nothing.")] = False,
+    plan: Annotated[
+        bool, Option("--plan", help="Print the search and what it can cost; train nothing.")
+    ] = False,
     format_: Annotated[
         Literal["text", "json"] | None,
-        Option("--format", help="With --plan: text, or json for other programs.", show_default="text"),
+        Option(
+            "--format", help="With --plan: text, or json for other programs.", show_default="text"
+        ),
     ] = None,
     quiet: Annotated[
-        bool, Option("--quiet", "-q", help="Print nothing but warnings and errors; the verdict is saved in the run.")
+        bool,
+        Option(
+            "--quiet",
+            "-q",
+            help="Print nothing but warnings and errors; the verdict is saved in the run.",
+        ),
     ] = False,
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
@@ -111,7 +129,9 @@ def tune_warmup(
         eval_every=eval_every,
     )
     if format_ is not None and not plan:
-        raise UsageError(f"--format {format_} only applies to a printed plan: add --plan, or leave --format out")
+        raise UsageError(
+            f"--format {format_} only applies to a printed plan: add --plan, or leave --format out"
+        )
     if format_ == "json":
         import json
 
@@ -132,7 +152,9 @@ def tune_warmup(
         silence()
     from efftrain_cli.tune_warmup.tune import tune as run_search
 
-    run_search(search, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device)
+    run_search(
+        search, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device
+    )
 
 
 def parse_budget(text: str, tokens: int) -> int:
@@ -152,4 +174,6 @@ def parse_budget(text: str, tokens: int) -> int:
             return count
     except ValueError:
         pass
-    raise UsageError(f"--budget {text!r}: write a share of a full run, such as 10%, or tokens, such as 500M")
+    raise UsageError(
+        f"--budget {text!r}: write a share of a full run, such as 10%, or tokens, such as 500M"
+    )

@@ -14,12 +14,18 @@ from efftrain_cli.training.launch import check_devices
 
 @app.command(
     rich_help_panel="This machine",
-    examples=("efftrain verify-resume --recipe small", "efftrain verify-resume --recipe small-slw --steps 8"),
+    examples=(
+        "efftrain verify-resume --recipe small",
+        "efftrain verify-resume --recipe small-slw --steps 8",
+    ),
 )
 def verify_resume(
     recipe: Annotated[
         str,
-        Option(help="Recipe name or path; it is shortened to two micro-batches a step.", autocompletion=recipe_names),
+        Option(
+            help="Recipe name or path; it is shortened to two micro-batches a step.",
+            autocompletion=recipe_names,
+        ),
     ],
     set_: Overrides = None,
     device: Device = "auto",
@@ -32,7 +38,9 @@ def verify_resume(
     """Prove on this machine that a stopped and continued run equals an uninterrupted one, bit for bit."""
     from efftrain_cli.recipe.recipe import load_recipe
 
-    loaded = load_recipe(recipe, list(set_ or []))  # before PyTorch is imported, which takes seconds
+    loaded = load_recipe(
+        recipe, list(set_ or [])
+    )  # before PyTorch is imported, which takes seconds
     if devices > 1:
         check_devices(device, devices)
     from efftrain_cli.verify_resume import verify_resume as verify

@@ -12,20 +12,31 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import RunArgument
 
 
-@app.command("wandb-sync", rich_help_panel="Runs", examples=("efftrain wandb-sync small-seed1234 --mode online",))
+@app.command(
+    "wandb-sync",
+    rich_help_panel="Runs",
+    examples=("efftrain wandb-sync small-seed1234 --mode online",),
+)
 def wandb_sync(
     run: RunArgument,
     mode: Annotated[
-        Literal["offline", "online"], Option(help="offline writes files that `wandb sync` sends later.")
+        Literal["offline", "online"],
+        Option(help="offline writes files that `wandb sync` sends later."),
     ] = "offline",
     project: Annotated[
-        str | None, Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project.")
+        str | None,
+        Option(help="wandb project; without it WANDB_PROJECT, else the recipe's wandb.project."),
     ] = None,
     follow: Annotated[
-        bool, Option("--follow", help="Send rows as they are written until standard input closes; pretrain does this.")
+        bool,
+        Option(
+            "--follow",
+            help="Send rows as they are written until standard input closes; pretrain does this.",
+        ),
     ] = False,
     tensorboard: Annotated[
-        bool, Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard.")
+        bool,
+        Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard."),
     ] = False,
 ) -> None:
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
@@ -40,7 +51,9 @@ def wandb_sync(
         folder, rows = board.write(path, follow)
         print(f"{rows:,} rows for TensorBoard; see them with: tensorboard --logdir {folder}")
         return
-    synced = wandb_sync.follow(path, mode, project) if follow else wandb_sync.sync(path, mode, project)
+    synced = (
+        wandb_sync.follow(path, mode, project) if follow else wandb_sync.sync(path, mode, project)
+    )
     print(f"{synced.rows} rows as wandb run {synced.id} ({synced.mode}), files in {synced.folder}")
     if synced.mode == "offline" and not follow:
         print(f"send them with: wandb sync {synced.folder}/offline-run-*-{synced.id}")

@@ -22,7 +22,14 @@ from efftrain_cli.compare.groups import (
     rank_of,
     shown,
 )
-from efftrain_cli.compare.measures import Costs, EqualPoint, Measure, equal_points, measure_run, measures
+from efftrain_cli.compare.measures import (
+    Costs,
+    EqualPoint,
+    Measure,
+    equal_points,
+    measure_run,
+    measures,
+)
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
 from efftrain_cli.foundation.errors import DataError, UsageError
@@ -66,7 +73,9 @@ class Comparison:
 
     def difference(self, key: str, label: str) -> Difference | None:
         """A group's difference from the baseline in a measure, where it was compared."""
-        return next((d for d in self.differences if d.measure.key == key and d.label == label), None)
+        return next(
+            (d for d in self.differences if d.measure.key == key and d.label == label), None
+        )
 
 
 def read_sound(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
@@ -117,30 +126,45 @@ def compare(
     if not runs:
         raise UsageError("nothing to compare: name at least one run")
     if target_loss is not None and not math.isfinite(target_loss):
-        raise UsageError(f"--target-loss {target_loss}: give a loss in nats per token, for example 3.2")
+        raise UsageError(
+            f"--target-loss {target_loss}: give a loss in nats per token, for example 3.2"
+        )
     if margin is not None and not (math.isfinite(margin) and margin > 0):
-        raise UsageError(f"--margin {margin:g}: give a difference above 0 in nats per token, for example 0.01")
+        raise UsageError(
+            f"--margin {margin:g}: give a difference above 0 in nats per token, for example 0.01"
+        )
     runs, grid_notes = at_common_evaluations(runs)
     every = group_runs(runs, allow)
     named = _named(every, baseline) if baseline is not None else None
     groups, trials = (every, []) if every_setting else best_settings(every)
     if named is not None:
         # A setting that was named as the baseline is what was asked for, best or not.
-        own = [g for g in groups if g.recipe_name != named.recipe_name or len({g.recipe_name for g in groups}) == 1]
+        own = [
+            g
+            for g in groups
+            if g.recipe_name != named.recipe_name or len({g.recipe_name for g in groups}) == 1
+        ]
         groups = [named, *(g for g in (groups if every_setting else own) if g is not named)]
-    labels = [*(Label("warning", f"a run is left out: {reason}") for reason in left_out), *check(groups, allow)]
+    labels = [
+        *(Label("warning", f"a run is left out: {reason}") for reason in left_out),
+        *check(groups, allow),
+    ]
     base = named or _default_baseline(groups)
     groups = [base, *(group for group in groups if group is not base)]
     every_run = [run for group in groups for run in group.runs]
     points = equal_points(every_run)
-    with_bits = any((run.origin.get("data") or {}).get("valid_bytes_per_token") for run in every_run)
+    with_bits = any(
+        (run.origin.get("data") or {}).get("valid_bytes_per_token") for run in every_run
+    )
     rows = measures(costs, with_bits, points, target_loss, several=len(groups) > 1)
     cells = {}
     for group in groups:
         per_run = [measure_run(run, points, target_loss, costs) for run in group.runs]
         for measure in rows:
             if measure.tested != "match":
-                cells[measure.key, group.label] = Cell(tuple(values[measure.key] for values in per_run))
+                cells[measure.key, group.label] = Cell(
+                    tuple(values[measure.key] for values in per_run)
+                )
     withheld = ""
     # Of a setting that was asked for by its own name, the recipe's other settings do not matter.
     chosen_from = {trial.recipe_name for trial in trials}
@@ -155,7 +179,12 @@ def compare(
     return Comparison(
         groups=tuple(groups),
         baseline=base,
-        labels=(*labels, *grid_notes, *_trial_notes(every, groups, trials), *_pending_notes(groups)),
+        labels=(
+            *labels,
+            *grid_notes,
+            *_trial_notes(every, groups, trials),
+            *_pending_notes(groups),
+        ),
         recipe_differences=tuple(
             (key, tuple(shown(group.conditions.get(key)) for group in groups))
             for key in differing_keys([group.conditions for group in groups])
@@ -166,7 +195,9 @@ def compare(
         points=points,
         measures=tuple(rows),
         cells=cells,
-        differences=tuple(compare_groups(groups, base, rows, cells, points, margin, losses_withheld)),
+        differences=tuple(
+            compare_groups(groups, base, rows, cells, points, margin, losses_withheld)
+        ),
         zero_shot=tuple(compare_zero_shot(groups, base, allow, withheld)),
         costs=costs,
     )
@@ -176,7 +207,9 @@ def _named(groups: Sequence[Group], name: str) -> Group:
     for group in groups:
         if name == group.label:
             return group
-    matches = [group for group in groups if name in (group.recipe_name, *(run.name for run in group.runs))]
+    matches = [
+        group for group in groups if name in (group.recipe_name, *(run.name for run in group.runs))
+    ]
     chosen = matches
     if len(matches) > 1 and name == matches[0].recipe_name:
         # One recipe in several settings: it stands at its own best, as the others do.
@@ -185,7 +218,11 @@ def _named(groups: Sequence[Group], name: str) -> Group:
     if len(chosen) == 1:
         return chosen[0]
     names = ", ".join(repr(group.label) for group in groups)
-    fault = "stands for several of the recipes compared" if matches else "is not one of the recipes compared"
+    fault = (
+        "stands for several of the recipes compared"
+        if matches
+        else "is not one of the recipes compared"
+    )
     raise UsageError(f"--baseline {name!r} {fault}; choose one of {names}")
 
 
@@ -213,16 +250,28 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
         steps = run.evaluated["step"]
         there = np.isin(steps, list(common))
         there[-1:] = True
-        kept.append(replace(run, evaluated={name: values[there] for name, values in run.evaluated.items()}))
+        kept.append(
+            replace(run, evaluated={name: values[there] for name, values in run.evaluated.items()})
+        )
     note = f"evaluated at different intervals: only the {len(common)} evaluations after the same steps, and the last, count"
     return kept, [Label("note", note)]
 
 
-def _trial_notes(every: Sequence[Group], groups: Sequence[Group], trials: Sequence[Trial]) -> list[Label]:
+def _trial_notes(
+    every: Sequence[Group], groups: Sequence[Group], trials: Sequence[Trial]
+) -> list[Label]:
     if not trials:
         return []
-    notes = [Label("note", f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs")]
-    counts = {group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every) for group in groups}
+    notes = [
+        Label(
+            "note",
+            f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs",
+        )
+    ]
+    counts = {
+        group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every)
+        for group in groups
+    }
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())
         text = f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is"
@@ -238,4 +287,8 @@ def _pending(groups: Iterable[Group]) -> str:
 
 def _pending_notes(groups: Sequence[Group]) -> list[Label]:
     waiting = _pending(groups) if len(groups) > 1 else ""
-    return [Label("warning", f"the verdict waits for runs that have not finished: {waiting}")] if waiting else []
+    return (
+        [Label("warning", f"the verdict waits for runs that have not finished: {waiting}")]
+        if waiting
+        else []
+    )

@@ -50,7 +50,11 @@ class Cell:
     @property
     def sd(self) -> float | None:
         """Standard deviation over the seeds, n - 1 in the denominator; None for one seed."""
-        return float(np.std(self.numbers, ddof=1)) if 1 < len(self.values) == len(self.numbers) else None
+        return (
+            float(np.std(self.numbers, ddof=1))
+            if 1 < len(self.values) == len(self.numbers)
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,9 @@ def compare_groups(
     others = [group for group in groups if group is not base]
     found: list[tuple[Measure, Group, Estimate, ExactTest | None, str]] = []
     for measure in rows:
-        if not measure.tested or (measure.tested == "difference" and _says_nothing_new(measure, points, groups)):
+        if not measure.tested or (
+            measure.tested == "difference" and _says_nothing_new(measure, points, groups)
+        ):
             continue
         for group in others:
             estimate, exact, reason = _one(measure, base, group, cells, points)
@@ -104,17 +110,25 @@ def compare_groups(
             found.append((measure, group, estimate, exact, reason))
     decisions = dict.fromkeys(range(len(found)), Decision("undecided", None))
     for family in (True, False):
-        members = [i for i, row in enumerate(found) if (row[0].key == PRIMARY) == family and not row[4]]
+        members = [
+            i for i, row in enumerate(found) if (row[0].key == PRIMARY) == family and not row[4]
+        ]
         results = [found[i][3] or found[i][2] for i in members]
-        decisions |= dict(zip(members, decide(results, margin=margin if family else None), strict=True))
-    shared = {group.label: tuple(seed for seed in base.seeds if seed in group.seeds) for group in others}
+        decisions |= dict(
+            zip(members, decide(results, margin=margin if family else None), strict=True)
+        )
+    shared = {
+        group.label: tuple(seed for seed in base.seeds if seed in group.seeds) for group in others
+    }
     return [
         Difference(measure, group.label, estimate, exact, decisions[i], shared[group.label], reason)
         for i, (measure, group, estimate, exact, reason) in enumerate(found)
     ]
 
 
-def _says_nothing_new(measure: Measure, points: dict[str, EqualPoint], groups: Sequence[Group]) -> bool:
+def _says_nothing_new(
+    measure: Measure, points: dict[str, EqualPoint], groups: Sequence[Group]
+) -> bool:
     """A loss at equal cost where every finished run ends: that is the final loss."""
     if not measure.key.startswith("loss_at_"):
         return False
@@ -124,14 +138,24 @@ def _says_nothing_new(measure: Measure, points: dict[str, EqualPoint], groups: S
 
 
 def _one(
-    measure: Measure, base: Group, group: Group, cells: dict[tuple[str, str], Cell], points: dict[str, EqualPoint]
+    measure: Measure,
+    base: Group,
+    group: Group,
+    cells: dict[tuple[str, str], Cell],
+    points: dict[str, EqualPoint],
 ) -> tuple[Estimate, ExactTest | None, str]:
     """The estimate, the exact test that decides in its place, and why nothing may be judged ("" where it may)."""
     nothing = Estimate(math.nan)
     pending = [run for run in (*base.runs, *group.runs) if run.pending]
     if pending:
-        return nothing, None, f"pending: {len(pending)} of {len(base.runs) + len(group.runs)} runs not finished"
-    if measure.tested == "rank" and not any(n for g in (base, group) for n in cells[measure.key, g.label].numbers):
+        return (
+            nothing,
+            None,
+            f"pending: {len(pending)} of {len(base.runs) + len(group.runs)} runs not finished",
+        )
+    if measure.tested == "rank" and not any(
+        n for g in (base, group) for n in cells[measure.key, g.label].numbers
+    ):
         return nothing, None, "none"
     if measure.tested == "failures":
         a, b = ({run.seed: run.has_diverged for run in g.runs} for g in (base, group))
@@ -142,7 +166,9 @@ def _one(
     reason = ""
     if measure.axis == "seconds":
         reason = why_seconds_differ([*base.runs, *group.runs])
-    if not reason and (measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")):
+    if not reason and (
+        measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")
+    ):
         reason = other_schedule(measure, base, group, points)
     if not reason and measure.key.endswith("_to_target"):
         reason = other_budgets([*base.runs, *group.runs])
@@ -166,19 +192,24 @@ def _too_few(test: ExactTest, base: Group, group: Group) -> str:
     return ""
 
 
-def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]) -> str:
+def other_schedule(
+    measure: Measure, base: Group, group: Group, points: dict[str, EqualPoint]
+) -> str:
     """Why the two are at different places of their learning rates' decay; "" where they do not."""
 
     at_point = measure.key.startswith("loss_at_")
     axis = measure.axis if at_point else "tokens"
     ends = [
-        [run for run in side.runs if run.status == "finished" and len(run.evaluated["step"])] for side in (base, group)
+        [run for run in side.runs if run.status == "finished" and len(run.evaluated["step"])]
+        for side in (base, group)
     ]
 
     def position(runs: Sequence[RunNumbers]) -> float | None:
         """On average; None where nothing decays, NaN where it is unknown."""
         places = [
-            schedule_position(run, axis, points[axis].value if at_point else float(run.evaluated[axis][-1]))
+            schedule_position(
+                run, axis, points[axis].value if at_point else float(run.evaluated[axis][-1])
+            )
             for run in runs
         ]
         there = [place for place in places if place is not None]
@@ -187,12 +218,18 @@ def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str
     if not all(ends):
         return ""
     a, b = map(position, ends)
-    unknown = [side.label for side, at in ((base, a), (group, b)) if at is not None and math.isnan(at)]
+    unknown = [
+        side.label for side, at in ((base, a), (group, b)) if at is not None and math.isnan(at)
+    ]
     if unknown:
         return f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at the run's end"
     if a is not None and b is not None:
         apart = abs(a - b) > SAME_SCHEDULE
-        return f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %" if apart else ""
+        return (
+            f"{base.label} is at {100 * a:.0f} % of its decay, {group.label} at {100 * b:.0f} %"
+            if apart
+            else ""
+        )
     known, decaying, constant = (a, base, group) if b is None else (b, group, base)
     # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
     if known is not None and known < 1 - SAME_SCHEDULE:
@@ -202,7 +239,10 @@ def other_schedule(measure: Measure, base: Group, group: Group, points: dict[str
 
 def _matched(axis: str, base: Group, group: Group) -> tuple[Estimate, ExactTest | None]:
     """How much less the better one needs for the worse one's final loss: per shared seed, or over all pairs of runs."""
-    losses = [[math.inf if run.final_loss is None else run.final_loss for run in side.runs] for side in (base, group)]
+    losses = [
+        [math.inf if run.final_loss is None else run.final_loss for run in side.runs]
+        for side in (base, group)
+    ]
     if math.inf in (*losses[0], *losses[1]):
         # At equal cost, which of two runs is ahead on this scale is which has the lower final loss.
         return Estimate(math.nan), inference.rank_sum(losses[0], losses[1])
@@ -221,9 +261,14 @@ def _from_cells(
 ) -> tuple[Estimate, ExactTest | None]:
     """By t where every run has a number; by ranks where one failed or missed the target, or the measure asks."""
     before, after = cells[measure.key, base.label], cells[measure.key, group.label]
-    by_run = [*zip(base.runs, before.values, strict=True), *zip(group.runs, after.values, strict=True)]
+    by_run = [
+        *zip(base.runs, before.values, strict=True),
+        *zip(group.runs, after.values, strict=True),
+    ]
     bounds = [run.failed or value in (NOT_REACHED, FAILED) for run, value in by_run]
-    why = dict.fromkeys(v for (_, v), bound in zip(by_run, bounds, strict=True) if isinstance(v, str) and not bound)
+    why = dict.fromkeys(
+        v for (_, v), bound in zip(by_run, bounds, strict=True) if isinstance(v, str) and not bound
+    )
     if why:
         return Estimate(math.nan, reason=f"{', '.join(why)}: no claim"), None
     if measure.tested == "rank" or any(bounds):
@@ -239,7 +284,9 @@ def _from_cells(
             mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))
             estimate = Estimate(mean, log=True, bound=1 if any(a_beyond) else -1)
         return estimate, inference.rank_sum(a, b, a_beyond, b_beyond)
-    numbers, others = (dict(zip(g.seeds, c.numbers, strict=True)) for g, c in ((base, before), (group, after)))
+    numbers, others = (
+        dict(zip(g.seeds, c.numbers, strict=True)) for g, c in ((base, before), (group, after))
+    )
     if measure.tested == "ratio":
         if min(*numbers.values(), *others.values()) <= 0:
             return Estimate(math.nan, reason="reached before the first step: no claim"), None

@@ -56,14 +56,20 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
             + "Compare runs that were validated on the same text with the same tokenizer, or use --allow to see them "
             "side by side, labelled"
         )
-    marks = [(mark.startswith("resumed"), f"{run.name}: {mark}") for run in runs for mark in run.marks]
+    marks = [
+        (mark.startswith("resumed"), f"{run.name}: {mark}") for run in runs for mark in run.marks
+    ]
     warnings = [
         *_origin_warnings(runs),
         *_recipe_warnings(groups),
         *_speed_warnings(groups),
         *(text for resumed, text in marks if not resumed),
     ]
-    notes = [*(text for resumed, text in marks if resumed), *_seed_notes(groups), *_same_recipe_notes(groups)]
+    notes = [
+        *(text for resumed, text in marks if resumed),
+        *_seed_notes(groups),
+        *_same_recipe_notes(groups),
+    ]
     texts = {"allowed": refusals, "warning": warnings, "note": notes}
     return [Label(severity, text) for severity, found in texts.items() for text in found]
 
@@ -74,14 +80,23 @@ def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
         if len({str(run.origin.get(key, usual)) for run in runs}) > 1:
             return f"different {title}"
     # The origin is that of the first start alone; the marks say where a later one differed.
-    moved = [f"{run.name} {mark}" for run in runs for mark in run.marks if mark.startswith(("ran on ", "ran with "))]
+    moved = [
+        f"{run.name} {mark}"
+        for run in runs
+        for mark in run.marks
+        if mark.startswith(("ran on ", "ran with "))
+    ]
     if moved:
         return moved[0]
     if any(len(run.speeds) < 2 for run in runs):
         return "the machine's speed was not measured before and after every run"
     rates = [rate for run in runs for rate in run.speeds]
     factor = max(rates) / min(rates)
-    return f"the machine's speed varied {factor:.2f}x, more than {SAME_SPEED:g}x" if factor > SAME_SPEED else ""
+    return (
+        f"the machine's speed varied {factor:.2f}x, more than {SAME_SPEED:g}x"
+        if factor > SAME_SPEED
+        else ""
+    )
 
 
 def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
@@ -94,7 +109,9 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
     ):
         values = _names_by_value(runs, [_data(run).get(key) for run in runs])
         if "None" in values:
-            found.append(f"{title} of {_names(values['None'])} is unknown (origin.json does not say)")
+            found.append(
+                f"{title} of {_names(values['None'])} is unknown (origin.json does not say)"
+            )
         elif len(values) > 1:
             found.append(f"{title} differs: {_split(values)}")
     return found
@@ -104,10 +121,16 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
     for title, (key, usual) in _CONDITIONS.items():
         # Threads decide nothing where another device computes.
-        relevant = [run for run in runs if key != "threads" or run.origin.get("device_kind") == "cpu"]
+        relevant = [
+            run for run in runs if key != "threads" or run.origin.get("device_kind") == "cpu"
+        ]
         values = _names_by_value(relevant, [run.origin.get(key, usual) for run in relevant])
         if len(values) > 1:
-            seconds = "; seconds and throughput are not comparable" if title in ("device", "number of threads") else ""
+            seconds = (
+                "; seconds and throughput are not comparable"
+                if title in ("device", "number of threads")
+                else ""
+            )
             found.append(f"different {title}: {_split(values)}{seconds}")
     values = _names_by_value(runs, [_data(run).get("train_hash") for run in runs])
     if len(values) > 1:
@@ -134,7 +157,11 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
             "model.norm": "different model",
             "model.init": "different initialization",
             "train.micro_batch_tokens": "different micro-batches"
-            + (", over which the standardization loss takes its moments" if any(map(_takes_moments, recipes)) else ""),
+            + (
+                ", over which the standardization loss takes its moments"
+                if any(map(_takes_moments, recipes))
+                else ""
+            ),
             "parallel.lanes": "different micro-batches, over which the standardization loss takes its moments",
             "eval.every": "evaluated at different intervals, so only evaluations after the same steps are compared",
         }.get(key, "different setting")
@@ -145,13 +172,17 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
 def _takes_moments(recipe: Mapping[str, object]) -> bool:
     """Whether a term of the loss depends on how a step is cut into micro-batches."""
     weight = recipe.get("standardization_loss.weight")
-    return weight is not None and weight != 0 and recipe.get("standardization_loss.moments") != "token"
+    return (
+        weight is not None and weight != 0 and recipe.get("standardization_loss.moments") != "token"
+    )
 
 
 def _speed_warnings(groups: Sequence[Group]) -> list[str]:
     found = []
     for group in groups:
-        by_speed = sorted((run.tokens_per_second, run.name) for run in group.runs if run.tokens_per_second)
+        by_speed = sorted(
+            (run.tokens_per_second, run.name) for run in group.runs if run.tokens_per_second
+        )
         if len(by_speed) > 1 and by_speed[-1][0] > STEADY * by_speed[0][0]:
             factor = by_speed[-1][0] / by_speed[0][0]
             found.append(
@@ -175,8 +206,14 @@ def _same_recipe_notes(groups: Sequence[Group]) -> list[str]:
     for first, second in combinations(groups, 2):
         if not differing_keys([first.recipe, second.recipe]):
             differ = first.devices != second.devices
-            twice = f"on {first.devices} and on {second.devices} devices" if differ else "under two names"
-            found.append(f"{first.label} and {second.label} are one recipe {twice}: nothing in it differs")
+            twice = (
+                f"on {first.devices} and on {second.devices} devices"
+                if differ
+                else "under two names"
+            )
+            found.append(
+                f"{first.label} and {second.label} are one recipe {twice}: nothing in it differs"
+            )
     return found
 
 
@@ -202,4 +239,6 @@ def _short(value: str) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return (
+        ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+    )

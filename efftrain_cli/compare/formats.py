@@ -37,7 +37,10 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
     for table in tables:
         if table.title:
             console.print(f"[bold]{escape(table.title)}[/bold]", highlight=False)
-        widths = [max(len(row[i]) for row in (table.header, *table.rows)) for i in range(len(table.header))]
+        widths = [
+            max(len(row[i]) for row in (table.header, *table.rows))
+            for i in range(len(table.header))
+        ]
         # The last column may wrap: it holds words.
         needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths) - 1
         if console.is_terminal and needed > console.width:
@@ -49,7 +52,13 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
                         dim = f"[dim]{escape(name)}[/dim] " if name else ""
                         console.print(f"  {dim}{escape(value)}", highlight=False)
         else:
-            shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, highlight=False, padding=(0, 0))
+            shown = RichTable(
+                box=box.SIMPLE_HEAD,
+                pad_edge=False,
+                show_edge=False,
+                highlight=False,
+                padding=(0, 0),
+            )
             shown.show_header = any(table.header)  # no head over a table of names and values
             for i, name in enumerate(table.header):
                 shown.add_column(escape(name), no_wrap=i < len(table.header) - 1, overflow="fold")
@@ -113,12 +122,21 @@ def latex(comparison: Comparison) -> str:
     parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in opening(comparison))]
     parts += [f"% {SIGNS[label.severity]}: {label.text}" for label in comparison.labels]
     for table in tables_of(comparison):
-        words = ". ".join(text.translate(_LATEX).rstrip(".") for text in (table.title, table.note) if text)
+        words = ". ".join(
+            text.translate(_LATEX).rstrip(".") for text in (table.title, table.note) if text
+        )
         cells = [[cell.translate(_LATEX) for cell in row] for row in (table.header, *table.rows)]
         tabular = tabulate(cells[1:], cells[0], tablefmt="latex_raw", disable_numparse=True)
         for rule in ("toprule", "midrule", "bottomrule"):
             tabular = tabular.replace("\\hline", f"\\{rule}", 1)
-        parts += ["", "\\begin{table}", "\\centering", f"\\caption{{{words}}}", tabular, "\\end{table}"]
+        parts += [
+            "",
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{words}}}",
+            tabular,
+            "\\end{table}",
+        ]
     return "\n".join(parts) + "\n"
 
 
@@ -132,8 +150,18 @@ def comma_separated(comparison: Comparison) -> str:
     """One row per measure and recipe at full precision: values by seed, mean, spread, test against the baseline."""
     rows: list[list[str]] = []
 
-    def add(of: tuple[str, str, str], group: Group, values: Sequence[object], test: Sequence[str], *mean: str) -> None:
-        who = [group.label, str(group is comparison.baseline).lower(), " ".join(map(str, group.seeds))]
+    def add(
+        of: tuple[str, str, str],
+        group: Group,
+        values: Sequence[object],
+        test: Sequence[str],
+        *mean: str,
+    ) -> None:
+        who = [
+            group.label,
+            str(group is comparison.baseline).lower(),
+            " ".join(map(str, group.seeds)),
+        ]
         # A reason may hold spaces, so values are set apart by semicolons.
         numbers = [";".join(map(str, values)), *(mean or ("", ""))]
         rows.append([*of, *who, *numbers, *(test or [""] * 9), str(comparison.exploratory).lower()])
@@ -144,7 +172,14 @@ def comma_separated(comparison: Comparison) -> str:
             cell = comparison.cells.get((measure.key, group.label), Cell())
             test = []
             if (d := comparison.difference(measure.key, group.label)) is not None:
-                test = _test(d.estimate, measure.tested, d.exact or d.estimate, d.p_holm, len(d.seeds), d.verdict)
+                test = _test(
+                    d.estimate,
+                    measure.tested,
+                    d.exact or d.estimate,
+                    d.p_holm,
+                    len(d.seeds),
+                    d.verdict,
+                )
             add(what, group, cell.values, test, _blank(cell.mean), _blank(cell.sd))
     for score in comparison.zero_shot:
         what = "Zero-shot", f"{score.task}/{score.protocol}/{score.limit}/{score.metric}", ""
@@ -153,13 +188,20 @@ def comma_separated(comparison: Comparison) -> str:
             values = ["missing" if value is None else value for value in score.scores[group.label]]
             test = []
             if (z := differences.get(group.label)) is not None:
-                test = _test(z.over_seeds, "difference", z.over_seeds, z.p_holm, z.over_seeds.n, z.verdict)
+                test = _test(
+                    z.over_seeds, "difference", z.over_seeds, z.p_holm, z.over_seeds.n, z.verdict
+                )
             add(what, group, values, test)
     return csv_text(_COLUMNS.split(), rows)
 
 
 def _test(
-    estimate: Estimate, kind: str, test: Estimate | ExactTest, p_holm: float | None, n: int, verdict: str
+    estimate: Estimate,
+    kind: str,
+    test: Estimate | ExactTest,
+    p_holm: float | None,
+    n: int,
+    verdict: str,
 ) -> list[str]:
     numbers = (estimate.low, estimate.high, test.p, p_holm)
     return [_blank(estimate.mean), kind, *map(_blank, numbers), str(n), test.method, verdict]
@@ -181,7 +223,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "margin": comparison.margin,
         "target_loss": comparison.target_loss,
         "equal_points": {
-            axis: {"value": point.value, "limited_by": point.limited_by} for axis, point in comparison.points.items()
+            axis: {"value": point.value, "limited_by": point.limited_by}
+            for axis, point in comparison.points.items()
         },
         "labels": [asdict(label) for label in comparison.labels],
         "recipe_differences": {
@@ -204,7 +247,11 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                         "seconds": run.all_seconds,
                         "speeds_gflops": list(run.speeds),
                         "measures": {key: _number(cell.values[i]) for key, cell in cells.items()},
-                        "missing": {k: cell.values[i] for k, cell in cells.items() if isinstance(cell.values[i], str)},
+                        "missing": {
+                            k: cell.values[i]
+                            for k, cell in cells.items()
+                            if isinstance(cell.values[i], str)
+                        },
                     }
                     for i, run in enumerate(group.runs)
                 ],
@@ -220,7 +267,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "kind": difference.measure.tested,
                 "recipe": difference.label,
                 **_estimate(difference.estimate),
-                "exact": None if (test := difference.exact) is None else asdict(test) | {"wins": _number(test.wins)},
+                "exact": None
+                if (test := difference.exact) is None
+                else asdict(test) | {"wins": _number(test.wins)},
                 "p_holm": difference.p_holm,
                 "p_equivalent": difference.decision.p_equivalent,
                 "could_see": difference.decision.could_see,

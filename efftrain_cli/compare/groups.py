@@ -105,7 +105,11 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
     by_recipe: dict[str, list[RunNumbers]] = {}
     for run in runs:
         every = _with_devices(run)
-        kept = {key: value for key, value in every.items() if key != "seed" and not key.startswith(NOT_COMPUTED)}
+        kept = {
+            key: value
+            for key, value in every.items()
+            if key != "seed" and not key.startswith(NOT_COMPUTED)
+        }
         # Two names for one recipe are two arms: of another version of the code, say, or another device.
         key = json.dumps([run.recipe_name, kept], sort_keys=True, default=str)
         by_recipe.setdefault(key, []).append(run)
@@ -121,7 +125,9 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
                 f"{', '.join(twice)} are runs of one recipe and seed: copies of a run would count as evidence. "
                 "Name one of each, or use --allow to take the one that started last"
             )
-        latest = [max(same, key=lambda run: str(run.origin.get("started"))) for same in by_seed.values()]
+        latest = [
+            max(same, key=lambda run: str(run.origin.get("started"))) for same in by_seed.values()
+        ]
         label = " ".join((members[0].recipe_name, *settings))
         groups.append(Group(label, tuple(sorted(latest, key=lambda run: run.seed)), settings))
     return groups
@@ -168,13 +174,17 @@ def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
     names = list(dict.fromkeys(group.recipe_name for group in groups))
     if len(names) in (1, len(groups)):
         return list(groups), []
-    best = [min((group for group in groups if group.recipe_name == name), key=rank_of) for name in names]
+    best = [
+        min((group for group in groups if group.recipe_name == name), key=rank_of) for name in names
+    ]
     trials = []
     for group in groups:
         unfinished, mean = rank_of(group)
         if sum(other.recipe_name == group.recipe_name for other in groups) > 1:
             loss = None if math.isinf(mean) else mean
-            trials.append(Trial(group.label, group.recipe_name, loss, unfinished, group.seeds, group in best))
+            trials.append(
+                Trial(group.label, group.recipe_name, loss, unfinished, group.seeds, group in best)
+            )
     return best, trials
 
 

@@ -58,7 +58,9 @@ class Estimate:
     """1: the true mean is larger, as runs of the baseline missed the target; -1: smaller, as the method's did."""
 
 
-def _estimate(mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float) -> Estimate:
+def _estimate(
+    mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float
+) -> Estimate:
     half = se * float(special.stdtrit(df, 1 - alpha / 2))
     p = float(2 * special.stdtr(df, -abs(mean) / se))
     return Estimate(mean, mean - half, mean + half, p, n, sd, se, df, method)
@@ -103,7 +105,10 @@ def difference_of_means(baseline: Mapping[int, float], method: Mapping[int, floa
     df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
     variance, words = va + vb, "Welch's t, seeds not paired"
     if len(shared) >= FEWEST_PAIRS:
-        x, y = np.array([baseline[seed] for seed in shared]), np.array([method[seed] for seed in shared])
+        x, y = (
+            np.array([baseline[seed] for seed in shared]),
+            np.array([method[seed] for seed in shared]),
+        )
         spread = x.std() * y.std()
         r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else 0.0
         # A negative correlation has no cause here, and would be the noise of a few pairs.
@@ -150,8 +155,14 @@ def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
         return Estimate(math.nan, reason="no values")
     # The columns' share enters a difference with the other sign; the mean of all is kept in the rows.
     rows, columns = table.mean(1), table.mean() - table.mean(0)
-    estimate = difference_of_means(dict(enumerate(columns)), {-1 - i: value for i, value in enumerate(rows)})
-    return replace(estimate, method="all pairs of runs, seeds not paired") if estimate.method else estimate
+    estimate = difference_of_means(
+        dict(enumerate(columns)), {-1 - i: value for i, value in enumerate(rows)}
+    )
+    return (
+        replace(estimate, method="all pairs of runs, seeds not paired")
+        if estimate.method
+        else estimate
+    )
 
 
 def _shift_p(estimate: Estimate, shift: float) -> tuple[float, float]:
@@ -188,7 +199,9 @@ def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None)
     tested = [i for i, result in enumerate(results) if result.p is not None]
 
     def corrected(direction: Direction) -> dict[int, float]:
-        return dict(zip(tested, holm([claim_p(results[i], direction, margin) for i in tested]), strict=True))
+        return dict(
+            zip(tested, holm([claim_p(results[i], direction, margin) for i in tested]), strict=True)
+        )
 
     p, equal = corrected("different"), corrected("equivalent") if margin is not None else {}
     found = []
@@ -199,7 +212,11 @@ def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None)
         elif equal.get(i, 1.0) < ALPHA:
             outcome = "equivalent"
         # Planned for the strictest of Holm's steps.
-        seen = detectable(result, ALPHA / max(1, len(tested))) if isinstance(result, Estimate) else None
+        seen = (
+            detectable(result, ALPHA / max(1, len(tested)))
+            if isinstance(result, Estimate)
+            else None
+        )
         found.append(Decision(outcome, p.get(i), equal.get(i), seen))
     return found
 
@@ -232,7 +249,9 @@ def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | 
     return _shift_p(result, -size)[1] if result.log else _shift_p(result, size)[0]
 
 
-def detectable(estimate: Estimate, alpha: float = ALPHA, power: float = POWER, one_sided: bool = False) -> float | None:
+def detectable(
+    estimate: Estimate, alpha: float = ALPHA, power: float = POWER, one_sided: bool = False
+) -> float | None:
     """The smallest true difference that a t test with this standard error shows in `power` of studies; None without
     one.
 
@@ -277,7 +296,10 @@ def rank_sum(
     these sizes is counted.
     """
     values = np.array([*baseline, *method], float)
-    beyond = np.array([*(baseline_beyond or [False] * len(baseline)), *(method_beyond or [False] * len(method))], bool)
+    beyond = np.array(
+        [*(baseline_beyond or [False] * len(baseline)), *(method_beyond or [False] * len(method))],
+        bool,
+    )
     failed = np.isinf(values)
     v, w = values[:, None], values[None, :]
     above = (v > w) | (beyond[:, None] & (v == w))

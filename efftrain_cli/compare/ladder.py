@@ -66,8 +66,14 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
     for budget in sorted({budget for seed in seeds for budget in method[seed]}):
         here = [seed for seed in seeds if budget in method[seed]]
         rungs = {seed: method[seed][budget] for seed in here}
-        logs = [log_cost_of(baseline[seed], rungs[seed].loss) - math.log(rungs[seed].cost) for seed in here]
-        above, below = sum(value == math.inf for value in logs), sum(value == -math.inf for value in logs)
+        logs = [
+            log_cost_of(baseline[seed], rungs[seed].loss) - math.log(rungs[seed].cost)
+            for seed in here
+        ]
+        above, below = (
+            sum(value == math.inf for value in logs),
+            sum(value == -math.inf for value in logs),
+        )
         if above or below:
             largest = f"the baseline's largest budget did not reach this loss in {above} of {len(here)} seeds"
             smallest = f"its smallest budget reached it already in {below} of {len(here)}"
@@ -95,10 +101,14 @@ def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
     if flat:  # on a stretch that pooling has levelled, its middle
         return sum(flat) / len(flat)
     i = next(i for i, value in enumerate(losses) if value < loss)
-    return logs[i - 1] + (losses[i - 1] - loss) / (losses[i - 1] - losses[i]) * (logs[i] - logs[i - 1])
+    return logs[i - 1] + (losses[i - 1] - loss) / (losses[i - 1] - losses[i]) * (
+        logs[i] - logs[i - 1]
+    )
 
 
-def not_decayed(schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int) -> str | None:
+def not_decayed(
+    schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int
+) -> str | None:
     """Why runs of a recipe are not rungs: their learning rate does not end its decay with their own budget; None where
     it does.
 

@@ -63,7 +63,9 @@ def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
     points = {}
     over = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
     for axis in AXES:
-        value, name = min(((float(run.evaluated[axis][-1]), run.name) for run in over), default=(0.0, ""))
+        value, name = min(
+            ((float(run.evaluated[axis][-1]), run.name) for run in over), default=(0.0, "")
+        )
         if value > 0:
             points[axis] = EqualPoint(axis, value, name)
     return points
@@ -131,7 +133,9 @@ def match_ratio(baseline: RunNumbers, method: RunNumbers, axis: str) -> float:
     return match_ratios([baseline], [method], axis)[0][0]
 
 
-def match_ratios(baselines: Sequence[RunNumbers], methods: Sequence[RunNumbers], axis: str) -> list[list[float]]:
+def match_ratios(
+    baselines: Sequence[RunNumbers], methods: Sequence[RunNumbers], axis: str
+) -> list[list[float]]:
     """`match_ratio` of every method's run (row) and every baseline's (column)."""
     before, after = ([_read_end(run, axis) for run in side] for side in (baselines, methods))
     return [[_match(a, b) for a in before] for b in after]
@@ -152,7 +156,9 @@ def _read_end(run: RunNumbers, axis: str) -> _Ended:
 
 
 def _match(baseline: _Ended, method: _Ended) -> float:
-    better, worse, sign = (method, baseline, 1.0) if method.end < baseline.end else (baseline, method, -1.0)
+    better, worse, sign = (
+        (method, baseline, 1.0) if method.end < baseline.end else (baseline, method, -1.0)
+    )
     # Where its falling curve ends above, the better run needs all that it spent.
     needed = better.spent
     if better.end < worse.end and better.loss[-1] <= worse.end:
@@ -190,7 +196,9 @@ def schedule_tokens(run: RunNumbers) -> float:
     if not len(steps) or steps[-1] <= 0:
         return math.nan
     # Beyond the last step, as many tokens a step as the whole run had.
-    return float(np.interp(end, steps, tokens) if end <= steps[-1] else tokens[-1] * end / steps[-1])
+    return float(
+        np.interp(end, steps, tokens) if end <= steps[-1] else tokens[-1] * end / steps[-1]
+    )
 
 
 def other_budgets(runs: Sequence[RunNumbers]) -> str:
@@ -219,13 +227,21 @@ def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
         return found
     finished = [run for run in runs if run.status == "finished" and len(run.evaluated[axis])]
     spent = [float(run.evaluated[axis][-1]) for run in finished]
-    if any(run.status != "finished" for run in runs) and spent and max(spent) > (1 + SAME_SCHEDULE) * min(spent):
+    if (
+        any(run.status != "finished" for run in runs)
+        and spent
+        and max(spent) > (1 + SAME_SCHEDULE) * min(spent)
+    ):
         return "cost to match cannot be ranked where a run failed and costs differ"
     return ""
 
 
 def measures(
-    costs: Costs, with_bits: bool, points: dict[str, EqualPoint], target: float | None, several: bool = True
+    costs: Costs,
+    with_bits: bool,
+    points: dict[str, EqualPoint],
+    target: float | None,
+    several: bool = True,
 ) -> list[Measure]:
     """The measures of a comparison, in the order of its table.
 
@@ -240,20 +256,35 @@ def measures(
     if with_bits:
         found.append(Measure("final_bits_per_byte", "final, per byte of text", "bits/byte", loss))
     found += [
-        Measure(f"loss_at_{axis}", f"loss at {quantity(point.value, axis)}", "nats/token", loss, "difference", axis)
+        Measure(
+            f"loss_at_{axis}",
+            f"loss at {quantity(point.value, axis)}",
+            "nats/token",
+            loss,
+            "difference",
+            axis,
+        )
         for axis, point in points.items()
     ]
     found.append(Measure("best_loss", "best loss (never tested)", "nats/token", loss))
     if target is not None:
         found += [
-            Measure(f"{axis}_to_target", f"{AXIS_WORDS[axis]} to target", "", cost, "ratio", axis) for axis in AXES
+            Measure(f"{axis}_to_target", f"{AXIS_WORDS[axis]} to target", "", cost, "ratio", axis)
+            for axis in AXES
         ]
         if costs.price_per_hour is not None:
-            found.append(Measure("price_to_target", f"price at {costs.price_per_hour:g} per hour", "", cost))
+            found.append(
+                Measure("price_to_target", f"price at {costs.price_per_hour:g} per hour", "", cost)
+            )
         if costs.power_watts is not None:
-            found.append(Measure("kwh_to_target", f"energy at {costs.power_watts:g} W", "kWh", cost))
+            found.append(
+                Measure("kwh_to_target", f"energy at {costs.power_watts:g} W", "kWh", cost)
+            )
     elif several:
-        found += [Measure(f"{axis}_to_match", f"{AXIS_WORDS[axis]} to match", "", cost, "match", axis) for axis in AXES]
+        found += [
+            Measure(f"{axis}_to_match", f"{AXIS_WORDS[axis]} to match", "", cost, "match", axis)
+            for axis in AXES
+        ]
     found += [
         Measure("diverged", "runs that diverged", "", stability, "failures"),
         Measure("share_over_1_2", "steps with loss ratio above 1.2", "%", stability, "rank"),
@@ -287,17 +318,24 @@ def measure_run(
     bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
     values["final_bits_per_byte"] = final
     if isinstance(final, float):
-        values["final_bits_per_byte"] = final / math.log(2) / bytes_per_token if bytes_per_token else "unknown"
+        values["final_bits_per_byte"] = (
+            final / math.log(2) / bytes_per_token if bytes_per_token else "unknown"
+        )
     for axis, point in points.items():
         at = loss_at(run, axis, point.value)
-        values[f"loss_at_{axis}"] = at if at is not None else none or (FAILED if run.failed else "not evaluated")
+        values[f"loss_at_{axis}"] = (
+            at if at is not None else none or (FAILED if run.failed else "not evaluated")
+        )
     if target is not None:
         for axis in AXES:
             needed = needed_for(run, axis, target)
             values[f"{axis}_to_target"] = needed if needed is not None else NOT_REACHED
         seconds = values["seconds_to_target"]
         for key, per_second in (
-            ("price_to_target", None if costs.price_per_hour is None else costs.price_per_hour / 3600),
+            (
+                "price_to_target",
+                None if costs.price_per_hour is None else costs.price_per_hour / 3600,
+            ),
             ("kwh_to_target", None if costs.power_watts is None else costs.power_watts / 3.6e6),
         ):
             if per_second is not None:

@@ -15,7 +15,9 @@ MOST_SEEDS = 10_000
 
 def power_of(n: int, effect: float, paired: bool = True) -> float:
     """Chance that a two-sided t test with `n` seeds per recipe finds a true `effect`, in standard deviations."""
-    df, noncentrality = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
+    df, noncentrality = (
+        (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
+    )
     if noncentrality > 30:
         return 1.0
     critical = float(special.stdtrit(df, 1 - ALPHA / 2))
@@ -39,5 +41,8 @@ def seeds_needed(difference: float, sd: float, paired: bool = True) -> int | Non
 
 def sd_interval(sd: float, n: int) -> tuple[float, float]:
     """95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
-    low, high = (math.sqrt((n - 1) / float(special.chdtri(n - 1, tail))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
+    low, high = (
+        math.sqrt((n - 1) / float(special.chdtri(n - 1, tail)))
+        for tail in (ALPHA / 2, 1 - ALPHA / 2)
+    )
     return sd * low, sd * high

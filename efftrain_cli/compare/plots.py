@@ -33,7 +33,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
-AXIS_LABELS = {"tokens": "tokens trained", "flops": "FLOPs executed", "seconds": "training time (s)"}
+AXIS_LABELS = {
+    "tokens": "tokens trained",
+    "flops": "FLOPs executed",
+    "seconds": "training time (s)",
+}
 LATE = 1 / 3
 """Where a zoomed figure begins, as a share of the cost: later than the fall that all curves share."""
 _FEW_RUNS = 12
@@ -68,7 +72,9 @@ def plots_of(comparison: Comparison) -> list[Plot]:
     if evaluations:
         for axis in AXES:
             title = f"Validation loss against {AXIS_LABELS[axis].split(' (')[0]}"
-            plots.append(Plot(f"loss-{axis}", title, partial(draw_loss, axis=axis, start_share=0.0)))
+            plots.append(
+                Plot(f"loss-{axis}", title, partial(draw_loss, axis=axis, start_share=0.0))
+            )
     for name, title, label in (
         ("seq_len", "Sequence length", "sequence length (tokens)"),
         ("batch_size", "Batch size", "batch size (sequences)"),
@@ -77,7 +83,11 @@ def plots_of(comparison: Comparison) -> list[Plot]:
         ("grad_norm", "Gradient norm before clipping", "gradient norm"),
         ("loss_ratio", "Loss ratio", "loss / lowest loss so far"),
         ("adam_sqrt_v_max", "Largest Adam sqrt(v)", "max sqrt(v)"),
-        ("standardization_loss", "Divergence of activations from N(0, 1), mean over sites", "nats per channel"),
+        (
+            "standardization_loss",
+            "Divergence of activations from N(0, 1), mean over sites",
+            "nats per channel",
+        ),
     ):
         if any(name in run.series for run in comparison.runs):
             draw = partial(_draw_series, comparison=comparison, name=name, label=label)
@@ -98,9 +108,22 @@ def _draw_sites(axes: Axes, hover: Hover, run: RunNumbers) -> None:
         same = [(site, series) for site, series in run.sites.items() if _kind_of(site) == kind]
         for number, (site, series) in enumerate(same):
             depth = (number + 1) / len(same)
-            label = f"{kind} (paler: earlier blocks)" if depth == 1 and len(same) > 1 else kind if depth == 1 else None
+            label = (
+                f"{kind} (paler: earlier blocks)"
+                if depth == 1 and len(same) > 1
+                else kind
+                if depth == 1
+                else None
+            )
             colour = COLOURS[kinds.index(kind) % len(COLOURS)]
-            axes.plot(series.tokens, series.values, color=colour, alpha=0.25 + 0.75 * depth, linewidth=1.3, label=label)
+            axes.plot(
+                series.tokens,
+                series.values,
+                color=colour,
+                alpha=0.25 + 0.75 * depth,
+                linewidth=1.3,
+                label=label,
+            )
             _name(hover, site, series.tokens, series.values, "{:.4g} nats per channel", 60)
     axes.set_yscale("log")
     _label_axes(axes, "tokens", "nats per channel")
@@ -114,7 +137,10 @@ def _kind_of(site: str) -> str:
 def style_of(comparison: Comparison, group: Group) -> dict[str, Any]:
     """Colour and line style of a group, the same in every figure."""
     i = comparison.groups.index(group)
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[(i + i // len(COLOURS)) % len(STYLES)]}
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "linestyle": STYLES[(i + i // len(COLOURS)) % len(STYLES)],
+    }
 
 
 def _points_per_run(comparison: Comparison) -> int:
@@ -149,7 +175,10 @@ def _draw_difference(axes: Axes, hover: Hover, comparison: Comparison) -> None:
         end = min(run.evaluated["tokens"][-1] for pair in pairs for run in pair)
         grid = np.unique(np.concatenate([pair[0].evaluated["tokens"] for pair in pairs]))
         grid = _thin(grid[grid <= end], grid[grid <= end], 60)[0]
-        at_grid = [[np.interp(grid, r.evaluated["tokens"], r.evaluated["val_loss"]) for r in pair] for pair in pairs]
+        at_grid = [
+            [np.interp(grid, r.evaluated["tokens"], r.evaluated["val_loss"]) for r in pair]
+            for pair in pairs
+        ]
         gaps = np.array([b - a for a, b in at_grid])
         style, letter = style_of(comparison, group), comparison.letter(group)
         mean = gaps.mean(0)
@@ -160,10 +189,14 @@ def _draw_difference(axes: Axes, hover: Hover, comparison: Comparison) -> None:
         if len(pairs) > 1:
             t = float(special.stdtrit(len(pairs) - 1, 1 - ALPHA / 2))
             half = t * gaps.std(0, ddof=1) / np.sqrt(len(pairs))
-            axes.fill_between(grid, mean - half, mean + half, color=style["color"], alpha=0.2, linewidth=0)
+            axes.fill_between(
+                grid, mean - half, mean + half, color=style["color"], alpha=0.2, linewidth=0
+            )
         for x, y, h in zip(grid, mean, half, strict=True):
             interval = f" [{y - h:+.4f}, {y + h:+.4f}]" if len(pairs) > 1 else ""
-            hover.append((x, y, f"{letter} - A at {human(x)} tokens: {y:+.4f}{interval} nats/token"))
+            hover.append(
+                (x, y, f"{letter} - A at {human(x)} tokens: {y:+.4f}{interval} nats/token")
+            )
         late += [*(mean - half)[grid >= LATE * end], *(mean + half)[grid >= LATE * end]]
     axes.axhline(0, color=_INK, linewidth=0.8, alpha=0.6)
     if late:
@@ -179,7 +212,9 @@ def _legend(comparison: Comparison, group: Group) -> str:
     return f"{comparison.letter(group)} {name if len(name) <= 24 else name[:23] + '…'}"
 
 
-def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, start_share: float) -> None:
+def _draw_loss(
+    axes: Axes, hover: Hover, comparison: Comparison, axis: str, start_share: float
+) -> None:
     most = _points_per_run(comparison)
     for group in comparison.groups:
         style = style_of(comparison, group)
@@ -188,7 +223,9 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
         if not curves:
             continue
         letter = comparison.letter(group)
-        label = _legend(comparison, group) + (f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else "")
+        label = _legend(comparison, group) + (
+            f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+        )
         if len(curves) == 1:
             x, y = _thin(curves[0][0], curves[0][1], most)
             axes.plot(x, y, label=label, linewidth=1.6, **style)
@@ -197,22 +234,39 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
             end = min(x[-1] for x, _, _ in curves)
             start = max(x[0] for x, _, _ in curves)
             grid = np.unique(np.concatenate([_thin(x, x, most)[0] for x, _, _ in curves]))
-            grid = _thin(grid[(grid >= start) & (grid <= end)], grid[(grid >= start) & (grid <= end)], most)[0]
+            grid = _thin(
+                grid[(grid >= start) & (grid <= end)], grid[(grid >= start) & (grid <= end)], most
+            )[0]
             losses = np.array([np.interp(grid, x, loss) for x, loss, _ in curves])
-            axes.fill_between(grid, losses.min(0), losses.max(0), color=style["color"], alpha=0.2, linewidth=0)
+            axes.fill_between(
+                grid, losses.min(0), losses.max(0), color=style["color"], alpha=0.2, linewidth=0
+            )
             axes.plot(grid, losses.mean(0), label=label, linewidth=1.6, **style)
             _name(hover, f"{letter}, mean", grid, losses.mean(0), "{:.4f} nats/token", 60, axis)
             for x, loss, _ in curves:
                 beyond = x >= end
                 if beyond.sum() > 1:  # a seed that went on after another had ended
-                    axes.plot(*_thin(x[beyond], loss[beyond], most), linewidth=0.8, alpha=0.6, **style)
+                    axes.plot(
+                        *_thin(x[beyond], loss[beyond], most), linewidth=0.8, alpha=0.6, **style
+                    )
         for x, loss, run in curves:
             if run.status == "diverged":
-                axes.plot(x[-1:], loss[-1:], marker="x", markersize=7, color=style["color"], linestyle="none")
+                axes.plot(
+                    x[-1:],
+                    loss[-1:],
+                    marker="x",
+                    markersize=7,
+                    color=style["color"],
+                    linestyle="none",
+                )
     if comparison.target_loss is not None:
         axes.axhline(comparison.target_loss, color=_INK, linewidth=0.8, alpha=0.6, linestyle=":")
     # Losses before this share of the cost are left above the frame; spikes and divergences after it stay inside.
-    every = [(run.evaluated[axis], run.evaluated["val_loss"]) for run in comparison.runs if len(run.evaluated[axis])]
+    every = [
+        (run.evaluated[axis], run.evaluated["val_loss"])
+        for run in comparison.runs
+        if len(run.evaluated[axis])
+    ]
     furthest = max(x[-1] for x, _ in every)
     _fit(axes, [loss[x >= (start_share or 0.08) * furthest] for x, loss in every])
     _label_axes(axes, axis, "validation loss (nats/token)")
@@ -220,10 +274,14 @@ def _draw_loss(axes: Axes, hover: Hover, comparison: Comparison, axis: str, star
         axes.set_xlim(left=start_share * furthest)
 
 
-def _name(hover: Hover, who: str, x: np.ndarray, y: np.ndarray, form: str, most: int, axis: str = "tokens") -> None:
+def _name(
+    hover: Hover, who: str, x: np.ndarray, y: np.ndarray, form: str, most: int, axis: str = "tokens"
+) -> None:
     """Names at most so many points of a curve; `form` is how their y is written."""
     for at, value in zip(*_thin(x, y, most), strict=True):
-        hover.append((float(at), float(value), f"{who} at {quantity(float(at), axis)}: {form.format(value)}"))
+        hover.append(
+            (float(at), float(value), f"{who} at {quantity(float(at), axis)}: {form.format(value)}")
+        )
 
 
 def _fit(axes: Axes, values: list[np.ndarray]) -> None:
@@ -265,7 +323,9 @@ def _draw_series(axes: Axes, hover: Hover, comparison: Comparison, name: str, la
 
 
 def _seeds_differ(runs: list[RunNumbers], name: str) -> bool:
-    return any(not np.array_equal(run.series[name].values, runs[0].series[name].values) for run in runs[1:])
+    return any(
+        not np.array_equal(run.series[name].values, runs[0].series[name].values) for run in runs[1:]
+    )
 
 
 def _label_axes(axes: Axes, across: str, up: str) -> None:
@@ -299,7 +359,9 @@ def _figure(plot: Plot, comparison: Comparison) -> tuple[Figure, Hover]:
     if len(handles) > 1 or len(comparison.groups) > 1:
         # Below the axes, so that it lies over no curve; in as many columns as have room.
         columns = max(1, min(len(handles), 70 // (8 + max(map(len, labels)))))
-        figure.legend(handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=columns)
+        figure.legend(
+            handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=columns
+        )
     return figure, hover
 
 
@@ -311,7 +373,12 @@ def _style(plot: Plot, ink: str) -> Any:
 
     style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
     # The salt keeps the identifiers of one page's figures apart, and equal from one run to the next.
-    style |= {"axes.labelsize": 9.5, "font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": plot.name}
+    style |= {
+        "axes.labelsize": 9.5,
+        "font.size": 9.5,
+        "svg.fonttype": "none",
+        "svg.hashsalt": plot.name,
+    }
     return matplotlib.rc_context(style)
 
 
@@ -320,7 +387,9 @@ def inline_svg(plot: Plot, comparison: Comparison) -> str:
     out = io.StringIO()
     with _style(plot, _INK):
         figure, hover = _figure(plot, comparison)
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            out, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -344,7 +413,9 @@ def _hover_points(figure: Figure, hover: Hover) -> str:
     for x, y, text in hover:
         if left <= x <= right and bottom <= y <= top:
             px, py = axes.transData.transform((x, y)) * scale
-            circles.append(f'<circle cx="{px:.1f}" cy="{height - py:.1f}" r="5"><title>{escape(text)}</title></circle>')
+            circles.append(
+                f'<circle cx="{px:.1f}" cy="{height - py:.1f}" r="5"><title>{escape(text)}</title></circle>'
+            )
     return f'<g class="hover">{"".join(circles)}</g>'
 
 

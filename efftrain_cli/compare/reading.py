@@ -114,12 +114,20 @@ class RunNumbers:
     @property
     def all_seconds(self) -> dict[str, float | None]:
         """Seconds by what they were spent on, and of the wall clock."""
-        return {"train_seconds": self.seconds, **self.other_seconds, "wall_seconds": self.wall_seconds}
+        return {
+            "train_seconds": self.seconds,
+            **self.other_seconds,
+            "wall_seconds": self.wall_seconds,
+        }
 
     @property
     def sites(self) -> dict[str, Series]:
         """The divergence from N(0, 1) over the run's tokens, by site; empty without the standardization loss."""
-        return {name.removeprefix(SITE): series for name, series in self.series.items() if name.startswith(SITE)}
+        return {
+            name.removeprefix(SITE): series
+            for name, series in self.series.items()
+            if name.startswith(SITE)
+        }
 
     @property
     def has_diverged(self) -> bool:
@@ -134,7 +142,12 @@ def read_numbers(path: Path) -> RunNumbers:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    rows = Rows({name: np.empty(0) for name in COLUMNS.split()}, segments=0, nonfinite_segments=0, damaged=())
+    rows = Rows(
+        {name: np.empty(0) for name in COLUMNS.split()},
+        segments=0,
+        nonfinite_segments=0,
+        damaged=(),
+    )
     if (path / "metrics.jsonl").exists():
         rows = read_rows(path, (*COLUMNS.split(), *_site_columns(run.recipe)))
     columns = dict(rows.columns)
@@ -142,7 +155,9 @@ def read_numbers(path: Path) -> RunNumbers:
     marks = _marks(run, rows, status, int(_last(columns["step"])))
     columns["schedule_tokens"] = columns["tokens"]
     columns["tokens"] = columns["tokens"] + _abandoned(run, columns["step"])
-    last = {name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")}
+    last = {
+        name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")
+    }
     last_save = _last_save(run, int(last["step"]))
     sums = {
         name: float(np.nansum(columns[name])) + (last_save if name == "checkpoint_seconds" else 0.0)
@@ -169,7 +184,9 @@ def read_numbers(path: Path) -> RunNumbers:
         max_ratio=float(ratio.max()) if len(ratio) else None,
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=_count(run, "rewind"),
-        tokens_per_second=last["tokens"] / last["train_seconds"] if last["train_seconds"] > 0 else None,
+        tokens_per_second=last["tokens"] / last["train_seconds"]
+        if last["train_seconds"] > 0
+        else None,
         mfu=_mean_mfu(columns),
         other_seconds={name: seconds for name, seconds in sums.items() if name != "cpu_seconds"},
         speeds=_speeds(run),
@@ -185,12 +202,18 @@ def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
     tokens = np.zeros(len(step))
     for event in run.events:
         if event.get("event") == "rewind":
-            tokens += float(event.get("tokens_abandoned", 0)) * (step > float(event.get("to_step", math.inf)))
+            tokens += float(event.get("tokens_abandoned", 0)) * (
+                step > float(event.get("to_step", math.inf))
+            )
     return tokens
 
 
 def _speeds(run: RunDirectory) -> tuple[float, ...]:
-    found = [event.get("calibrated_gflops") for event in run.events if event.get("event") in ("start", "resume", "end")]
+    found = [
+        event.get("calibrated_gflops")
+        for event in run.events
+        if event.get("event") in ("start", "resume", "end")
+    ]
     return tuple(float(value) for value in found if isinstance(value, int | float) and value > 0)
 
 
@@ -229,9 +252,17 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
     marks = []
     budget = run.recipe.get("train", {}).get("tokens")
     if status != "finished":
-        share = f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)" if budget else ""
+        share = (
+            f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)"
+            if budget
+            else ""
+        )
         why = f" ({end})" if status == "crashed" and (end := _end(run)) else ""
-        words = {"running": "still running", "stopped": "unfinished: stopped", "crashed": f"unfinished: crashed{why}"}
+        words = {
+            "running": "still running",
+            "stopped": "unfinished: stopped",
+            "crashed": f"unfinished: crashed{why}",
+        }
         marks.append(f"{words.get(status, status)} at step {step}{share}")
     if rewinds := _count(run, "rewind"):
         marks.append(f"rewound {_times(rewinds)}")
@@ -255,7 +286,9 @@ def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, 
         if event.get("event") == "override":
             changed = event.get("differences")
             entries = changed if isinstance(changed, list) else []
-            changes = ", ".join(str(entry[0]) for entry in entries if isinstance(entry, list) and entry)
+            changes = ", ".join(
+                str(entry[0]) for entry in entries if isinstance(entry, list) and entry
+            )
             marks.append(f"continued although what decides it had changed ({changes or 'unknown'})")
     steps = rows.columns["step"]
     if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:
@@ -301,15 +334,23 @@ def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
     """Model FLOPs utilization over the whole run: the rows' MFU weighted by their seconds."""
     there = np.isfinite(columns["mfu"]) & np.isfinite(columns["seconds"])
     seconds = columns["seconds"][there]
-    return float((columns["mfu"][there] * seconds).sum() / seconds.sum()) if seconds.sum() > 0 else None
+    return (
+        float((columns["mfu"][there] * seconds).sum() / seconds.sum())
+        if seconds.sum() > 0
+        else None
+    )
 
 
 def _last_save(run: RunDirectory, step: int) -> float:
     """Seconds of the save after the last step, which no row holds: a row counts what was saved before it."""
     seconds = [
-        event.get("seconds") for event in run.events if event.get("event") == "checkpoint" and event.get("step") == step
+        event.get("seconds")
+        for event in run.events
+        if event.get("event") == "checkpoint" and event.get("step") == step
     ]
-    return next((float(value) for value in reversed(seconds) if isinstance(value, int | float)), 0.0)
+    return next(
+        (float(value) for value in reversed(seconds) if isinstance(value, int | float)), 0.0
+    )
 
 
 def _wall(columns: dict[str, np.ndarray]) -> float | None:
@@ -318,7 +359,9 @@ def _wall(columns: dict[str, np.ndarray]) -> float | None:
     if not there.any():
         return None
     # Each segment has its own clock, which starts at 0.
-    return float(sum(wall[there & (segment == each)].max(initial=0.0) for each in np.unique(segment)))
+    return float(
+        sum(wall[there & (segment == each)].max(initial=0.0) for each in np.unique(segment))
+    )
 
 
 def _site_columns(recipe: dict[str, Any]) -> tuple[str, ...]:
@@ -333,11 +376,22 @@ def _site_columns(recipe: dict[str, Any]) -> tuple[str, ...]:
 def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
     series = {}
     sites = [name for name in columns if name == "standardization_loss" or name.startswith(SITE)]
-    for name in ("seq_len", "batch_size", "lr", "loss", "grad_norm", "loss_ratio", "adam_sqrt_v_max", *sites):
+    for name in (
+        "seq_len",
+        "batch_size",
+        "lr",
+        "loss",
+        "grad_norm",
+        "loss_ratio",
+        "adam_sqrt_v_max",
+        *sites,
+    ):
         there = np.isfinite(columns[name])
         if there.any():
             extreme = name in ("grad_norm", "loss_ratio", "adam_sqrt_v_max")
-            series[name] = _thin(np.nan_to_num(columns["tokens"][there]), columns[name][there], extreme)
+            series[name] = _thin(
+                np.nan_to_num(columns["tokens"][there]), columns[name][there], extreme
+            )
     return series
 
 
@@ -359,12 +413,18 @@ def _zero_shot(path: Path, columns: dict[str, np.ndarray]) -> tuple[ZeroShot, ..
             for name, score in row.items():
                 # Only accuracies: an item of a perplexity is a log-probability, whose mean is not the task's score.
                 if name.startswith(("acc", "exact_match")) and isinstance(score, int | float):
-                    scores.setdefault(name, {})[f"{row['doc_id']} {row.get('doc_hash')}"] = float(score)
+                    scores.setdefault(name, {})[f"{row['doc_id']} {row.get('doc_hash')}"] = float(
+                        score
+                    )
     except (ValueError, KeyError) as error:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
     return tuple(
         ZeroShot(
-            key=(str(entry["task"]), str(entry["protocol"]), "" if entry["limit"] is None else str(entry["limit"])),
+            key=(
+                str(entry["task"]),
+                str(entry["protocol"]),
+                "" if entry["limit"] is None else str(entry["limit"]),
+            ),
             metrics={
                 name: float(metric["value"])
                 for name, metric in entry.get("metrics", {}).items()
@@ -384,4 +444,8 @@ def _tokens_at(checkpoint: str, columns: dict[str, np.ndarray]) -> float | None:
     if not digits.isdigit():
         return None
     at = np.flatnonzero(columns["step"] == int(digits))
-    return float(columns["tokens"][at[0]]) if len(at) and np.isfinite(columns["tokens"][at[0]]) else None
+    return (
+        float(columns["tokens"][at[0]])
+        if len(at) and np.isfinite(columns["tokens"][at[0]])
+        else None
+    )

@@ -22,10 +22,15 @@ def report(comparison: Comparison) -> str:
     title = f"{len(others)} recipes" if len(others) > 2 else " and ".join(others)
     first = {"key": key_table(comparison), "answers": answers(comparison)}
     environment = Environment(
-        loader=PackageLoader("efftrain_cli.compare"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("efftrain_cli.compare"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     return environment.get_template("report.html").render(
-        title=f"{title} against {comparison.baseline.label}" if others else comparison.baseline.label,
+        title=f"{title} against {comparison.baseline.label}"
+        if others
+        else comparison.baseline.label,
         verdicts=verdict_sentences(comparison),
         headline=headline(comparison),
         first=first,
@@ -53,7 +58,10 @@ def _curves_note(comparison: Comparison) -> str:
 
 
 def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:
-    values = {key: json.dumps(value) if isinstance(value, str) else shown(value) for key, value in group.recipe.items()}
+    values = {
+        key: json.dumps(value) if isinstance(value, str) else shown(value)
+        for key, value in group.recipe.items()
+    }
     lines = "\n".join(f"{key} = {value}" for key, value in values.items())
     seeds = ", ".join(map(str, group.seeds))
     return {"title": f"{comparison.letter(group)} {group.label} (seeds {seeds})", "text": lines}
@@ -66,10 +74,14 @@ def _receipt(run: RunNumbers) -> dict[str, str]:
     lines = [f"command: {words}"] if command or isinstance(command, list) else []
     data = origin.pop("data", None)
     lines += [f"{key}: {value}" for key, value in origin.items()]
-    lines += [f"data.{key}: {value}" for key, value in data.items()] if isinstance(data, dict) else []
+    lines += (
+        [f"data.{key}: {value}" for key, value in data.items()] if isinstance(data, dict) else []
+    )
     lines.append(f"steps: {run.step}, training seconds: {run.seconds:.3f}")
     lines += [f"{name.replace('_', ' ')}: {value:.3f}" for name, value in run.other_seconds.items()]
     if run.speeds:
-        lines.append(f"machine's speed before and after, GFLOP/s: {', '.join(f'{rate:g}' for rate in run.speeds)}")
+        lines.append(
+            f"machine's speed before and after, GFLOP/s: {', '.join(f'{rate:g}' for rate in run.speeds)}"
+        )
     lines += [f"mark: {mark}" for mark in run.marks]
     return {"title": f"{run.name}: {run.status}", "text": "\n".join(lines)}

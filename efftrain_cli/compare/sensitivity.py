@@ -49,7 +49,8 @@ class Curve:
         if self.pending:
             return ()
         return tuple(
-            sensitivity(self.rates, [row[i] for row in self.losses], start) for i, start in enumerate(self.initial)
+            sensitivity(self.rates, [row[i] for row in self.losses], start)
+            for i, start in enumerate(self.initial)
         )
 
 
@@ -64,11 +65,16 @@ def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial:
     """
     if len(rates) < 2 or any(later <= rate for rate, later in itertools.pairwise(rates)):
         raise ValueError("sensitivity needs two or more learning rates, in rising order")
-    capped = [initial if loss is None or not math.isfinite(loss) else min(loss, initial) for loss in losses]
+    capped = [
+        initial if loss is None or not math.isfinite(loss) else min(loss, initial)
+        for loss in losses
+    ]
     logs = [math.log(rate) for rate in rates]
     gaps = [later - log for log, later in itertools.pairwise(logs)]
     # At the ends the stretch reaches as far outwards as inwards.
-    widths = [(left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)]
+    widths = [
+        (left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)
+    ]
     mean = sum(width * loss for width, loss in zip(widths, capped, strict=True)) / sum(widths)
     return mean - min(capped)
 
@@ -76,7 +82,9 @@ def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial:
 def edge_warning(curve: Curve) -> str | None:
     """Says that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it does not."""
     if curve.best is None:
-        return f"{curve.label}: there is no learning rate at which every seed finished: try lower ones"
+        return (
+            f"{curve.label}: there is no learning rate at which every seed finished: try lower ones"
+        )
     if len(curve.rates) < 2 or 0 < curve.best < len(curve.rates) - 1:
         return None
     return f"{curve.label}: the best learning rate, {at_edge(curve.rates[curve.best], curve.rates)}"
@@ -95,7 +103,9 @@ def unequal_grids(curves: Sequence[Curve]) -> str | None:
     kinds = {(curve.rates, curve.seeds) for curve in curves}
     if len(kinds) < 2:
         return None
-    each = "; ".join(f"{curve.label}: {len(curve.rates)} rates, {len(curve.seeds)} seeds" for curve in curves)
+    each = "; ".join(
+        f"{curve.label}: {len(curve.rates)} rates, {len(curve.seeds)} seeds" for curve in curves
+    )
     return f"the recipes were tried with different learning rates or seeds ({each}): their sensitivities are not comparable"
 
 

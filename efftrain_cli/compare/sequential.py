@@ -41,13 +41,17 @@ def schedule(seeds: int, looks: int) -> tuple[int, ...]:
     """
     most = max(1, seeds - FIRST_LOOK + 1)
     if looks > most:
-        raise ValueError(f"{looks} looks need at least {looks + FIRST_LOOK - 1} seeds: the first is at {FIRST_LOOK}")
+        raise ValueError(
+            f"{looks} looks need at least {looks + FIRST_LOOK - 1} seeds: the first is at {FIRST_LOOK}"
+        )
     if looks == 1:
         return (seeds,)
     return tuple(max(FIRST_LOOK + i, math.ceil((i + 1) * seeds / looks)) for i in range(looks))
 
 
-def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE) -> float:
+def sequential_p(
+    p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE
+) -> float:
     """p-value of the looks so far together: small only where one of them passes its boundary at a small level.
 
     It never grows with further looks, and where nothing differs it is below `a` in at most a share `a` of studies,
@@ -65,14 +69,18 @@ def sequential_p(p_values: Sequence[float], plan: Sequence[int], sides: int, sha
         return min(1.0, p_values[0])
     # Below 1e-300 all are the same: far beyond every boundary.
     deviates = (float(-special.ndtri(max(p, 1e-300) / sides)) for p in p_values)
-    passed = max(deviate * _weight(n, plan, shape) for deviate, n in zip(deviates, plan, strict=False))
+    passed = max(
+        deviate * _weight(n, plan, shape) for deviate, n in zip(deviates, plan, strict=False)
+    )
     null = _null_maxima(tuple(plan), sides, shape)
     exceeding = len(null) - int(np.searchsorted(null, passed, side="left"))
     # Two standard errors of the simulation are added, so that the level holds in spite of it.
     return min(1.0, (exceeding + 2 * math.sqrt(exceeding) + 2) / len(null))
 
 
-def nominal_levels(alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE) -> tuple[float, ...]:
+def nominal_levels(
+    alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE
+) -> tuple[float, ...]:
     """The level that each look's own t test must pass, so that all looks together err with probability `alpha`."""
     if len(plan) == 1:
         return (alpha,)
@@ -100,7 +108,9 @@ def _maxima(values: np.ndarray, plan: Sequence[int], sides: int, shape: float) -
     for n in plan:
         t = t_statistic(values, n)
         tail = special.stdtr(n - 1, -np.abs(t) if sides == 2 else -t)
-        best = np.maximum(best, -special.ndtri(np.clip(tail, 1e-300, 1 - 1e-16)) * _weight(n, plan, shape))
+        best = np.maximum(
+            best, -special.ndtri(np.clip(tail, 1e-300, 1 - 1e-16)) * _weight(n, plan, shape)
+        )
     return best
 
 

@@ -66,13 +66,24 @@ def show_comparison(
             from rich.console import Console
 
             out = StringIO()
-            _print_all(Console(file=out, width=_widest(comparison), highlight=False), comparison, details)
+            _print_all(
+                Console(file=out, width=_widest(comparison), highlight=False), comparison, details
+            )
             _write(output, out.getvalue())
     else:
         if kind == "json":
-            text = json.dumps({**(first or {}), **formats.as_json(comparison)}, indent=1, allow_nan=False) + "\n"
+            text = (
+                json.dumps(
+                    {**(first or {}), **formats.as_json(comparison)}, indent=1, allow_nan=False
+                )
+                + "\n"
+            )
         else:
-            written = {"markdown": formats.markdown, "csv": formats.comma_separated, "latex": formats.latex}
+            written = {
+                "markdown": formats.markdown,
+                "csv": formats.comma_separated,
+                "latex": formats.latex,
+            }
             text = written[kind](comparison)
         if output is None:
             sys.stdout.write(text)
@@ -85,7 +96,10 @@ def show_comparison(
         # Beside a format for programs the curves go where the eye is, not where the data goes.
         stream = sys.stdout if kind == "table" and output is None else sys.stderr
         colour = stream.isatty() and not console.no_color
-        print(terminal_plots(comparison, console.width if console.is_terminal else 80, colour), file=stream)
+        print(
+            terminal_plots(comparison, console.width if console.is_terminal else 80, colour),
+            file=stream,
+        )
 
 
 def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
@@ -96,7 +110,9 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
     """
     for size in sizes:
         if size <= 0:
-            raise UsageError(f"--difference {size:g}: give a size above 0, in nats per token or as a share of cost")
+            raise UsageError(
+                f"--difference {size:g}: give a size above 0, in nats per token or as a share of cost"
+            )
     if len(comparison.groups) < 2:
         raise UsageError(
             "--plan needs the runs of two recipes: the spread of their differences decides the number of seeds"
@@ -115,7 +131,9 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
     formats.print_labels(console, comparison.labels)
     if not details and len(comparison.groups) > 1:
         console.print(
-            "Every measure, test and run: --details; curves: --plot, --format html", style="dim", highlight=False
+            "Every measure, test and run: --details; curves: --plot, --format html",
+            style="dim",
+            highlight=False,
         )
 
 

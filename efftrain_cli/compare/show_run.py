@@ -57,7 +57,9 @@ def values_of_run(path: Path) -> dict[str, Any]:
             "steps": run.step,
             "tokens": run.tokens,
             "measures": {
-                key: value for key, value in measured.items() if isinstance(value, float) and math.isfinite(value)
+                key: value
+                for key, value in measured.items()
+                if isinstance(value, float) and math.isfinite(value)
             },
             "seconds": run.all_seconds,
             "zero_shot": [
@@ -96,7 +98,9 @@ def _measures(run: RunNumbers) -> Table:
         value = values[measure.key]
         text = number_text(measure, value) if isinstance(value, float) else value
         section = "" if measure.section != "Validation loss" else "validation loss, "
-        rows.append((f"{section}{measure.title}{f', {measure.unit}' if measure.unit else ''}", text))
+        rows.append(
+            (f"{section}{measure.title}{f', {measure.unit}' if measure.unit else ''}", text)
+        )
     return Table("Measures", ("", ""), tuple(rows))
 
 
@@ -106,7 +110,10 @@ def _time(run: RunNumbers) -> Table:
     named = sum(parts.values())
     total = max(named, run.wall_seconds or 0.0)
     parts["other"] = total - named
-    rows = [(name, duration(value), f"{100 * value / total:.1f} %" if total else "-") for name, value in parts.items()]
+    rows = [
+        (name, duration(value), f"{100 * value / total:.1f} %" if total else "-")
+        for name, value in parts.items()
+    ]
     return Table("Time", ("", "time", "share"), (*rows, ("wall", duration(total), "")))
 
 
@@ -119,7 +126,12 @@ def _sites(run: RunNumbers) -> list[Table]:
     rows = []
     for site, series in run.sites.items():
         values = dict(zip(series.tokens.tolist(), series.values.tolist(), strict=True))
-        rows.append((site, *(f"{values[tokens]:.3g}" if tokens in values else "-" for tokens in at.tolist())))
+        rows.append(
+            (
+                site,
+                *(f"{values[tokens]:.3g}" if tokens in values else "-" for tokens in at.tolist()),
+            )
+        )
     head = ("after tokens", *map(human, at))
     return [Table("Divergence from N(0, 1) by site, nats per channel", head, tuple(rows))]
 
@@ -141,12 +153,19 @@ def _small_files(run: RunDirectory) -> list[Table]:
     events = []
     for event in run.events:
         if event.get("event") != "checkpoint":
-            what = ", ".join(f"{key} {_text(value)}" for key, value in event.items() if key not in ("time", "event"))
+            what = ", ".join(
+                f"{key} {_text(value)}"
+                for key, value in event.items()
+                if key not in ("time", "event")
+            )
             events.append((str(event.get("time", "-")), str(event.get("event")), what))
     checkpoints = ", ".join(checkpoint.name for checkpoint in checkpoints_of(run.path))
     command = run.origin.get("command")
     words = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "-")
-    origin = [("command", words), *((k, _text(v)) for k, v in flatten(run.origin).items() if k != "command")]
+    origin = [
+        ("command", words),
+        *((k, _text(v)) for k, v in flatten(run.origin).items() if k != "command"),
+    ]
     recipe = tuple((key, shown(value)) for key, value in flatten(run.recipe).items())
     return [
         *([Table("Events", ("time", "event", "what"), tuple(events))] if events else []),

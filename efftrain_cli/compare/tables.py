@@ -38,10 +38,20 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
             scores.
     """
     sections = dict.fromkeys(measure.section for measure in comparison.measures)
-    tables = [key_table(comparison), answers(comparison), _trials(comparison), _zero_shot(comparison)]
+    tables = [
+        key_table(comparison),
+        answers(comparison),
+        _trials(comparison),
+        _zero_shot(comparison),
+    ]
     if details or len(comparison.groups) == 1:
         measured = [_measures(comparison, section) for section in sections]
-        tables += [_recipe_differences(comparison), *measured, _tests(comparison), _runs(comparison)]
+        tables += [
+            _recipe_differences(comparison),
+            *measured,
+            _tests(comparison),
+            _runs(comparison),
+        ]
     return [table for table in tables if table.rows]
 
 
@@ -60,9 +70,20 @@ def key_table(comparison: Comparison) -> Table:
     """What the letters stand for: the settings that differ are shown where they are few."""
     rows = []
     for i, group in enumerate(comparison.groups):
-        named = [f"{key}={values[i]}" for key, values in comparison.recipe_differences if values[i] != "-"]
+        named = [
+            f"{key}={values[i]}"
+            for key, values in comparison.recipe_differences
+            if values[i] != "-"
+        ]
         settings = " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
-        rows.append((comparison.letter(group), group.recipe_name, counted(len(group.runs), "seed"), settings or "-"))
+        rows.append(
+            (
+                comparison.letter(group),
+                group.recipe_name,
+                counted(len(group.runs), "seed"),
+                settings or "-",
+            )
+        )
     return Table("", ("", "recipe", "seeds", "settings that differ"), tuple(rows))
 
 
@@ -77,12 +98,15 @@ def answers(comparison: Comparison) -> Table:
     for measure in asked:
         found = [d for d in comparison.differences if d.measure == measure]
         question = _question(measure, found, reasons)
-        base, *sides = (_short_cell(comparison, measure, side) for side in (comparison.baseline, *others))
+        base, *sides = (
+            _short_cell(comparison, measure, side) for side in (comparison.baseline, *others)
+        )
         if len(others) == 1:
             rows.append((question, base, *sides, *_answer(found[0])))
             continue
         under = [
-            (comparison.letter(group), side, *_answer(d)) for group, side, d in zip(others, sides, found, strict=True)
+            (comparison.letter(group), side, *_answer(d))
+            for group, side, d in zip(others, sides, found, strict=True)
         ]
         if measure.tested != "match":
             under.insert(0, ("A", base, "", "", ""))
@@ -101,7 +125,9 @@ def _answers_note(comparison: Comparison) -> str:
         + "; p of the other lines is corrected (Holm) for their number."
     )
     if any(d.measure.tested == "match" for d in comparison.differences):
-        note += " To match: what the better run of a pair needs to reach the worse one's final loss."
+        note += (
+            " To match: what the better run of a pair needs to reach the worse one's final loss."
+        )
     return note
 
 
@@ -111,9 +137,15 @@ def _footnote(difference: Difference) -> str:
 
 
 def _question(measure: Measure, differences: Sequence[Difference], reasons: Sequence[str]) -> str:
-    title = {"share_over_1_2": "% of steps jumping", "diverged": "runs that diverged"}.get(measure.key, measure.title)
-    marks = dict.fromkeys(_mark(reasons.index(_footnote(d)) + 1) for d in differences if _footnote(d))
-    return " ".join((title.replace("training seconds", "seconds"), *(["".join(marks)] if marks else [])))
+    title = {"share_over_1_2": "% of steps jumping", "diverged": "runs that diverged"}.get(
+        measure.key, measure.title
+    )
+    marks = dict.fromkeys(
+        _mark(reasons.index(_footnote(d)) + 1) for d in differences if _footnote(d)
+    )
+    return " ".join(
+        (title.replace("training seconds", "seconds"), *(["".join(marks)] if marks else []))
+    )
 
 
 def _mark(number: int) -> str:
@@ -128,7 +160,11 @@ def _short_cell(comparison: Comparison, measure: Measure, group: Group) -> str:
     if measure.tested == "failures":
         return f"{sum(cell.numbers):.0f} of {len(cell.values)}"
     if cell.mean is None:
-        return f"{len(cell.numbers)} of {len(cell.values)} runs" if len(cell.values) > 1 else str(cell.values[0])
+        return (
+            f"{len(cell.numbers)} of {len(cell.values)} runs"
+            if len(cell.values) > 1
+            else str(cell.values[0])
+        )
     return number_text(measure, cell.mean)
 
 
@@ -161,7 +197,14 @@ def _trials(comparison: Comparison) -> Table:
 
 def _runs(comparison: Comparison) -> Table:
     rows = [
-        (run.name, group.label, str(run.seed), run.status, human(run.tokens), "; ".join(run.marks) or "-")
+        (
+            run.name,
+            group.label,
+            str(run.seed),
+            run.status,
+            human(run.tokens),
+            "; ".join(run.marks) or "-",
+        )
         for group in comparison.groups
         for run in group.runs
     ]
@@ -191,7 +234,9 @@ def _tests(comparison: Comparison) -> Table:
         (
             f"{d.measure.title}, {comparison.letter(next(g for g in comparison.groups if g.label == d.label))}",
             estimate_text(d.estimate),
-            "-" if d.reason.startswith("not judged") else p_text(d.exact.p if d.exact else d.estimate.p),
+            "-"
+            if d.reason.startswith("not judged")
+            else p_text(d.exact.p if d.exact else d.estimate.p),
             p_text(d.p_holm),
             d.exact.method if d.exact else d.estimate.method or "-",
             _could_see(d),
@@ -200,7 +245,15 @@ def _tests(comparison: Comparison) -> Table:
         for d in comparison.differences
         if d.reason != "none"
     ]
-    head = ("question, recipe", "difference [95 %]", "p", "p corrected", "test", "could have seen", "verdict")
+    head = (
+        "question, recipe",
+        "difference [95 %]",
+        "p",
+        "p corrected",
+        "test",
+        "could have seen",
+        "verdict",
+    )
     note = (
         "Could have seen: the smallest true difference that a study with this spread and size shows in 80 % of cases; nats/token "
         "for losses, for costs the ratio."
@@ -219,7 +272,9 @@ def _zero_shot(comparison: Comparison) -> Table:
     rows = []
     for row in comparison.zero_shot:
         cells = [_scores_text(row, group.label) for group in comparison.groups]
-        against = "; ".join(_zero_shot_text(comparison, d, len(row.differences)) for d in row.differences)
+        against = "; ".join(
+            _zero_shot_text(comparison, d, len(row.differences)) for d in row.differences
+        )
         limit = f", first {row.limit}" if row.limit else ""
         rows.append((f"{row.task} ({row.protocol}{limit}), {row.metric}", *cells, against or "-"))
     return Table(
@@ -234,26 +289,37 @@ def _scores_text(row: ZeroShotRow, label: str) -> str:
     scores = row.scores[label]
     there = [score for score in scores if score is not None]
     if len(there) < len(scores):
-        return f"missing ({len(scores) - len(there)} of {len(scores)} seeds)" if len(scores) > 1 else "missing"
+        return (
+            f"missing ({len(scores) - len(there)} of {len(scores)} seeds)"
+            if len(scores) > 1
+            else "missing"
+        )
     return f"{fmean(there):.4g}" + (f" ± {stdev(there):.2g}" if len(there) > 1 else "")
 
 
 def _zero_shot_text(comparison: Comparison, difference: ZeroShotDifference, others: int) -> str:
-    estimate = difference.over_seeds if difference.over_seeds.low is not None else difference.over_items
+    estimate = (
+        difference.over_seeds if difference.over_seeds.low is not None else difference.over_items
+    )
     number = ""
     if estimate is not None and estimate.low is not None and estimate.high is not None:
         over = "seeds" if estimate is difference.over_seeds else "items"
         number = f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}] over {estimate.n} {over}; "
     if difference.p_holm is not None:
         number += f"p {p_text(difference.p_holm)}; "
-    letter = next(comparison.letter(group) for group in comparison.groups if group.label == difference.label)
+    letter = next(
+        comparison.letter(group) for group in comparison.groups if group.label == difference.label
+    )
     return f"{f'{letter}: ' if others > 1 else ''}{number}{difference.verdict}"
 
 
 def cell_text(measure: Measure, cell: Cell) -> str:
     """A measure of a group: mean ± sd, or what is missing in how many seeds."""
     if cell.mean is None:
-        reasons, n = Counter(value for value in cell.values if isinstance(value, str)), len(cell.values)
+        reasons, n = (
+            Counter(value for value in cell.values if isinstance(value, str)),
+            len(cell.values),
+        )
         if n in reasons.values():
             return next(iter(reasons))
         return ", ".join(f"{reason} ({count} of {n} seeds)" for reason, count in reasons.items())
@@ -309,7 +375,11 @@ def spread_text(measure: Measure, mean: float, sd: float) -> str:
     first, second = f"{mean / divisor:.{decimals}f}", f"{sd / divisor:.{decimals}f}"
     if suffix.startswith("e"):
         return f"({first} ± {second}){suffix}"
-    return f"{first} ± {second}{suffix}" if suffix.startswith(" ") else f"{first}{suffix} ± {second}{suffix}"
+    return (
+        f"{first} ± {second}{suffix}"
+        if suffix.startswith(" ")
+        else f"{first}{suffix} ± {second}{suffix}"
+    )
 
 
 def _decimals(value: float) -> int:
@@ -349,7 +419,9 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
             n = seeds_needed(math.log1p(size) if estimate.log else size, estimate.sd, paired)
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))
         behind = f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far"
-        rows.append((title, difference.label, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind))
+        rows.append(
+            (title, difference.label, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind)
+        )
     heads = tuple(f"{size:g}" for size in differences)
     return Table(
         f"Seeds per recipe that show a true difference from {comparison.baseline.label} (two-sided 5 %, power 80 %)",
@@ -369,4 +441,7 @@ def equal_point_lines(comparison: Comparison) -> list[str]:
     if len(comparison.runs) == 1:
         return []
     most = "the most that every run reached"
-    return [f"Equal cost: {', '.join(values)}: {most} (least far: {name})" for name, values in by_run.items()]
+    return [
+        f"Equal cost: {', '.join(values)}: {most} (least far: {name})"
+        for name, values in by_run.items()
+    ]

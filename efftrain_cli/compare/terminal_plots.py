@@ -42,13 +42,23 @@ def _loss_plot(comparison: Comparison, axis: str, width: int, colour: bool) -> s
     for letter, x, loss in curves:
         # Several points a column, so that a steep line leaves no gaps.
         at = np.linspace(max(start, float(x[0])), float(x[-1]), 8 * width)
-        points += ((letter, *point) for point in zip(at.tolist(), np.interp(at, x, loss).tolist(), strict=True))
+        points += (
+            (letter, *point)
+            for point in zip(at.tolist(), np.interp(at, x, loss).tolist(), strict=True)
+        )
     # The next 1, 2, 2.5 or 5 times a power of ten at or above a quarter of what is shown.
     power = 10.0 ** math.floor(math.log10((furthest - start) / 4))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= (furthest - start) / 4 * 0.999)
+    step = next(
+        factor * power
+        for factor in (1, 2, 2.5, 5, 10)
+        if factor * power >= (furthest - start) / 4 * 0.999
+    )
     marks = [i * step for i in range(math.ceil(start / step), math.floor(furthest / step) + 1)]
     ticks = [(mark, tick(mark)) for mark in marks]
-    colours = {comparison.letter(group)[0]: COLOURS[i % len(COLOURS)] for i, group in enumerate(comparison.groups)}
+    colours = {
+        comparison.letter(group)[0]: COLOURS[i % len(COLOURS)]
+        for i, group in enumerate(comparison.groups)
+    }
     lines = character_plot(
         points,
         (start, furthest),
@@ -88,13 +98,18 @@ def character_plot(
     cells: dict[tuple[int, int], str] = {}
     for letter, x, y in points:
         if low <= y <= high and left <= x <= right:
-            cell = round((high - y) / (high - low) * (HEIGHT - 1)), round((x - left) / (right - left) * (columns - 1))
+            cell = (
+                round((high - y) / (high - low) * (HEIGHT - 1)),
+                round((x - left) / (right - left) * (columns - 1)),
+            )
             cells[cell] = letter if cells.get(cell, letter) == letter else SHARED
     shown = {letter: f"\x1b[{number}m{letter}\x1b[0m" for letter, number in (colours or {}).items()}
     lines = []
     for row in range(HEIGHT):
         letters = [cells.get((row, column), " ") for column in range(columns)]
-        lines.append(f"{labels[row] if row % 2 == 0 else '':>{margin}} |{''.join(shown.get(c, c) for c in letters)}")
+        lines.append(
+            f"{labels[row] if row % 2 == 0 else '':>{margin}} |{''.join(shown.get(c, c) for c in letters)}"
+        )
     below, end = [" "] * (columns + 8), -1
     for x, text in ticks:
         at = round((x - left) / (right - left) * (columns - 1))

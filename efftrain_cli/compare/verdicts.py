@@ -12,7 +12,11 @@ from efftrain_cli.compare.inference import Estimate, ExactTest
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
     """One sentence per recipe that is compared with the baseline, by its final loss."""
-    return [_sentence(comparison, group) for group in comparison.groups if group is not comparison.baseline]
+    return [
+        _sentence(comparison, group)
+        for group in comparison.groups
+        if group is not comparison.baseline
+    ]
 
 
 def _sentence(comparison: Comparison, group: Group) -> str:
@@ -62,9 +66,17 @@ def _gap(estimate: Estimate) -> str:
 
 def _cost(comparison: Comparison, group: Group) -> str:
     """The tokens that go with a verdict on the loss, where they were judged too."""
-    for key, words in (("tokens_to_target", "the target loss"), ("tokens_to_match", "the worse one's final loss")):
+    for key, words in (
+        ("tokens_to_target", "the target loss"),
+        ("tokens_to_match", "the worse one's final loss"),
+    ):
         found = comparison.difference(key, group.label)
-        if found is not None and not found.reason and found.exact is None and found.verdict in ("better", "worse"):
+        if (
+            found is not None
+            and not found.reason
+            and found.exact is None
+            and found.verdict in ("better", "worse")
+        ):
             ratio = found.estimate.mean
             share = f"{ratio:.2f}x fewer" if ratio > 1 else f"{1 / ratio:.2f}x more"
             return f" Tokens to {words}: {share}."

@@ -72,7 +72,10 @@ def compare_zero_shot(
     )
     rows = []
     for task, protocol, limit, metric in sorted(keys):
-        found = {group.label: [_result(run, (task, protocol, limit), metric) for run in group.runs] for group in groups}
+        found = {
+            group.label: [_result(run, (task, protocol, limit), metric) for run in group.runs]
+            for group in groups
+        }
         scores = {
             label: tuple(None if result is None else result.metrics[metric] for result in results)
             for label, results in found.items()
@@ -88,11 +91,21 @@ def compare_zero_shot(
 
 def _corrected(rows: Sequence[ZeroShotRow]) -> list[ZeroShotRow]:
     """The rows with their verdicts, after Holm's correction over what was tested by seeds, and over that by items."""
-    judged = [(i, j, d) for i, row in enumerate(rows) for j, d in enumerate(row.differences) if not d.verdict]
+    judged = [
+        (i, j, d)
+        for i, row in enumerate(rows)
+        for j, d in enumerate(row.differences)
+        if not d.verdict
+    ]
     by_seeds = [(i, j, d.over_seeds.p) for i, j, d in judged if d.over_seeds.p is not None]
-    by_items = [(i, j, p) for i, j, d in judged if d.over_seeds.p is None and (p := _items_p(d)) is not None]
+    by_items = [
+        (i, j, p) for i, j, d in judged if d.over_seeds.p is None and (p := _items_p(d)) is not None
+    ]
     seeds, items = (
-        {(i, j): p for (i, j, _), p in zip(family, inference.holm([p for *_, p in family]), strict=True)}
+        {
+            (i, j): p
+            for (i, j, _), p in zip(family, inference.holm([p for *_, p in family]), strict=True)
+        }
         for family in (by_seeds, by_items)
     )
     found = []
@@ -101,9 +114,13 @@ def _corrected(rows: Sequence[ZeroShotRow]) -> list[ZeroShotRow]:
         for j, d in enumerate(row.differences):
             if (i, j) in seeds:
                 p = seeds[i, j]
-                d = replace(d, p_holm=p, verdict=_verdict(row.metric, d.over_seeds, p) + d.label_of_tokens)
+                d = replace(
+                    d, p_holm=p, verdict=_verdict(row.metric, d.over_seeds, p) + d.label_of_tokens
+                )
             elif not d.verdict:
-                d = replace(d, verdict=_without_seeds(d.over_seeds, items.get((i, j))) + d.label_of_tokens)
+                d = replace(
+                    d, verdict=_without_seeds(d.over_seeds, items.get((i, j))) + d.label_of_tokens
+                )
             differences.append(d)
         found.append(replace(row, differences=tuple(differences)))
     return found
@@ -117,7 +134,14 @@ def _items_p(difference: ZeroShotDifference) -> float | None:
 
 def _result(run: RunNumbers, key: tuple[str, str, str], metric: str) -> ZeroShot | None:
     """The run's newest result of that key: the last in its file."""
-    return next((found for found in reversed(run.zero_shot) if found.key == key and metric in found.metrics), None)
+    return next(
+        (
+            found
+            for found in reversed(run.zero_shot)
+            if found.key == key and metric in found.metrics
+        ),
+        None,
+    )
 
 
 def _difference(
@@ -130,18 +154,26 @@ def _difference(
     withheld: str,
 ) -> ZeroShotDifference:
     """A difference whose verdict is still to come ("") where it may be judged."""
-    a = {seed: result for seed, result in zip(base.seeds, before, strict=True) if result is not None}
-    b = {seed: result for seed, result in zip(group.seeds, after, strict=True) if result is not None}
+    a = {
+        seed: result for seed, result in zip(base.seeds, before, strict=True) if result is not None
+    }
+    b = {
+        seed: result for seed, result in zip(group.seeds, after, strict=True) if result is not None
+    }
     scores = [{seed: result.metrics[metric] for seed, result in side.items()} for side in (a, b)]
     over_seeds = inference.difference_of_means(scores[0], scores[1])
     if not a or not b:
         return ZeroShotDifference(group.label, None, None, over_seeds, None, "missing: no claim")
     tokens = _tokens(*a.values(), *b.values())
-    reason = withheld or _why_missing([*zip(base.runs, before, strict=True), *zip(group.runs, after, strict=True)])
+    reason = withheld or _why_missing(
+        [*zip(base.runs, before, strict=True), *zip(group.runs, after, strict=True)]
+    )
     if not reason and tokens and not allow:
         reason = f"not judged: {tokens}"
     if reason:
-        return ZeroShotDifference(group.label, None, None, Estimate(over_seeds.mean, reason=reason), None, reason)
+        return ZeroShotDifference(
+            group.label, None, None, Estimate(over_seeds.mean, reason=reason), None, reason
+        )
     over_items, p = None, None
     if len(a) == len(b) == 1 and a.keys() == b.keys():
         ((_, first),), ((_, second),) = a.items(), b.items()
@@ -151,7 +183,9 @@ def _difference(
             over_items = _over_items(means)
             if set(means) <= {-1.0, 0.0, 1.0}:
                 p = inference.mcnemar(means.count(-1.0), means.count(1.0))
-    return ZeroShotDifference(group.label, over_items, p, over_seeds, None, "", f" (but {tokens})" if tokens else "")
+    return ZeroShotDifference(
+        group.label, over_items, p, over_seeds, None, "", f" (but {tokens})" if tokens else ""
+    )
 
 
 def _tokens(*results: ZeroShot) -> str:
@@ -183,7 +217,11 @@ def _without_seeds(over_seeds: Estimate, p: float | None) -> str:
     """The verdict where seeds carry no test, by the items' corrected p-value."""
     if p is None:
         return over_seeds.reason
-    differ = "these two checkpoints differ" if p < ALPHA else "these two checkpoints do not differ clearly"
+    differ = (
+        "these two checkpoints differ"
+        if p < ALPHA
+        else "these two checkpoints do not differ clearly"
+    )
     return f"one seed: no claim; on its items {differ} (p = {p:.2g})"
 
 
@@ -200,5 +238,7 @@ def _over_items(differences: Sequence[float]) -> Estimate:
     It says how sure the difference of these two checkpoints is; it says nothing about other seeds.
     """
     estimate = inference.paired_t(differences)
-    reason = estimate.reason.replace("one seed", "one item").replace("between seeds", "between items")
+    reason = estimate.reason.replace("one seed", "one item").replace(
+        "between seeds", "between items"
+    )
     return replace(estimate, method="paired over items", reason=reason)

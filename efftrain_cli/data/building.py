@@ -96,7 +96,10 @@ class Building:
                     self._flush(batch)
                     waiting = 0
                     self.place.enough = self._has_enough(part)
-                    if sum(len(writer.headers) for writer in self._writers.values()) > self._saved_shards:
+                    if (
+                        sum(len(writer.headers) for writer in self._writers.values())
+                        > self._saved_shards
+                    ):
                         self._save()
             self._flush(batch)
         finally:
@@ -106,7 +109,10 @@ class Building:
         self.tokenizer.save(self.folder / "tokenizer.json")
         fsync(self.folder / "tokenizer.json")
         manifest = self._manifest()
-        write_whole(self.folder / "manifest.json", json.dumps({**manifest, "sha256": digest_of(manifest)}, indent=1))
+        write_whole(
+            self.folder / "manifest.json",
+            json.dumps({**manifest, "sha256": digest_of(manifest)}, indent=1),
+        )
         for name in (PROGRESS, HELD_OUT):
             (self.folder / name).unlink(missing_ok=True)
         fsync(self.folder)
@@ -123,11 +129,22 @@ class Building:
             self._writers[side, part].add(ids, document.id)
             self.written[side]["documents"] += 1
             # Ids that are out of the vocabulary have been refused by now.
-            size = len(document.content()) if document.ids is None else int(self.tokenizer.byte_lengths[ids].sum())
+            size = (
+                len(document.content())
+                if document.ids is None
+                else int(self.tokenizer.byte_lengths[ids].sum())
+            )
             self.written[side]["bytes"] += size
-        done, tokens = sum(w["bytes"] for w in self.written.values()), sum(w.tokens for w in self._writers.values())
+        done, tokens = (
+            sum(w["bytes"] for w in self.written.values()),
+            sum(w.tokens for w in self._writers.values()),
+        )
         if self.total is None:
-            self.tell("tokens prepared", tokens, None if self.limits is None else sum(self._limits.values()))
+            self.tell(
+                "tokens prepared",
+                tokens,
+                None if self.limits is None else sum(self._limits.values()),
+            )
         else:
             if done and not self._room_checked:  # the first batch says how many tokens a byte makes
                 self._check_room(int(self.total * tokens / done))
@@ -145,20 +162,29 @@ class Building:
     def _check_room(self, tokens: int) -> None:
         """Refuses a disk that has less room than so many tokens take."""
         self._room_checked = True
-        needed, free = tokens * dtype_for(self.tokenizer.vocab_size).itemsize, free_bytes(self.folder)
+        needed, free = (
+            tokens * dtype_for(self.tokenizer.vocab_size).itemsize,
+            free_bytes(self.folder),
+        )
         if needed > free:
             raise DiskError(
                 f"the disk of the cache {self.folder.parent} has too little room: about {needed:,} bytes needed, {free:,} bytes free. "
                 "Make room, set EFFTRAIN_CACHE to a folder on another disk, or lower data.max_tokens"
             )
         if needed > 1 << 28:
-            self.tell(f"the shards will take about {human_bytes(needed)}; {human_bytes(free)} are free", 0, None)
+            self.tell(
+                f"the shards will take about {human_bytes(needed)}; {human_bytes(free)} are free",
+                0,
+                None,
+            )
 
     # The place on disk.
 
     def _save(self) -> None:
         """Makes what is written so far something that a later start goes on from."""
-        writers = {f"{side} {part}": writer.sync() for (side, part), writer in self._writers.items()}
+        writers = {
+            f"{side} {part}": writer.sync() for (side, part), writer in self._writers.items()
+        }
         met = list(self.tally.held_out.items())
         with open(self.folder / HELD_OUT, "a", encoding="utf-8") as file:
             for digest, name in met[self._saved_held_out :]:
@@ -187,18 +213,31 @@ class Building:
         """Goes on from what `_save` left; begins anew where that is damaged."""
         try:
             progress = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
-            if progress.pop("sha256") != digest_of(progress) or progress["tokenizer_sha256"] != self.tokenizer.sha256:
+            if (
+                progress.pop("sha256") != digest_of(progress)
+                or progress["tokenizer_sha256"] != self.tokenizer.sha256
+            ):
                 raise ValueError("damaged, or made with another tokenizer")
-            lines = (self.folder / HELD_OUT).read_text(encoding="utf-8").splitlines()[: progress["held_out"]]
-            self.tally.held_out = {bytes.fromhex(digest): name for digest, name in map(json.loads, lines)}
+            lines = (
+                (self.folder / HELD_OUT)
+                .read_text(encoding="utf-8")
+                .splitlines()[: progress["held_out"]]
+            )
+            self.tally.held_out = {
+                bytes.fromhex(digest): name for digest, name in map(json.loads, lines)
+            }
             for (side, part), writer in self._writers.items():
                 writer.resume(progress["writers"][f"{side} {part}"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self.tell(f"what an earlier start left cannot be used ({error}): starting again", 0, None)
+            self.tell(
+                f"what an earlier start left cannot be used ({error}): starting again", 0, None
+            )
             (self.folder / PROGRESS).unlink(missing_ok=True)
             self.__post_init__()
             return
-        (self.folder / HELD_OUT).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (self.folder / HELD_OUT).write_text(
+            "".join(f"{line}\n" for line in lines), encoding="utf-8"
+        )
         tally, bad = self.tally, self.tally.bad
         tally.size, tally.documents = progress["bytes"], progress["documents"]
         tally.overlap, tally.overlap_examples = progress["overlap"]
@@ -214,7 +253,11 @@ class Building:
         manifest: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "sources": {"train": _described(split.train), "valid": _described(split.valid)},
-            "split": "given" if split.valid else "held out" if split.threshold is not None else "cut",
+            "split": "given"
+            if split.valid
+            else "held out"
+            if split.threshold is not None
+            else "cut",
             "tokenizer": {
                 "spec": split.data.tokenizer,
                 "sha256": tokenizer.sha256,
@@ -240,7 +283,10 @@ class Building:
             if self._parts > 1 and not (side == "valid" and split.valid):
                 manifest[side]["parts"] = [writer.tokens for writer in writers]
         manifest["data_hash"] = digest_of(
-            [tokenizer.sha256, *([shard["sha256"] for shard in manifest[side]["shards"]] for side in _SIDES)]
+            [
+                tokenizer.sha256,
+                *([shard["sha256"] for shard in manifest[side]["shards"]] for side in _SIDES),
+            ]
         )
         return manifest
 
@@ -250,9 +296,13 @@ def _described(sources: tuple[Source, ...]) -> list[str]:
     import platform
 
     described = [
-        str(source.path) if isinstance(source, TextFile) else "/".join(filter(None, (source.name, source.config)))
+        str(source.path)
+        if isinstance(source, TextFile)
+        else "/".join(filter(None, (source.name, source.config)))
         for source in sources
         if not (isinstance(source, TextFile) and source.kind == "stdlib")
     ]
     library = len(sources) - len(described)
-    return [f"standard library of Python {platform.python_version()} ({library} files)"] * bool(library) + described
+    return [f"standard library of Python {platform.python_version()} ({library} files)"] * bool(
+        library
+    ) + described

@@ -44,7 +44,9 @@ class Corpus:
         self.valid.verify()
 
 
-def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes: tuple[str, ...] = ()) -> Corpus:
+def open_corpus(
+    folder: Path, sources: tuple[tuple[str, float], ...] = (), notes: tuple[str, ...] = ()
+) -> Corpus:
     """Opens a prepared corpus, checking that its files belong together and are of full size.
 
     Args:
@@ -62,7 +64,10 @@ def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes
     if not intact:
         raise damaged(path, "missing or damaged")
     if manifest["schema_version"] != SCHEMA_VERSION:
-        raise damaged(path, f"written in format {manifest['schema_version']}, this version reads {SCHEMA_VERSION}")
+        raise damaged(
+            path,
+            f"written in format {manifest['schema_version']}, this version reads {SCHEMA_VERSION}",
+        )
     tokenizer_path = folder / "tokenizer.json"
     stated = manifest["tokenizer"]
     if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != stated["file_sha256"]:
@@ -84,7 +89,11 @@ def open_corpus(folder: Path, sources: tuple[tuple[str, float], ...] = (), notes
                 raise damaged(shard.path, "a sound shard, but not the one that belongs here")
             shards.append(shard)
         counts = manifest[name].get("parts", [])
-        parts = tuple(Part(*source, tokens) for source, tokens in zip(sources, counts, strict=True)) if counts else ()
+        parts = (
+            tuple(Part(*source, tokens) for source, tokens in zip(sources, counts, strict=True))
+            if counts
+            else ()
+        )
         splits[name] = TokenShards(shards, parts)
     return Corpus(
         folder=folder,

@@ -97,7 +97,8 @@ class BadDocuments:
         if self.skipped > SKIPPED_SHARE * self.seen:
             raise DataError(
                 f"{self.skipped:,} of {self.seen:,} documents cannot be read ({self.skipped / self.seen:.2%}; "
-                f"at most {SKIPPED_SHARE:.1%} may be skipped). The first: " + "; ".join(self.examples)
+                f"at most {SKIPPED_SHARE:.1%} may be skipped). The first: "
+                + "; ".join(self.examples)
             )
 
 

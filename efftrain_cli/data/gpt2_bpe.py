@@ -23,9 +23,15 @@ PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$
 def byte_of_character() -> dict[str, int]:
     """The byte that each of the 256 characters of a byte-level vocabulary stands for (GPT-2, encoder.py,
     bytes_to_unicode)."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    visible = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in visible} | {
+        chr(256 + number): byte for number, byte in enumerate(hidden)
+    }
 
 
 def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tiktoken.Encoding | None:
@@ -38,17 +44,28 @@ def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tikto
     model = parts["model"]
     if (
         model.get("type") != "BPE"
-        or any(not token["special"] for token in parts["added_tokens"])  # found in text before the pattern is
+        or any(
+            not token["special"] for token in parts["added_tokens"]
+        )  # found in text before the pattern is
         or any(
             model.get(name)
-            for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+            for name in (
+                "dropout",
+                "continuing_subword_prefix",
+                "end_of_word_suffix",
+                "byte_fallback",
+                "ignore_merges",
+            )
         )
     ):
         return None
     alphabet, vocabulary = byte_of_character(), model["vocab"]
     if not all(character in vocabulary for character in alphabet):
         return None
-    merged_from = {"".join(pair): pair for pair in (m.split(" ") if isinstance(m, str) else m for m in model["merges"])}
+    merged_from = {
+        "".join(pair): pair
+        for pair in (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
+    }
     if len(merged_from) != len(model["merges"]):
         return None
     previous = max(vocabulary[character] for character in alphabet)

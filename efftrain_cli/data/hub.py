@@ -42,7 +42,11 @@ def hub_unreachable() -> str | None:
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS + 0.2)
-    return None if reached else f"{host}:{port} does not answer within {PROBE_SECONDS:g} s (no network?)"
+    return (
+        None
+        if reached
+        else f"{host}:{port} does not answer within {PROBE_SECONDS:g} s (no network?)"
+    )
 
 
 class HubReader:
@@ -60,7 +64,11 @@ class HubReader:
     """
 
     def __init__(
-        self, source: HubDataset, text_field: str, bad: BadDocuments, state: dict[str, Any] | None = None
+        self,
+        source: HubDataset,
+        text_field: str,
+        bad: BadDocuments,
+        state: dict[str, Any] | None = None,
     ) -> None:
         self.source, self.text_field, self.bad = source, text_field, bad
         self._state = state
@@ -69,7 +77,11 @@ class HubReader:
 
     def state(self) -> dict[str, Any]:
         """The place after the document that was read last; JSON can hold it."""
-        place = self._rows.state_dict() if self._rows is not None and hasattr(self._rows, "state_dict") else None
+        place = (
+            self._rows.state_dict()
+            if self._rows is not None and hasattr(self._rows, "state_dict")
+            else None
+        )
         return {"row": self._row, "dataset": place}
 
     def documents(self) -> Iterator[Document]:
@@ -117,9 +129,15 @@ def _streamed(source: HubDataset) -> Any:
 
     splits = []
     if source.purpose == "valid":
-        splits = datasets.get_dataset_split_names(source.name, source.config, revision=source.revision)
+        splits = datasets.get_dataset_split_names(
+            source.name, source.config, revision=source.revision
+        )
     return datasets.load_dataset(
-        source.name, source.config, split=_wanted(source, splits), revision=source.revision, streaming=True
+        source.name,
+        source.config,
+        split=_wanted(source, splits),
+        revision=source.revision,
+        streaming=True,
     )
 
 
@@ -164,7 +182,9 @@ def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
     except Exception as error:  # of several HTTP libraries
-        raise DataError(f"{name} of {repository!r} cannot be downloaded: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"{name} of {repository!r} cannot be downloaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def hub_tokenizer(repository: str, revision: str | None = None) -> Path:

@@ -22,9 +22,23 @@ from efftrain_cli.data.corpus import Corpus, digest_of, open_corpus
 from efftrain_cli.data.documents import BadDocuments, HubDataset, Source, TextFile
 from efftrain_cli.data.limits import Limits
 from efftrain_cli.data.shards import SCHEMA_VERSION, dtype_for
-from efftrain_cli.data.split import Place, Report, Split, Tally, check_findings, split_documents, survey
+from efftrain_cli.data.split import (
+    Place,
+    Report,
+    Split,
+    Tally,
+    check_findings,
+    split_documents,
+    survey,
+)
 from efftrain_cli.data.text import Found, find_text
-from efftrain_cli.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, tokenizer_files, train_tokenizer
+from efftrain_cli.data.tokenizer import (
+    Tokenizer,
+    bpe_size,
+    load_tokenizer,
+    tokenizer_files,
+    train_tokenizer,
+)
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import fsync
 
@@ -39,7 +53,11 @@ each gives its share."""
 
 
 def prepare(
-    data: Data, *, limits: Limits | None = None, report: Report | None = None, verify: Literal["lazy", "full"] = "lazy"
+    data: Data,
+    *,
+    limits: Limits | None = None,
+    report: Report | None = None,
+    verify: Literal["lazy", "full"] = "lazy",
 ) -> Corpus:
     """The corpus that a recipe's `[data]` describes: opened if the cache has it, made if not.
 
@@ -57,13 +75,17 @@ def prepare(
     tell = report or (lambda what, done, total: None)
     if limits is None and data.max_tokens is not None:
         limits = Limits(data.max_tokens, None)
-    tokens_from = tokenizer_files(data.tokenizer)  # these two first: a mistake in the recipe costs no reading
+    tokens_from = tokenizer_files(
+        data.tokenizer
+    )  # these two first: a mistake in the recipe costs no reading
     found = find_text(data)
     key = _key(data, found, tokens_from, limits, afresh=verify == "full")
     folder = cache.cache_root() / "corpora" / key
     if not (folder / "manifest.json").exists():
         lock = folder.with_name(f"{key}.lock")
-        with cache.locked(lock, lambda: tell("waiting for another process that prepares the same data", 0, None)):
+        with cache.locked(
+            lock, lambda: tell("waiting for another process that prepares the same data", 0, None)
+        ):
             if not (folder / "manifest.json").exists():
                 _build(folder, data, found, limits, tell)
     sources = tuple((source.path, source.weight) for source in data.sources or ())
@@ -81,7 +103,9 @@ def prepare(
     return corpus
 
 
-def _key(data: Data, found: Found, tokens_from: tuple[Path, ...], limits: Limits | None, *, afresh: bool) -> str:
+def _key(
+    data: Data, found: Found, tokens_from: tuple[Path, ...], limits: Limits | None, *, afresh: bool
+) -> str:
     """Names the corpus: equal settings on equal file contents give an equal key, wherever the files are."""
     files = [source.path for source in found.train + found.valid if isinstance(source, TextFile)]
     hashes = iter(cache.hash_files([*files, *tokens_from], afresh=afresh))
@@ -90,7 +114,13 @@ def _key(data: Data, found: Found, tokens_from: tuple[Path, ...], limits: Limits
         if isinstance(source, TextFile):
             known: list[Any] = [source.kind, next(hashes)]
         else:
-            known = ["hub", source.name, source.config, source.revision, *([source.split] if source.split else [])]
+            known = [
+                "hub",
+                source.name,
+                source.config,
+                source.revision,
+                *([source.split] if source.split else []),
+            ]
         return known if data.sources is None else [*known, source.part, source.text_field]
 
     sides = [[identity(source) for source in side] for side in (found.train, found.valid)]
@@ -102,7 +132,9 @@ def _key(data: Data, found: Found, tokens_from: tuple[Path, ...], limits: Limits
         data.text_field if fields else None,
         list(hashes) or data.tokenizer,
     ]
-    if limits is not None:  # absent, not null: what was prepared before there were limits is still found
+    if (
+        limits is not None
+    ):  # absent, not null: what was prepared before there were limits is still found
         settings += [limits.train, limits.valid, [source.weight for source in data.sources or ()]]
     return digest_of(settings)[:32]
 
@@ -110,17 +142,23 @@ def _key(data: Data, found: Found, tokens_from: tuple[Path, ...], limits: Limits
 def _build(folder: Path, data: Data, found: Found, limits: Limits | None, tell: Report) -> None:
     """Makes the corpus beside its place and renames it there. The caller holds the lock."""
     size = bpe_size(data.tokenizer)
-    tokenizer = None if size else load_tokenizer(data.tokenizer)  # a bad tokenizer costs no reading of text
+    tokenizer = (
+        None if size else load_tokenizer(data.tokenizer)
+    )  # a bad tokenizer costs no reading of text
     texts = sum(isinstance(source, TextFile) and source.kind == "txt" for source in found.train)
     cut = not found.valid and texts < FEW_TEXT_FILES
-    split = Split(data, found.train, found.valid, cut, eot_id=tokenizer.eot_id if tokenizer else None)
+    split = Split(
+        data, found.train, found.valid, cut, eot_id=tokenizer.eot_id if tokenizer else None
+    )
     split, total = survey(split, tell)
     if tokenizer is None:
         assert size is not None
         tokenizer = _trained_tokenizer(size, split, limits, tell)
     partial = folder.with_name(f"{folder.name}.partial")
     if not (partial / PROGRESS).exists():
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed before its first shard was whole
+        shutil.rmtree(
+            partial, ignore_errors=True
+        )  # of a process that was killed before its first shard was whole
     needed = None if total is None else total * dtype_for(tokenizer.vocab_size).itemsize
     try:
         with cache.disk_errors(folder.parent, needed):
@@ -141,13 +179,19 @@ def _build(folder: Path, data: Data, found: Found, limits: Limits | None, tell: 
 def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Report) -> Tokenizer:
     """The byte-level BPE of the training text, from the cache if this text has had one of this size."""
     weights = [source.weight for source in split.data.sources or ()] or [1.0]
-    most = TOKENIZER_SAMPLE if limits is None or limits.train is None else min(TOKENIZER_SAMPLE, 8 * limits.train)
+    most = (
+        TOKENIZER_SAMPLE
+        if limits is None or limits.train is None
+        else min(TOKENIZER_SAMPLE, 8 * limits.train)
+    )
     wanted = [most * weight / sum(weights) for weight in weights]
     sample: list[str] = []
     lengths = [0] * len(weights)
     digest = hashlib.sha256()
     place = Place(source=len(split.valid))
-    for side, part, document in split_documents(split, Tally(BadDocuments(split.data.on_bad_document)), place):
+    for side, part, document in split_documents(
+        split, Tally(BadDocuments(split.data.on_bad_document)), place
+    ):
         if side == "train":
             sample.append(document.text)
             lengths[part] += len(document.text)

@@ -44,7 +44,11 @@ def preparation_screen(console: Console) -> Iterator[Report]:
     if console.is_terminal and not console.is_dumb_terminal:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = TextColumn("preparing the data"), BarColumn(bar_width=None), TextColumn("{task.fields[text]}")
+        columns = (
+            TextColumn("preparing the data"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[text]}"),
+        )
         bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
         bar.add_task("preparing", total=None, text="")
 
@@ -58,7 +62,12 @@ def preparation_screen(console: Console) -> Iterator[Report]:
             console.print("preparing the data (once; the next run finds it in the cache)")
         shown, before = now, what
         if bar is not None:
-            bar.update(bar.task_ids[0], completed=done, total=total, text=f"{what} {done:,}" if done else what)
+            bar.update(
+                bar.task_ids[0],
+                completed=done,
+                total=total,
+                text=f"{what} {done:,}" if done else what,
+            )
             bar.start()
         elif done == 0 or not begins:
             share = f" of {total:,} ({done / total:.0%})" if total else ""

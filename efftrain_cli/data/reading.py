@@ -92,7 +92,9 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
                     bad.found(f"{path}:{number}:{start + error.byte}", str(error))
             start += length
     if not any_line:
-        bad.found(str(path), "the file is empty" if start == 0 else "the file holds only blank lines")
+        bad.found(
+            str(path), "the file is empty" if start == 0 else "the file holds only blank lines"
+        )
 
 
 def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
@@ -166,7 +168,11 @@ def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
         while line := file.readline(LINE_BYTES + 1):
             number += 1
             length, last = len(line), line
-            while length > LINE_BYTES and not last.endswith(b"\n") and (last := file.readline(1 << 20)):
+            while (
+                length > LINE_BYTES
+                and not last.endswith(b"\n")
+                and (last := file.readline(1 << 20))
+            ):
                 length += len(last)
             yield line, length
     except (EOFError, zlib.error, OSError) as error:
@@ -199,7 +205,9 @@ def _parsed(line: bytes) -> Any:
         return json.loads(decoded)
     except json.JSONDecodeError as error:
         byte = len(decoded[: error.pos].encode())
-        raise _BadLineError(f"not JSON: {error.msg} (one JSON object per line is expected)", byte) from None
+        raise _BadLineError(
+            f"not JSON: {error.msg} (one JSON object per line is expected)", byte
+        ) from None
     except ValueError as error:  # an integer of thousands of digits
         raise _BadLineError(f"not JSON that can be read: {error}") from None
     except RecursionError:
@@ -208,9 +216,13 @@ def _parsed(line: bytes) -> Any:
 
 def _text_of(record: Any, text_field: str) -> str:
     if not isinstance(record, dict):
-        raise _BadLineError(f"a JSON {type(record).__name__}, not an object (one JSON object per line is expected)")
+        raise _BadLineError(
+            f"a JSON {type(record).__name__}, not an object (one JSON object per line is expected)"
+        )
     if text_field not in record:
-        raise _BadLineError(f"no field {text_field!r}; it has {_names(list(record))} (data.text_field names the field)")
+        raise _BadLineError(
+            f"no field {text_field!r}; it has {_names(list(record))} (data.text_field names the field)"
+        )
     if (problem := problem_of(record[text_field], text_field)) is not None:
         raise _BadLineError(problem)
     return str(record[text_field])
@@ -231,18 +243,25 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
                 for text in batch.column(0).to_pylist():
                     row += 1
                     if not isinstance(text, str):
-                        bad.found(f"{path}: row {row}", f"column {text_field!r} is {type(text).__name__}, not text")
+                        bad.found(
+                            f"{path}: row {row}",
+                            f"column {text_field!r} is {type(text).__name__}, not text",
+                        )
                     else:
                         yield from bad.read(f"{path}:{row}", text)
             if row == 0:
                 bad.found(str(path), "the file holds no rows")
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: after row {row}: damaged, cut short or not a Parquet file: {error}") from error
+        raise DataError(
+            f"{path}: after row {row}: damaged, cut short or not a Parquet file: {error}"
+        ) from error
 
 
 def _require_column(path: Path, name: str, columns: list[str]) -> None:
     if name not in columns:
-        raise DataError(f"{path}: no column {name!r}; it has {_names(columns)} (data.text_field names the column)")
+        raise DataError(
+            f"{path}: no column {name!r}; it has {_names(columns)} (data.text_field names the column)"
+        )
 
 
 def _not_utf8(content: bytes, byte: int) -> str:

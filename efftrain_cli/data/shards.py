@@ -191,11 +191,15 @@ class Shard:
                 at = start + int(np.argmax(chunk >= self.header.vocab_size))
                 place = f"token {at} (byte {HEADER_BYTES + at * self.ids.itemsize})"
                 raise damaged(
-                    self.path, f"{place} is {int(self.ids[at])}, but the vocabulary has {self.header.vocab_size} tokens"
+                    self.path,
+                    f"{place} is {int(self.ids[at])}, but the vocabulary has {self.header.vocab_size} tokens",
                 )
         if digest.hexdigest() != self.header.sha256:
             hashes = f"sha256 {digest.hexdigest()[:12]}..., header {self.header.sha256[:12]}..."
-            raise damaged(self.path, f"its tokens are not those that were written ({hashes}): the file is damaged")
+            raise damaged(
+                self.path,
+                f"its tokens are not those that were written ({hashes}): the file is damaged",
+            )
         self.verified = True
 
     def check_size(self) -> None:
@@ -226,10 +230,18 @@ def open_shard(path: Path) -> Shard:
         raise damaged(path, f"only {size} bytes, less than the header: the file is cut short")
     body, digest = start[:-_DIGEST_BYTES], start[-_DIGEST_BYTES:-1]
     if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise damaged(path, "its header is damaged" if MAGIC.encode() in start else "not a token shard")
+        raise damaged(
+            path, "its header is damaged" if MAGIC.encode() in start else "not a token shard"
+        )
     fields = json.loads(body)
-    if fields.get("schema_version") != SCHEMA_VERSION or fields["dtype"] not in ("uint16", "uint32"):
-        raise damaged(path, f"written in format {fields.get('schema_version')}, this version reads {SCHEMA_VERSION}")
+    if fields.get("schema_version") != SCHEMA_VERSION or fields["dtype"] not in (
+        "uint16",
+        "uint32",
+    ):
+        raise damaged(
+            path,
+            f"written in format {fields.get('schema_version')}, this version reads {SCHEMA_VERSION}",
+        )
     header = Header(**fields)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     expected = HEADER_BYTES + header.tokens * dtype.itemsize
@@ -237,7 +249,9 @@ def open_shard(path: Path) -> Shard:
         what = "cut short" if size < expected else "longer than its header says"
         raise damaged(path, f"{size:,} bytes where {expected:,} are expected: the file is {what}")
     # A plain array over the map: slicing np.memmap itself costs several times as much.
-    ids = np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.tokens,)).view(np.ndarray)
+    ids = np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.tokens,)).view(
+        np.ndarray
+    )
     return Shard(path, header, ids)
 
 
@@ -274,7 +288,9 @@ class TokenShards:
     @property
     def sha256(self) -> str:
         """Fingerprint of every id in order, as the headers state it."""
-        return hashlib.sha256("\n".join(shard.header.sha256 for shard in self.shards).encode()).hexdigest()
+        return hashlib.sha256(
+            "\n".join(shard.header.sha256 for shard in self.shards).encode()
+        ).hexdigest()
 
     def read(self, starts: Iterable[int], length: int) -> np.ndarray:
         """`length` ids from each of `starts`, as int64 (starts, length). A shard is verified when it is first read."""
@@ -312,4 +328,6 @@ class TokenShards:
 
 def damaged(path: Path, what: str) -> DataError:
     """The error of a file of a prepared corpus that cannot be used, with the way out."""
-    return DataError(f"{path}: {what}. Delete the folder {path.parent} and run `efftrain prepare` again")
+    return DataError(
+        f"{path}: {what}. Delete the folder {path.parent} and run `efftrain prepare` again"
+    )

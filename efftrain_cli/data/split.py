@@ -69,7 +69,9 @@ class Tally:
         Args:
             digest: sha256 of the document's content.
         """
-        self.size[side] += len(document.text) if document.text.isascii() else len(document.content())
+        self.size[side] += (
+            len(document.text) if document.text.isascii() else len(document.content())
+        )
         self.documents[side] += 1
         digest = digest[:16]
         if side == "valid":
@@ -98,7 +100,9 @@ class Place:
     """Set by whoever takes the documents: no more of this source are wanted."""
 
 
-def split_documents(split: Split, tally: Tally, place: Place | None = None) -> Iterator[tuple[str, int, Document]]:
+def split_documents(
+    split: Split, tally: Tally, place: Place | None = None
+) -> Iterator[tuple[str, int, Document]]:
     """Every document with its side, "train" or "valid", and the number of its part, counted into `tally`.
 
     Validation text of its own comes first, so that every repetition is seen. Documents held out by their hash need no
@@ -118,7 +122,10 @@ def split_documents(split: Split, tally: Tally, place: Place | None = None) -> I
                 parts = [("valid", document)]
             elif split.cuts(source):
                 head, tail = cut_at_line(document.text, split.data.valid_fraction)
-                parts = [("valid", Document(f"{document.id} (end)", tail)), ("train", Document(document.id, head))]
+                parts = [
+                    ("valid", Document(f"{document.id} (end)", tail)),
+                    ("train", Document(document.id, head)),
+                ]
                 parts = [(side, part) for side, part in parts if part.text]
             else:
                 held_out = split.threshold is not None and _number(digest) <= split.threshold
@@ -132,10 +139,14 @@ def split_documents(split: Split, tally: Tally, place: Place | None = None) -> I
     tally.bad.check()
 
 
-def _documents_from(place: Place, split: Split, source: Source, bad: BadDocuments) -> Iterator[Document]:
+def _documents_from(
+    place: Place, split: Split, source: Source, bad: BadDocuments
+) -> Iterator[Document]:
     """The documents of a source from `place` on. What was met before is not counted again."""
     if isinstance(source, HubDataset):
-        place.hub = HubReader(source, source.text_field or split.data.text_field, bad, place.hub_state)
+        place.hub = HubReader(
+            source, source.text_field or split.data.text_field, bad, place.hub_state
+        )
         yield from place.hub.documents()
         return
     place.hub = None
@@ -164,7 +175,9 @@ def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
     data = split.data
     ranked = [source for source in split.train if not split.valid and not split.cuts(source)]
     if any(isinstance(source, HubDataset) for source in split.train + split.valid):
-        return (replace(split, threshold=int(data.valid_fraction * 2**64)) if ranked else split), None
+        return (
+            replace(split, threshold=int(data.valid_fraction * 2**64)) if ranked else split
+        ), None
     if ranked:
         bad = BadDocuments(data.on_bad_document)
         numbers = []

@@ -31,7 +31,13 @@ SUFFIXES: dict[str, Kind] = {
     ".parquet": "parquet",
 }
 """What a folder or glob is searched for first."""
-MORE_SUFFIXES: dict[str, Kind] = {".md": "txt", ".raw": "txt", ".json": "json", ".csv": "csv", ".bin": "bin"}
+MORE_SUFFIXES: dict[str, Kind] = {
+    ".md": "txt",
+    ".raw": "txt",
+    ".json": "json",
+    ".csv": "csv",
+    ".bin": "bin",
+}
 """Read where a file is named, or where a folder holds nothing of the above: beside text such files are often about
 it."""
 
@@ -66,7 +72,9 @@ def find_text(data: Data) -> Found:
             continue
         if left_out:
             notes.append(f"{key} = {entry!r}: {left_out}")
-        sides[purpose] |= dict.fromkeys(source._replace(part=part, text_field=text_field) for source in found)
+        sides[purpose] |= dict.fromkeys(
+            source._replace(part=part, text_field=text_field) for source in found
+        )
     if problems:
         raise DataError("\n".join(problems))
     return Found(tuple(sides["train"]), tuple(sides["valid"]), tuple(notes))
@@ -101,7 +109,9 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
         if kind is None:
             packed = path.suffix.lower() in (".gz", ".zst", ".bz2", ".xz", ".zip")
             way = "Unpack it first" if packed else 'data.format = "txt" reads it as text'
-            raise DataError(f"the file's name does not show what kind it is; known kinds are {kinds}. {way}")
+            raise DataError(
+                f"the file's name does not show what kind it is; known kinds are {kinds}. {way}"
+            )
         return [TextFile(path.resolve(), kind)], ""
     if path.is_dir():
         try:
@@ -116,7 +126,9 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
             ) from None
         what = "the folder holds"
     elif glob.has_magic(entry):
-        found = [Path(name) for name in sorted(glob.glob(os.path.expanduser(entry), recursive=True))]
+        found = [
+            Path(name) for name in sorted(glob.glob(os.path.expanduser(entry), recursive=True))
+        ]
         what = "the pattern matches"
     else:
         hub = _HUB.fullmatch(entry)
@@ -132,11 +144,17 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
         chosen = [(p, stated) for p in files]
     else:
         chosen = [(p, kind) for p in files if (kind := _kind_of(p, SUFFIXES)) is not None]
-        chosen = chosen or [(p, kind) for p in files if (kind := _kind_of(p, MORE_SUFFIXES)) is not None]
+        chosen = chosen or [
+            (p, kind) for p in files if (kind := _kind_of(p, MORE_SUFFIXES)) is not None
+        ]
     if not chosen:
-        hint = f'; it has {_suffixes(files)}. data.format = "txt" reads them as text' if files else ""
+        hint = (
+            f'; it has {_suffixes(files)}. data.format = "txt" reads them as text' if files else ""
+        )
         raise DataError(f"{what} no file of a known kind ({kinds}){hint}")
-    return [TextFile(p.resolve(), kind) for p, kind in chosen], _left_out(files, [p for p, _ in chosen])
+    return [TextFile(p.resolve(), kind) for p, kind in chosen], _left_out(
+        files, [p for p, _ in chosen]
+    )
 
 
 def _left_out(files: list[Path], chosen: list[Path]) -> str:
@@ -158,7 +176,8 @@ def _left_out(files: list[Path], chosen: list[Path]) -> str:
 def _suffixes(files: list[Path]) -> str:
     """ "12 .html, 3 .rst, ..." """
     counts = Counter(
-        "".join(p.suffixes[-2:] if p.suffix in (".gz", ".zst") else p.suffixes[-1:]) or p.name for p in files
+        "".join(p.suffixes[-2:] if p.suffix in (".gz", ".zst") else p.suffixes[-1:]) or p.name
+        for p in files
     )
     shown = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(6))
     return shown + (", ..." if len(counts) > 6 else "")
@@ -176,10 +195,14 @@ def stdlib_files() -> list[Source]:
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _NOT_LIBRARY and not name.startswith("config-")]
+        folders[:] = [
+            name for name in folders if name not in _NOT_LIBRARY and not name.startswith("config-")
+        ]
         for name in names:
             # _sysconfigdata describes the machine that Python was built on; the other two are the administrator's.
-            if name.endswith(".py") and not name.startswith(("_sysconfigdata", "sitecustomize", "usercustomize")):
+            if name.endswith(".py") and not name.startswith(
+                ("_sysconfigdata", "sitecustomize", "usercustomize")
+            ):
                 found.append(os.path.join(folder, name))
     if not found:
         raise DataError(

@@ -28,7 +28,11 @@ def open_token_file(path: Path) -> np.ndarray:
         start = file.read(LLMC_HEADER_BYTES)
     if MAGIC.encode() in start:
         raise DataError(f"{path}: a shard of efftrain's own cache; name the text it was made from")
-    header = np.frombuffer(start, dtype="<i4") if len(start) == LLMC_HEADER_BYTES else np.zeros(3, dtype="<i4")
+    header = (
+        np.frombuffer(start, dtype="<i4")
+        if len(start) == LLMC_HEADER_BYTES
+        else np.zeros(3, dtype="<i4")
+    )
     if int(header[0]) in LLMC:
         (dtype, version), count = LLMC[int(header[0])], int(header[2])
         if int(header[1]) != version:
@@ -36,8 +40,12 @@ def open_token_file(path: Path) -> np.ndarray:
         expected = LLMC_HEADER_BYTES + count * np.dtype(dtype).itemsize
         if size != expected:
             what = "cut short" if size < expected else "longer than its header says"
-            raise DataError(f"{path}: {size:,} bytes where llm.c's header says {expected:,}: the file is {what}")
-        return np.memmap(path, dtype, "r", offset=LLMC_HEADER_BYTES, shape=(count,)).view(np.ndarray)
+            raise DataError(
+                f"{path}: {size:,} bytes where llm.c's header says {expected:,}: the file is {what}"
+            )
+        return np.memmap(path, dtype, "r", offset=LLMC_HEADER_BYTES, shape=(count,)).view(
+            np.ndarray
+        )
     if (path.parent / "meta.pkl").exists():
         raise DataError(
             f"{path}: meta.pkl beside it says that nanoGPT made it with its own vocabulary (of characters, for example), and a pickle is "

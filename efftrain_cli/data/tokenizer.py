@@ -66,7 +66,9 @@ class Tokenizer:
         import numpy as np
 
         if (self.parts["decoder"] or {}).get("type") != "ByteLevel":
-            raise DataError("token files (.bin) can be read with byte-level tokenizers only, such as GPT-2's")
+            raise DataError(
+                "token files (.bin) can be read with byte-level tokenizers only, such as GPT-2's"
+            )
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, id in self.backend.get_vocab(with_added_tokens=False).items():
             lengths[id] = len(token)  # each character stands for one byte
@@ -85,7 +87,9 @@ class Tokenizer:
     def _encode_chunks(self, chunks: list[str]) -> list[np.ndarray]:
         import numpy as np
 
-        if sum(map(len, chunks)) < _CHUNK or self.fast is None:  # a prompt, a task's few items: not worth the check
+        if (
+            sum(map(len, chunks)) < _CHUNK or self.fast is None
+        ):  # a prompt, a task's few items: not worth the check
             return [
                 np.array(encoding.ids, dtype=np.uint32)
                 for encoding in self.backend.encode_batch_fast(chunks, add_special_tokens=False)
@@ -197,7 +201,9 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             if backend.token_to_id(END_OF_TEXT) is not None:
                 backend.add_special_tokens([END_OF_TEXT])
     except Exception as error:  # the library raises bare Exception
-        raise DataError(f"data.tokenizer = {spec!r}: {files[0]} cannot be read as a tokenizer: {error}") from error
+        raise DataError(
+            f"data.tokenizer = {spec!r}: {files[0]} cannot be read as a tokenizer: {error}"
+        ) from error
     return _finished(backend, spec, files[0].parent)
 
 
@@ -235,7 +241,9 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
 def _stated_end(folder: Path) -> str | None:
     """The end of text that tokenizer_config.json beside a tokenizer names."""
     try:
-        stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+        stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))[
+            "eos_token"
+        ]
         return stated["content"] if isinstance(stated, dict) else stated
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -261,10 +269,20 @@ def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = No
     split, model = parts["pre_tokenizer"] or {}, parts["model"]
     for names in (split, model):
         # Neither decides an id; files of the same tokenizer differ in them.
-        for name in [name for name, value in names.items() if name == "trim_offsets" or value in (None, "", False)]:
+        for name in [
+            name
+            for name, value in names.items()
+            if name == "trim_offsets" or value in (None, "", False)
+        ]:
             del names[name]
     identity = json.dumps(
-        [model, parts["normalizer"], split, sorted((t["id"], t["content"]) for t in parts["added_tokens"]), end],
+        [
+            model,
+            parts["normalizer"],
+            split,
+            sorted((t["id"], t["content"]) for t in parts["added_tokens"]),
+            end,
+        ],
         sort_keys=True,
         ensure_ascii=True,
     )

@@ -48,7 +48,9 @@ class Windows:
         DataError: there are not enough tokens for one window at every shift of the cut.
     """
 
-    def __init__(self, shards: TokenShards, seq_len: int, seed: int, *, pin_memory: bool = False) -> None:
+    def __init__(
+        self, shards: TokenShards, seq_len: int, seed: int, *, pin_memory: bool = False
+    ) -> None:
         self.shards, self.seq_len, self.seed, self.pin_memory = shards, seq_len, seed, pin_memory
         self._parts = shards.parts or (Part("the training text", 1.0, shards.tokens),)
         # One window fewer than fits, so that every epoch's shift of the cut leaves the same number.
@@ -66,7 +68,10 @@ class Windows:
                     f"{part.name} has {part.tokens:,} tokens, too few for windows of {self.seq_len:,} tokens "
                     f"(at least {2 * self.seq_len:,} are needed): give more text or a smaller model.seq_len"
                 )
-        return min(windows * _MIX // share for windows, share in zip(self._windows, self._shares, strict=True))
+        return min(
+            windows * _MIX // share
+            for windows, share in zip(self._windows, self._shares, strict=True)
+        )
 
     def epochs(self, windows: int) -> float:
         """Epochs that a run of this many windows (`Progress.windows` at its end) makes of the corpus; of a mix, of the
@@ -91,7 +96,9 @@ class Windows:
         epochs = self.epochs(windows)
         if epochs > 1 and not data.repeat:
             if len(self._parts) > 1:
-                each = ", ".join(f"{name} {count:.2f}" for name, count in self.epochs_of_sources(windows).items())
+                each = ", ".join(
+                    f"{name} {count:.2f}" for name, count in self.epochs_of_sources(windows).items()
+                )
                 raise RecipeError(
                     f"the budget needs {epochs:.2f} epochs of one of the sources ({each}). Set data.repeat = true to read it more "
                     f"than once, lower its weight or train.tokens, or give more text"
@@ -127,15 +134,23 @@ class Windows:
 
         length, each = plan.seq_len, plan.sequences_per_window
         if length * each > self.seq_len:
-            raise ValueError(f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}")
-        begin, end = (plan.first_sequence(plan.accumulation_steps * r // world_size) for r in (rank, rank + 1))
+            raise ValueError(
+                f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}"
+            )
+        begin, end = (
+            plan.first_sequence(plan.accumulation_steps * r // world_size) for r in (rank, rank + 1)
+        )
         first, last = begin // each, -(-end // each)
         starts = self.starts(plan.window_start + first, last - first)
         if each > 1:
-            starts = (starts[:, None] + np.arange(each) * length).reshape(-1)[begin - first * each : end - first * each]
+            starts = (starts[:, None] + np.arange(each) * length).reshape(-1)[
+                begin - first * each : end - first * each
+            ]
         ids = self.shards.read(starts.tolist(), length + 1)
         # Copied by numpy: torch would wake its threads for it, which costs more than the copy.
-        tokens, targets = (torch.from_numpy(np.ascontiguousarray(part)) for part in (ids[:, :-1], ids[:, 1:]))
+        tokens, targets = (
+            torch.from_numpy(np.ascontiguousarray(part)) for part in (ids[:, :-1], ids[:, 1:])
+        )
         if self.pin_memory:
             tokens, targets = tokens.pin_memory(), targets.pin_memory()
         return Batch(tokens, targets)
@@ -159,7 +174,9 @@ class Windows:
                 "last target: raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
             )
         starts, base = [], 0
-        for part, share in zip(self._parts, apportion([part.weight for part in self._parts], count), strict=True):
+        for part, share in zip(
+            self._parts, apportion([part.weight for part in self._parts], count), strict=True
+        ):
             starts += [base + start for start in self._spread(part.tokens, share)]
             base += part.tokens
         return starts or self._spread(self.shards.tokens, 1)
@@ -199,7 +216,9 @@ class Windows:
         places = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            key = _key(f"{self.seed} {epoch}" if part == 0 else f"{self.seed} {epoch} source {part}")
+            key = _key(
+                f"{self.seed} {epoch}" if part == 0 else f"{self.seed} {epoch} source {part}"
+            )
             shift = int(key[-1] % np.uint64(self.seq_len))
             order = permute(numbers[here] - epoch * per_epoch, per_epoch, key[:_ROUNDS])
             places[here] = shift + order * self.seq_len
@@ -274,5 +293,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 def _key(name: str) -> np.ndarray:
     """Round keys and, last, the number behind the epoch's shift: uint64 (_ROUNDS + 1,)."""
-    digests = [hashlib.sha256(f"windows {name} {i}".encode()).digest() for i in range(-(-(_ROUNDS + 1) // 4))]
+    digests = [
+        hashlib.sha256(f"windows {name} {i}".encode()).digest()
+        for i in range(-(-(_ROUNDS + 1) // 4))
+    ]
     return np.frombuffer(b"".join(digests), dtype="<u8")[: _ROUNDS + 1]

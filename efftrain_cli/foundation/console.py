@@ -38,7 +38,11 @@ def human_bytes(number: float) -> str:
 
 def _scaled(number: float, prefixes: str) -> tuple[float, str]:
     """A number in thousands, millions, ..., and the prefix that says so; "" below a thousand."""
-    found = [(1000.0**power, prefix) for power, prefix in enumerate(prefixes, 1) if abs(number) >= 1000.0**power]
+    found = [
+        (1000.0**power, prefix)
+        for power, prefix in enumerate(prefixes, 1)
+        if abs(number) >= 1000.0**power
+    ]
     unit, prefix = found[-1] if found else (1.0, "")
     return number / unit, prefix
 
@@ -72,7 +76,9 @@ def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
     """A plain table: columns two spaces apart, numbers to the right."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    right = [all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns]
+    right = [
+        all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns
+    ]
     return [
         "  ".join(
             cell.rjust(width) if to_right else cell.ljust(width)
@@ -119,11 +125,15 @@ def make_console(result: bool = False) -> Console:
     from rich.console import Console
 
     class QuietConsole(Console):
-        def on_broken_pipe(self) -> None:  # Rich's own would end the process here, in the middle of anything
+        def on_broken_pipe(
+            self,
+        ) -> None:  # Rich's own would end the process here, in the middle of anything
             self.quiet = True
             stop_output()
 
-    return QuietConsole(soft_wrap=not sys.stdout.isatty(), highlight=False, quiet=_silent and not result)
+    return QuietConsole(
+        soft_wrap=not sys.stdout.isatty(), highlight=False, quiet=_silent and not result
+    )
 
 
 class _Output(io.FileIO):
@@ -149,7 +159,9 @@ def steady_output() -> Iterator[None]:
     changes."""
     before = sys.stdout, sys.stderr
     try:
-        sys.stdout, sys.stderr = (_steady(stream, number) for number, stream in enumerate(before, 1))
+        sys.stdout, sys.stderr = (
+            _steady(stream, number) for number, stream in enumerate(before, 1)
+        )
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):

@@ -31,7 +31,9 @@ def disk_error(error: OSError) -> DiskError | None:
     what = error.filename if isinstance(error.filename, str) else "standard output, or a file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"{what}: the disk is full; make room and give the command again")
-    return DiskError(f"{what}: {error.strerror}; check that it is mounted and that you may read and write it")
+    return DiskError(
+        f"{what}: {error.strerror}; check that it is mounted and that you may read and write it"
+    )
 
 
 def sha256_of(path: Path) -> str:
@@ -95,7 +97,9 @@ def is_running(process: int | str) -> bool:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that may still be written on the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
+    return shutil.disk_usage(
+        next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    ).free
 
 
 def open_to_write(path: Path, flags: int) -> int:
@@ -106,10 +110,14 @@ def open_to_write(path: Path, flags: int) -> int:
         OSError: it cannot be opened.
     """
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(
+            path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666
+        )
     except OSError:
         if path.is_symlink():
-            raise CheckpointError(f"{path} is a symbolic link: nothing is written through it; remove it") from None
+            raise CheckpointError(
+                f"{path} is a symbolic link: nothing is written through it; remove it"
+            ) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

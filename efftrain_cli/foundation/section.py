@@ -12,11 +12,15 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-SECTION = ConfigDict(extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False)
+SECTION = ConfigDict(
+    extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+)
 """Unknown keys are errors, nothing is silently converted, numbers are finite, docstrings are descriptions."""
 
 _SUFFIX = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_COUNT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBT]?)\s*", re.IGNORECASE)
+_COUNT = re.compile(
+    r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBT]?)\s*", re.IGNORECASE
+)
 
 
 def parse_count(value: Any) -> Any:

@@ -129,11 +129,16 @@ def stop_before_training() -> None:
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):
         name = signal.Signals(number).name
-        os.write(2, f"stopped by {name} outside of training: nothing is lost; give the same command again\n".encode())
+        os.write(
+            2,
+            f"stopped by {name} outside of training: nothing is lost; give the same command again\n".encode(),
+        )
     os._exit(75)
 
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not in a child between fork and exec
+_LIBC = (
+    ctypes.CDLL(None) if sys.platform == "linux" else None
+)  # not in a child between fork and exec
 _PR_SET_PDEATHSIG = 1
 
 
@@ -162,7 +167,9 @@ def stop_on_signals() -> Iterator[None]:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     # nohup asks that SIGHUP be ignored.
-    handled = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    handled = [
+        n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, listener.handle) for number in handled}
     wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     sys.unraisablehook = listener.swallowed

@@ -24,11 +24,25 @@ from pydantic import ValidationError
 
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.foundation.files import sha256_of
-from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch, parse_operator, shapes_of_stages
+from efftrain_cli.methods.staged_growth import (
+    Stage,
+    StagedGrowth,
+    StageModel,
+    Switch,
+    parse_operator,
+    shapes_of_stages,
+)
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of, existing_run, run_path, taken
+from efftrain_cli.run.directory import (
+    Run,
+    checkpoint_path,
+    checkpoints_of,
+    existing_run,
+    run_path,
+    taken,
+)
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.rows import origin_data, read_counting
@@ -86,7 +100,11 @@ class Grown:
 
 
 def grow_run(
-    source: str, operators: Sequence[str], name: str | None, options: GrowOptions, device: torch.device
+    source: str,
+    operators: Sequence[str],
+    name: str | None,
+    options: GrowOptions,
+    device: torch.device,
 ) -> Grown:
     """Makes run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown by the operators.
 
@@ -110,21 +128,31 @@ def grow_run(
     if run_path(name).exists():
         raise taken(name)
     checkpoint = _checkpoint_of(source_path, options)
-    progress = progress_from_json(json.loads((checkpoint / "progress.json").read_text(encoding="utf-8")))
+    progress = progress_from_json(
+        json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+    )
     recipe = grown_recipe(
-        load_recipe(str(checkpoint / "recipe.toml")), progress.stage, progress.step, operators, options
+        load_recipe(str(checkpoint / "recipe.toml")),
+        progress.stage,
+        progress.step,
+        operators,
+        options,
     )
     session = prepare_session(recipe, device)
     _check_data(source_path, session, options)
     state = _state_of(checkpoint, session, progress, options.weights_only)
-    windows = session.val_windows.to(device)  # all of them, so that the losses are those of the runs' own rows
+    windows = session.val_windows.to(
+        device
+    )  # all of them, so that the losses are those of the runs' own rows
     before = _measure(state, session, windows)
     try:
         record = grow_stage(state, recipe, before[0])
     except ValueError as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
     after = _measure(state, session, windows)
-    if record.preserves_loss and not abs(after[0] - before[0]) <= LOSS_TOLERANCE * max(1.0, before[0]):
+    if record.preserves_loss and not abs(after[0] - before[0]) <= LOSS_TOLERANCE * max(
+        1.0, before[0]
+    ):
         raise CheckpointError(
             f"{checkpoint}: the loss should have stayed at {before[0]:.6f} and would be {after[0]:.6f}; nothing was written. "
             "The checkpoint's tensors do not behave like this model's"
@@ -143,11 +171,17 @@ def grow_run(
     return grown
 
 
-def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str], options: GrowOptions) -> Recipe:
+def grown_recipe(
+    source: Recipe, stage: int, step: int, operators: Sequence[str], options: GrowOptions
+) -> Recipe:
     """The staged recipe of the new run: the source's up to `step`, where it is in `stage`, then a stage of the
     operators. One recipe has one [staged_growth], so a source that was grown with other variants before is refused."""
     moments = "reset" if options.weights_only else options.moments
-    variants: dict[str, Any] = {"symmetry": options.symmetry, "depth": options.depth, "moments": moments}
+    variants: dict[str, Any] = {
+        "symmetry": options.symmetry,
+        "depth": options.depth,
+        "moments": moments,
+    }
     asked = {key: value for key, value in variants.items() if value is not None}
     before = source.staged_growth or StagedGrowth()
     section = dataclasses.replace(before, **asked)
@@ -162,7 +196,9 @@ def grown_recipe(source: Recipe, stage: int, step: int, operators: Sequence[str]
     earlier[0] = dataclasses.replace(earlier[0], model=shape)
     earlier[-1] = dataclasses.replace(earlier[-1], switch=Switch(rule="steps", value=float(step)))
     try:
-        last = Stage(operators=tuple(operators), lr=options.lr, schedule_ratio=options.schedule_ratio)
+        last = Stage(
+            operators=tuple(operators), lr=options.lr, schedule_ratio=options.schedule_ratio
+        )
         if options.rewarmup_steps is not None:
             last = dataclasses.replace(last, rewarmup_steps=options.rewarmup_steps)
     except ValidationError as error:
@@ -210,13 +246,17 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
     return find_checkpoint(source, options.checkpoint)
 
 
-def _state_of(checkpoint: Path, session: Session, progress: Progress, weights_only: bool) -> TrainState:
+def _state_of(
+    checkpoint: Path, session: Session, progress: Progress, weights_only: bool
+) -> TrainState:
     """The source's state, in its own size, under the new recipe."""
     state = fresh_state(session)
     if progress.stage:
         set_stage(state, session.recipe, progress.stage)
     if weights_only:
-        load_tensors(state, read_tensors(checkpoint / "model.safetensors"), state.optimizer.tensors())
+        load_tensors(
+            state, read_tensors(checkpoint / "model.safetensors"), state.optimizer.tensors()
+        )
     else:
         _, model, optimizer, method = read_checkpoint(checkpoint)
         if method:
@@ -240,7 +280,9 @@ def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
         )
 
 
-def _measure(state: TrainState, session: Session, windows: torch.Tensor) -> tuple[float, torch.Tensor]:
+def _measure(
+    state: TrainState, session: Session, windows: torch.Tensor
+) -> tuple[float, torch.Tensor]:
     """(loss, logits of the first window on the CPU), in fp32."""
     loss = evaluate(state.model, windows, session.recipe.train.micro_batch_tokens, "fp32")
     with torch.no_grad():

@@ -47,7 +47,9 @@ def read_curve(path: Path, step_flops: float, step_flops_without_logits: float) 
         with path.open(newline="") as file:
             for number, row in enumerate(csv.DictReader(file), 2):
                 if "step" not in row or "val_loss" not in row:
-                    raise UsageError(f"{path}: needs the columns step and val_loss, has {', '.join(row)}")
+                    raise UsageError(
+                        f"{path}: needs the columns step and val_loss, has {', '.join(row)}"
+                    )
                 try:
                     points[float(row["step"])] = float(row["val_loss"])
                 except (TypeError, ValueError):
@@ -59,7 +61,9 @@ def read_curve(path: Path, step_flops: float, step_flops_without_logits: float) 
     return make_curve(path.stem, points, step_flops, step_flops_without_logits)
 
 
-def make_curve(name: str, points: dict[float, float], step_flops: float, step_flops_without_logits: float) -> Curve:
+def make_curve(
+    name: str, points: dict[float, float], step_flops: float, step_flops_without_logits: float
+) -> Curve:
     """A curve from step -> loss; step 0 is left out, for it has no logarithm. A `UsageError` where there are fewer than
     `FEWEST_POINTS`, or a loss is not positive and finite."""
     steps = sorted(step for step in points if step > 0)
@@ -89,7 +93,10 @@ def fitted(curve: Curve, window: int = 31) -> tuple[np.ndarray, np.ndarray, np.n
     half = window // 2
     inner = slice(half, len(curve.steps) - half)
     # (points, window), x relative to the point in the middle
-    x = np.lib.stride_tricks.sliding_window_view(np.log(curve.steps), window) - np.log(curve.steps[inner])[:, None]
+    x = (
+        np.lib.stride_tricks.sliding_window_view(np.log(curve.steps), window)
+        - np.log(curve.steps[inner])[:, None]
+    )
     y = np.lib.stride_tricks.sliding_window_view(np.log(curve.losses), window)
     mean_x, mean_y = x.mean(axis=1), y.mean(axis=1)
     spread = x - mean_x[:, None]
@@ -185,7 +192,9 @@ class Projection:
     @property
     def saving(self) -> float:
         """(C_target(L) - C_small(L)) / C_scratch, without logits."""
-        return self._saving(self.small.step_flops_without_logits, self.target.step_flops_without_logits)
+        return self._saving(
+            self.small.step_flops_without_logits, self.target.step_flops_without_logits
+        )
 
     @property
     def saving_with_logits(self) -> float:
@@ -205,21 +214,31 @@ def released_projection(small: Curve, target: Curve, threshold: float) -> Projec
     step, final = released_switch(small, threshold), released_switch(target, PAPER_OPTIMALITY)
     if step is None or final is None:
         return None
-    return Projection(RELEASED, small, target, step, released_target_step(small, target, step), final)
+    return Projection(
+        RELEASED, small, target, step, released_target_step(small, target, step), final
+    )
 
 
-def fitted_projection(small: Curve, target: Curve, threshold: float, window: int = 31) -> Projection | None:
+def fitted_projection(
+    small: Curve, target: Curve, threshold: float, window: int = 31
+) -> Projection | None:
     """The projection with fitted slopes and losses. Ends where the target's slope passes the paper's optimality, or
     with its curve."""
-    return _fitted_at("fitted slope", small, target, fitted_switch(small, threshold, window), window)
+    return _fitted_at(
+        "fitted slope", small, target, fitted_switch(small, threshold, window), window
+    )
 
 
 def marginal_projection(small: Curve, target: Curve, window: int = 31) -> Projection | None:
     """The projection that grows where the marginal costs are equal."""
-    return _fitted_at("equal marginal cost", small, target, equal_marginal_cost(small, target, window), window)
+    return _fitted_at(
+        "equal marginal cost", small, target, equal_marginal_cost(small, target, window), window
+    )
 
 
-def _fitted_at(rule: str, small: Curve, target: Curve, step: float | None, window: int) -> Projection | None:
+def _fitted_at(
+    rule: str, small: Curve, target: Curve, step: float | None, window: int
+) -> Projection | None:
     if step is None or (at := target_step(small, target, step, window)) is None:
         return None
     final = fitted_switch(target, PAPER_OPTIMALITY, window) or float(target.steps[-1])
@@ -238,7 +257,10 @@ def saving_interval(
     generator = np.random.Generator(np.random.Philox(0))
     savings = []
     for _ in range(draws):
-        small, target = (_redrawn(curve, window, block, generator) for curve in (projection.small, projection.target))
+        small, target = (
+            _redrawn(curve, window, block, generator)
+            for curve in (projection.small, projection.target)
+        )
         if (at := target_step(small, target, projection.small_steps, window)) is not None:
             savings.append(replace(projection, target_steps=at).saving)
     if len(savings) < draws / 2:

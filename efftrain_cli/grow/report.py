@@ -26,7 +26,13 @@ from efftrain_cli.grow.planner import (
     saving_interval,
     window_for,
 )
-from efftrain_cli.grow.scaling_law import FittedLaw, PlannedStage, ScalingLaw, fit_law, relative_cost
+from efftrain_cli.grow.scaling_law import (
+    FittedLaw,
+    PlannedStage,
+    ScalingLaw,
+    fit_law,
+    relative_cost,
+)
 from efftrain_cli.methods.staged_growth import Operator
 from efftrain_cli.methods.variance_retention import parse_shape
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
@@ -40,9 +46,7 @@ def schedule_lines(
     law: ScalingLaw, planned: list[PlannedStage], batch: str, fitted_to: FittedLaw | None = None
 ) -> Iterator[str]:
     """A schedule planned from the scaling law."""
-    formula = (
-        f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"
-    )
+    formula = f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"
     target = planned[-1]
     if fitted_to is None:
         yield f"{formula}: Kaplan et al. 2020's constants, fitted to their models and data, not to yours."
@@ -96,12 +100,18 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
         )
     model = recipe.model
     vocab_size = int(origin_data(run)["vocab_size"])
-    per_token = token_flops(recipe, padded_vocab_size(recipe, vocab_size), model.seq_len, model.n_layer)
+    per_token = token_flops(
+        recipe, padded_vocab_size(recipe, vocab_size), model.seq_len, model.n_layer
+    )
     tokens = recipe.train.batch_size * model.seq_len
     points = {
-        float(row["step"]): float(row["val_loss"]) for row in read_counting(run) if row.get("val_loss") is not None
+        float(row["step"]): float(row["val_loss"])
+        for row in read_counting(run)
+        if row.get("val_loss") is not None
     }
-    return make_curve(source, points, per_token.with_logits * tokens, per_token.without_logits * tokens)
+    return make_curve(
+        source, points, per_token.with_logits * tokens, per_token.without_logits * tokens
+    )
 
 
 def law_of(sources: Sequence[str]) -> FittedLaw:
@@ -149,7 +159,9 @@ def csv_flops(
     except ValueError as error:
         raise UsageError(f"--shape {error}") from None
     if layers % depth or n_embd % width:
-        raise UsageError(f"--shape {shape} cannot have grown by these operators: it is not a multiple of them")
+        raise UsageError(
+            f"--shape {shape} cannot have grown by these operators: it is not a multiple of them"
+        )
 
     def cost(layers: int, n_embd: int) -> tuple[float, float]:
         blocks = 12.0 * layers * n_embd**2
@@ -178,7 +190,10 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
     marginal = marginal_projection(small, target, window)
     grow_at = None if marginal is None else marginal.small_steps
     yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(grow_at)
-    optimum, noisy_optimum = fitted_switch(target, PAPER_OPTIMALITY, window), released_switch(target, PAPER_OPTIMALITY)
+    optimum, noisy_optimum = (
+        fitted_switch(target, PAPER_OPTIMALITY, window),
+        released_switch(target, PAPER_OPTIMALITY),
+    )
     yield (
         f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above {PAPER_OPTIMALITY} at "
         f"{_step(optimum)} (released rule: {_step(noisy_optimum)})"
@@ -186,12 +201,22 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
     yield ""
     yield f"{'rule':<22}  {'S_pre':>7}  {'S_target':>8}  {'ratio':>5}  {'ends at':>7}  {'saving':>7}  {'95 % interval':>15}  {'with logits':>11}"
     released = released_projection(small, target, threshold)
-    for projection in filter(None, (released, fitted_projection(small, target, threshold, window), marginal)):
-        interval = None  # the released rule's pairing of single evaluations has no error to speak of
+    for projection in filter(
+        None, (released, fitted_projection(small, target, threshold, window), marginal)
+    ):
+        interval = (
+            None  # the released rule's pairing of single evaluations has no error to speak of
+        )
         if projection.rule != RELEASED:
             interval = saving_interval(projection, window)
-        between = "–" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
-        logits = "–" if math.isnan(projection.saving_with_logits) else f"{100 * projection.saving_with_logits:.1f} %"
+        between = (
+            "–" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+        )
+        logits = (
+            "–"
+            if math.isnan(projection.saving_with_logits)
+            else f"{100 * projection.saving_with_logits:.1f} %"
+        )
         yield (
             f"{projection.rule:<22}  {projection.small_steps:>7,.0f}  {projection.target_steps:>8,.0f}  {projection.ratio:>5.2f}  "
             f"{projection.final_steps:>7,.0f}  {100 * projection.saving:>5.1f} %  {between:>15}  {logits:>11}"
@@ -205,7 +230,9 @@ def _step(step: float | None) -> str:
     return "never on this curve" if step is None else f"step {step:,.0f}"
 
 
-def plot_curves(small: Curve, target: Curve | None, threshold: float, window: int, path: Path) -> None:
+def plot_curves(
+    small: Curve, target: Curve | None, threshold: float, window: int, path: Path
+) -> None:
     """Losses and fitted slopes over FLOPs, with the step at which to grow; the format is that of the file's name."""
     from matplotlib.figure import Figure
 

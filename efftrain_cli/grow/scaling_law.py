@@ -104,13 +104,20 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
 
     sizes = sorted({size for size, _ in curves})
     if len(sizes) < 2:
-        raise UsageError("a scaling law is fitted to curves of two sizes or more: give runs of another size too")
+        raise UsageError(
+            "a scaling law is fitted to curves of two sizes or more: give runs of another size too"
+        )
     columns = []
     for size, curve in curves:
         late = curve.steps >= FITTED_FROM * curve.steps[-1]
         each = np.ones(int(late.sum()))
         columns.append(
-            (each * math.log(size), np.log(curve.steps[late]), np.log(curve.losses[late]), each / math.sqrt(len(each)))
+            (
+                each * math.log(size),
+                np.log(curve.steps[late]),
+                np.log(curve.losses[late]),
+                each / math.sqrt(len(each)),
+            )
         )
     log_n, log_s, log_loss, weights = map(np.concatenate, zip(*columns, strict=True))
 
@@ -121,7 +128,9 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
 
     start = [math.log(KAPLAN.n_c), KAPLAN.alpha_n, math.log(2 * KAPLAN.s_c), KAPLAN.alpha_s]
     low, high = [0.0, 1e-3, -10.0, 1e-2], [500.0, 2.0, 100.0, 5.0]
-    found = least_squares(lambda x: weights * residuals(x), start, bounds=(low, high), x_scale=[1.0, 0.01, 1.0, 0.1])
+    found = least_squares(
+        lambda x: weights * residuals(x), start, bounds=(low, high), x_scale=[1.0, 0.01, 1.0, 0.1]
+    )
     log_n_c, alpha_n, log_s_c, alpha_s = map(float, found.x)
     law = ScalingLaw(
         n_c=math.exp(log_n_c),
@@ -132,7 +141,12 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
         alpha_b=math.inf,  # one batch size whatever the loss
     )
     rms = math.sqrt(float(np.mean(residuals(found.x) ** 2)))
-    return FittedLaw(law=law, rms=rms, sizes=tuple(sizes), last_step=max(float(curve.steps[-1]) for _, curve in curves))
+    return FittedLaw(
+        law=law,
+        rms=rms,
+        sizes=tuple(sizes),
+        last_step=max(float(curve.steps[-1]) for _, curve in curves),
+    )
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,9 @@ class PlannedStage:
     """6 N tokens, without attention and logits."""
 
 
-def cost(law: ScalingLaw, stages: Sequence[tuple[float, float]], batch: float | None) -> list[PlannedStage]:
+def cost(
+    law: ScalingLaw, stages: Sequence[tuple[float, float]], batch: float | None
+) -> list[PlannedStage]:
     """The stages of (size, loss at its end), costed. `batch` in tokens; None: the critical batch of each stage's
     end."""
     planned = []
@@ -213,7 +229,10 @@ def plan_schedule(
 
     # start: sizes 4 apart below the best single one, each stage up to where growth pays
     sizes = [largest / 3 ** (stages - 1 - k) * (1 if target_size else 2) for k in range(stages)]
-    losses = [max(law.switch_loss(size, 3), target_loss + 1e-3 * (stages - k)) for k, size in enumerate(sizes[:-1])]
+    losses = [
+        max(law.switch_loss(size, 3), target_loss + 1e-3 * (stages - k))
+        for k, size in enumerate(sizes[:-1])
+    ]
     drops = [max(a - b, 1e-4) for a, b in pairwise([*losses, target_loss])]
     grow = [math.log(2.0)] * (stages - 1)
     x0 = np.array([*([] if target_size else [math.log(sizes[0]) - 20.0]), *grow, *np.log(drops)])

@@ -68,7 +68,12 @@ class BatchSizeWarmup(Method):
                 return consumed + step * full
             # Steps until the batch has grown.
             after = range(consumed + batch_size, consumed + step * batch_size, batch_size)
-            steps = bisect_left(after, batch_size + 1, key=lambda sequences: self.batch_size_at(sequences, full)) + 1
+            steps = (
+                bisect_left(
+                    after, batch_size + 1, key=lambda sequences: self.batch_size_at(sequences, full)
+                )
+                + 1
+            )
             consumed += steps * batch_size
             step -= steps
         return consumed
@@ -80,7 +85,9 @@ class BatchSizeWarmup(Method):
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
-        for key, rule in self.misfits(recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens):
+        for key, rule in self.misfits(
+            recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens
+        ):
             yield f"batch_size_warmup.{key}", rule
         for name in varying(recipe.methods, "length"):
             rule = "both take tokens from the early steps, which would shrink them twice; set one of the two to false"
@@ -91,7 +98,11 @@ class BatchSizeWarmup(Method):
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
         start = batch_size // 2
-        return {"batch_size_warmup": replace(self, start=start, increment=start, sequences=half * batch_size)}
+        return {
+            "batch_size_warmup": replace(
+                self, start=start, increment=start, sequences=half * batch_size
+            )
+        }
 
     def without_schedule(self) -> dict[str, Any]:
         return {"batch_size_warmup": None}

@@ -90,7 +90,11 @@ class ChunkedAccumulation(Method):
     @property
     def roles(self) -> dict[str, Accumulator | None]:
         """The accumulator of each product, by the name of its key."""
-        return {"forward": self.forward, "grad_input": self.grad_input, "grad_weight": self.grad_weight}
+        return {
+            "forward": self.forward,
+            "grad_input": self.grad_input,
+            "grad_weight": self.grad_weight,
+        }
 
     @model_validator(mode="after")
     def _check(self) -> ChunkedAccumulation:
@@ -113,7 +117,9 @@ class ChunkedAccumulation(Method):
                     f'fidelity = "hardware" needs gradient_operands "fp8_e5m2" or "fp8_e4m3", not "{self.gradient_format}"'
                 )
             if self.rounding == "stochastic":
-                breaches.append('fidelity = "hardware" rounds to nearest; rounding = "stochastic" is emulated only')
+                breaches.append(
+                    'fidelity = "hardware" rounds to nearest; rounding = "stochastic" is emulated only'
+                )
         elif fast := [name for name, role in present.items() if role.fast_accumulation]:
             breaches.append(
                 f'fidelity = "{self.fidelity}" knows no fast_accumulation, given in {", ".join(fast)}: it is a switch of GPUs and needs '
@@ -134,7 +140,10 @@ class ChunkedAccumulation(Method):
             rule = f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model'
             yield "chunked_accumulation.layers", rule
         if self.fidelity == "hardware" and width % UNIT:
-            yield "model.n_embd", f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.fidelity)"
+            yield (
+                "model.n_embd",
+                f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.fidelity)",
+            )
         if self.fidelity == "hardware" and self.head and recipe.model.vocab_multiple % UNIT:
             rule = f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)"
             yield "model.vocab_multiple", rule
@@ -164,12 +173,18 @@ class ChunkedAccumulation(Method):
                 'train.dtype = "bf16" acts outside the layers of chunked_accumulation only: those take their operands in '
                 f"{self.operands}, add as they say, and round only their result to bf16"
             )
-        if not any(self.roles.values()) and self.operands == "fp32" and self.gradient_format == "fp32":
+        if (
+            not any(self.roles.values())
+            and self.operands == "fp32"
+            and self.gradient_format == "fp32"
+        ):
             yield "chunked_accumulation has fp32 operands and no role: it changes nothing"
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         if self.fidelity == "hardware":
-            return ["Linear layers multiply in fp8 where the device can; on a CPU fast_accumulation has no effect."]
+            return [
+                "Linear layers multiply in fp8 where the device can; on a CPU fast_accumulation has no effect."
+            ]
         return [
             f"Narrow accumulators are emulated (fidelity \"{self.fidelity}\"), so steps take longer than fp32's; the papers' savings "
             "are those of special hardware."
@@ -178,7 +193,9 @@ class ChunkedAccumulation(Method):
     def lengths(self, recipe: Recipe) -> dict[str, tuple[int, ...]]:
         """Products in a sum of each role, ascending, in the blocks' layers of the last stage at full micro-batches."""
         width = recipe.model.n_embd
-        sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // recipe.model.seq_len))
+        sequences = min(
+            recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // recipe.model.seq_len)
+        )
         return {
             "forward": (width, 4 * width),
             "grad_input": (width, 3 * width, 4 * width),
@@ -222,10 +239,16 @@ class ChunkedAccumulation(Method):
             gradient_operands=self.gradient_format,
             fidelity=self.fidelity,
             stochastic=self.rounding == "stochastic",
-            **{name: RoleAccumulator(*astuple(role)) for name, role in self.roles.items() if role is not None},
+            **{
+                name: RoleAccumulator(*astuple(role))
+                for name, role in self.roles.items()
+                if role is not None
+            },
         )
         outer = () if self.layers == "all" else ("h.0.", f"h.{len(model.h) - 1}.")
-        model.replace_linears(lambda name, layer: layer if name.startswith(outer) else NarrowLinear(layer, arithmetic))
+        model.replace_linears(
+            lambda name, layer: layer if name.startswith(outer) else NarrowLinear(layer, arithmetic)
+        )
         if self.head:
             model.narrow_head = NarrowHead(arithmetic, device)
 

@@ -49,7 +49,9 @@ def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
     import torch
 
     if kind.startswith("fused"):  # q, k and v grow one by one, not the fused matrix
-        return torch.cat([_widen(kind.removeprefix("fused_"), part, factor, fill) for part in tensor.chunk(3)])
+        return torch.cat(
+            [_widen(kind.removeprefix("fused_"), part, factor, fill) for part in tensor.chunk(3)]
+        )
     if kind.endswith("embedding"):
         return tensor.repeat(1, factor)
     if kind != "matrix":
@@ -62,7 +64,9 @@ def _cancelling_blocks(kind: str, tensor: Tensor, factor: int, generator: object
     import torch
 
     if kind == "fused_matrix":
-        return torch.cat([_cancelling_blocks("matrix", part, factor, generator) for part in tensor.chunk(3)])
+        return torch.cat(
+            [_cancelling_blocks("matrix", part, factor, generator) for part in tensor.chunk(3)]
+        )
     rows, columns = tensor.shape
     # (row block, column block, rows, columns); drawn on the CPU, so that every device grows the same model
     blocks = torch.randn(factor, factor, rows, columns, generator=generator, dtype=torch.float64)  # type: ignore[call-overload]
@@ -84,7 +88,12 @@ def _generator(seed: int, name: str) -> object:
 
 
 def grow_width(
-    state: GrowthState, factor: int = 2, *, moments: Moments = "ema", symmetry: Symmetry = "offdiag", seed: int = 0
+    state: GrowthState,
+    factor: int = 2,
+    *,
+    moments: Moments = "ema",
+    symmetry: Symmetry = "offdiag",
+    seed: int = 0,
 ) -> GrowthState:
     """The state of a model `factor` times as wide, with `factor` times as many heads of the same size.
 
@@ -107,7 +116,9 @@ def grow_width(
             noise = torch.randn(new.shape, generator=_generator(seed, name), dtype=torch.float64)  # type: ignore[call-overload]
             if name == "wte.weight":
                 noise[state.config.vocab_size :] = 0  # padding rows stay 0
-            new = new + (noise * (NOISE_SCALE * old.double().std(correction=0).cpu())).to(new.dtype).to(new.device)
+            new = new + (noise * (NOISE_SCALE * old.double().std(correction=0).cpu())).to(
+                new.dtype
+            ).to(new.device)
         parameters[name] = new
 
     optimizer: dict[str, dict[str, Tensor]] = {}
@@ -118,8 +129,12 @@ def grow_width(
             kind = parameter_kind(name)
             # the last layer norm is halved itself, so its gradient is not
             scale = 1 if kind == "last_norm" else factor
-            grown_tensors[name] = _widen(kind, old, factor, fill=moments == "ema") / scale**power if power else old
-    config = dataclasses.replace(state.config, n_embd=factor * state.config.n_embd, n_head=factor * state.config.n_head)
+            grown_tensors[name] = (
+                _widen(kind, old, factor, fill=moments == "ema") / scale**power if power else old
+            )
+    config = dataclasses.replace(
+        state.config, n_embd=factor * state.config.n_embd, n_head=factor * state.config.n_head
+    )
     grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
     return reset_moments(grown) if moments == "reset" else grown
 
@@ -171,7 +186,9 @@ def grow_depth(
     def take(new: str, old: str, fresh: bool) -> None:
         for key, tensors in state.optimizer.items():
             if old in tensors:
-                optimizer[key][new] = torch.zeros_like(tensors[old]) if fresh else tensors[old].clone()
+                optimizer[key][new] = (
+                    torch.zeros_like(tensors[old]) if fresh else tensors[old].clone()
+                )
 
     for name in state.parameters:  # the model's own order of names: wte, wpe, the layers, ln_f
         if not name.startswith("h."):
@@ -200,11 +217,16 @@ def reset_moments(state: GrowthState) -> GrowthState:
     import torch
 
     optimizer = state.optimizer.items()
-    zeros = {key: {name: torch.zeros_like(old) for name, old in tensors.items()} for key, tensors in optimizer}
+    zeros = {
+        key: {name: torch.zeros_like(old) for name, old in tensors.items()}
+        for key, tensors in optimizer
+    }
     return dataclasses.replace(state, optimizer=zeros)
 
 
-def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowth, seed: int) -> GrowthState:
+def grow(
+    state: GrowthState, operators: Iterable[Operator], section: StagedGrowth, seed: int
+) -> GrowthState:
     """The operators one after the other, in the section's variants.
 
     Raises:
@@ -212,7 +234,9 @@ def grow(state: GrowthState, operators: Iterable[Operator], section: StagedGrowt
     """
     for index, (kind, factor) in enumerate(operators):
         if kind == "width":
-            state = grow_width(state, factor, moments=section.moments, symmetry=section.symmetry, seed=seed + index)
+            state = grow_width(
+                state, factor, moments=section.moments, symmetry=section.symmetry, seed=seed + index
+            )
         else:
             state = grow_depth(state, factor, mode=section.depth, moments=section.moments)
     return state

@@ -70,7 +70,9 @@ class Method:
         """Fields of the recipe with which every step is a full one; empty where this method's steps are."""
         return {}
 
-    def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+    def columns(
+        self, recipe: Recipe, plan: StepPlan, result: StepResult
+    ) -> dict[str, float | None]:
         """This method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
         return {}
 

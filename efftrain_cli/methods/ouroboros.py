@@ -63,7 +63,9 @@ class Ouroboros(Method):
         if split is None:
             return self
         if len(split) != self.modules:
-            raise ValueError(f"split {list(split)} names {len(split)} modules, and modules = {self.modules}")
+            raise ValueError(
+                f"split {list(split)} names {len(split)} modules, and modules = {self.modules}"
+            )
         if any(blocks == 0 for blocks in split[1:-1]):
             raise ValueError(
                 f"split {list(split)}: only the first and the last module can do without a block, as they have embedding and head"
@@ -91,7 +93,10 @@ class Ouroboros(Method):
                 f"must be at most model.n_layer + 2 = {n_layer + 2}: embedding and head can stand alone, the modules between need a block",
             )
         if self.split is not None and sum(self.split) != n_layer:
-            yield "ouroboros.split", f"must add up to model.n_layer = {n_layer} blocks, not {sum(self.split)}"
+            yield (
+                "ouroboros.split",
+                f"must add up to model.n_layer = {n_layer} blocks, not {sum(self.split)}",
+            )
         if self.modules == 1:
             return
         reasons = {
@@ -102,8 +107,14 @@ class Ouroboros(Method):
             for name in varying(recipe.methods, what):
                 yield name, f"cannot be combined with ouroboros: {why}"
         if recipe.stages:
-            yield "stages", "cannot be combined with ouroboros: gradients in flight have the shape of the smaller model"
-        if recipe.chunked_accumulation is not None and recipe.chunked_accumulation.rounding == "stochastic":
+            yield (
+                "stages",
+                "cannot be combined with ouroboros: gradients in flight have the shape of the smaller model",
+            )
+        if (
+            recipe.chunked_accumulation is not None
+            and recipe.chunked_accumulation.rounding == "stochastic"
+        ):
             rule = 'must be "nearest" with ouroboros: a batch that is run again would draw other roundings'
             yield "chunked_accumulation.rounding", rule
         if recipe.parallel is not None and recipe.parallel.lanes is not None:
@@ -122,8 +133,14 @@ class Ouroboros(Method):
     def assumptions(self, recipe: Recipe) -> list[str]:
         if self.modules == 1:
             return []
-        after = f", after {self.warmup_steps} steps of ordinary training" if self.warmup_steps else ""
-        again = " FLOPs leave out the second forward pass of replayed modules." if self.variant == "replay" else ""
+        after = (
+            f", after {self.warmup_steps} steps of ordinary training" if self.warmup_steps else ""
+        )
+        again = (
+            " FLOPs leave out the second forward pass of replayed modules."
+            if self.variant == "replay"
+            else ""
+        )
         return [
             f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago, the last fresh{after}. A module waits "
             f"unchanged for its first one; the last ones in flight are dropped.{again}"
@@ -131,7 +148,11 @@ class Ouroboros(Method):
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
         every = min(self.cosine_every, 2)
-        return {"ouroboros": replace(self, warmup_steps=min(self.warmup_steps, half // 2), cosine_every=every)}
+        return {
+            "ouroboros": replace(
+                self, warmup_steps=min(self.warmup_steps, half // 2), cosine_every=every
+            )
+        }
 
     def without_schedule(self) -> dict[str, Any]:
         return {"ouroboros": replace(self, warmup_steps=0, cosine_every=0)}
@@ -180,7 +201,10 @@ class Ouroboros(Method):
 
 def head_in_blocks(shape: Shape) -> float:
     """FLOPs of the head in those of a block, at full length: 4.5 of GPT-2 117M."""
-    none, one = (flops_per_token(shape.n_embd, shape.seq_len, shape.padded_vocab_size, blocks) for blocks in (0, 1))
+    none, one = (
+        flops_per_token(shape.n_embd, shape.seq_len, shape.padded_vocab_size, blocks)
+        for blocks in (0, 1)
+    )
     return (none.with_logits - none.without_logits) / (one.without_logits - none.without_logits)
 
 
@@ -207,5 +231,8 @@ def balanced_split(modules: int, shape: Shape) -> tuple[int, ...]:
         return (first_device + head, *shares(first_device))
 
     candidates = range(n_layer - between + 1)
-    best = min(candidates, key=lambda blocks: (max(loads(blocks)), sum(load * load for load in loads(blocks))))
+    best = min(
+        candidates,
+        key=lambda blocks: (max(loads(blocks)), sum(load * load for load in loads(blocks))),
+    )
     return (best // 2, *shares(best), best - best // 2)

@@ -52,7 +52,9 @@ class ProgressiveLayerDrop(Method):
     varies: ClassVar = frozenset({"blocks"})
     shards: ClassVar = False
     prefix: ClassVar = "pld"
-    also_called: ClassVar = {"": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"}
+    also_called: ClassVar = {
+        "": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"
+    }
 
     theta: float = Field(default=0.5, gt=0, le=1)
     """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops
@@ -82,9 +84,15 @@ class ProgressiveLayerDrop(Method):
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
 
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
-        return {"progressive_layer_drop": replace(self, steps=2 * half)} if self.steps > 2 * half else {}
+        return (
+            {"progressive_layer_drop": replace(self, steps=2 * half)}
+            if self.steps > 2 * half
+            else {}
+        )
 
-    def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+    def columns(
+        self, recipe: Recipe, plan: StepPlan, result: StepResult
+    ) -> dict[str, float | None]:
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:

@@ -93,7 +93,9 @@ class SeqLenWarmup(Method):
             )
         if self.pacing == "discrete":
             if not self.lengths:
-                breaches.append('pacing = "discrete" needs lengths, such as [128, 1024], and until, such as [15000]')
+                breaches.append(
+                    'pacing = "discrete" needs lengths, such as [128, 1024], and until, such as [15000]'
+                )
             elif len(self.until) != len(self.lengths) - 1:
                 breaches.append(
                     f"lengths has {len(self.lengths)} phases and until {len(self.until)} ends; until names the last step of "
@@ -102,17 +104,23 @@ class SeqLenWarmup(Method):
             if any(length < 1 for length in self.lengths):
                 breaches.append(f"lengths = {list(self.lengths)}: a length is at least 1 token")
             if any(later <= end for end, later in pairwise((0, *self.until))):
-                breaches.append(f"until = {list(self.until)}: steps are 1 or more and rise from phase to phase")
+                breaches.append(
+                    f"until = {list(self.until)}: steps are 1 or more and rise from phase to phase"
+                )
             if self.steps is not None:
                 breaches.append(
                     f'steps = {self.steps} has no effect with pacing = "discrete"; until says when to lengthen'
                 )
         else:
             if self.steps is None:
-                breaches.append("steps is missing: the optimizer step at which the full length is reached")
+                breaches.append(
+                    "steps is missing: the optimizer step at which the full length is reached"
+                )
             for name, given in (("lengths", self.lengths), ("until", self.until)):
                 if given:
-                    breaches.append(f'{name} = {list(given)} needs pacing = "discrete", but pacing is "{self.pacing}"')
+                    breaches.append(
+                        f'{name} = {list(given)} needs pacing = "discrete", but pacing is "{self.pacing}"'
+                    )
         if breaches:
             raise ValueError("; ".join(breaches))
         return self
@@ -190,7 +198,9 @@ class SeqLenWarmup(Method):
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower
         # bound.
-        smallest = min(method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values())
+        smallest = min(
+            method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()
+        )
         for key, rule in self.misfits(recipe.model.seq_len, smallest, recipe.train.tokens):
             yield f"seq_len_warmup.{key}", rule
         for name in varying(recipe.methods, "steps") if self.batch == "tokens" else ():
@@ -213,7 +223,12 @@ class SeqLenWarmup(Method):
         """What is wrong with this warmup in a recipe of `full` tokens per sequence, `batch_size` sequences per step and
         `budget` tokens: pairs of the key (without the section) and what to do about it."""
         if above := [length for length in self.lengths if length > full]:
-            return [("lengths", f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}")]
+            return [
+                (
+                    "lengths",
+                    f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}",
+                )
+            ]
         if self.lengths and self.lengths[-1] != full:
             rule = (
                 f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}: positions beyond would "

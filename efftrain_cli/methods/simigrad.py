@@ -104,7 +104,10 @@ class SimiGrad(Method):
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         key, batch_size = "train.batch_size", recipe.train.batch_size
         if batch_size % self.quantum:
-            yield key, f"must be a multiple of simigrad.quantum = {self.quantum}: SimiGrad starts from it"
+            yield (
+                key,
+                f"must be a multiple of simigrad.quantum = {self.quantum}: SimiGrad starts from it",
+            )
         elif not self.lowest <= batch_size <= self.highest:
             bounds = f"{self.lowest} to {self.highest} sequences"
             yield key, f"must lie within SimiGrad's bounds, {bounds}: SimiGrad starts from it"
@@ -137,7 +140,9 @@ class SimiGrad(Method):
             return self.lowest, self.highest
         # The released code cuts off below the lower bound, and passes over an upper one that is not a multiple.
         quantum = self.quantum
-        return max(quantum, self.min_batch_size // quantum * quantum), -(-self.max_batch_size // quantum) * quantum
+        return max(quantum, self.min_batch_size // quantum * quantum), -(
+            -self.max_batch_size // quantum
+        ) * quantum
 
     def batch_multiple(self) -> int:
         return self.quantum
@@ -187,16 +192,27 @@ class SimiGrad(Method):
         if self.mode == "reference":
             lower, upper = self.min_batch_size, self.max_batch_size
             return reference_batch_size(
-                batch_size, phi, target=self.target, lower=lower, upper=upper, micro_batch_size=self.quantum
+                batch_size,
+                phi,
+                target=self.target,
+                lower=lower,
+                upper=upper,
+                micro_batch_size=self.quantum,
             )[0]
         wanted = batch_size
         if phi is not None and phi < self.target:
-            wanted = max(batch_size + self.quantum, 11 * batch_size // (10 * self.quantum) * self.quantum)
+            wanted = max(
+                batch_size + self.quantum, 11 * batch_size // (10 * self.quantum) * self.quantum
+            )
         elif phi is not None and phi > self.target:
-            wanted = min(batch_size - self.quantum, -(-9 * batch_size // (10 * self.quantum)) * self.quantum)
+            wanted = min(
+                batch_size - self.quantum, -(-9 * batch_size // (10 * self.quantum)) * self.quantum
+            )
         return max(self.lowest, min(wanted, self.highest))
 
-    def columns(self, recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
+    def columns(
+        self, recipe: Recipe, plan: StepPlan, result: StepResult
+    ) -> dict[str, float | None]:
         """None in a step that did not measure, and where the value does not exist.
 
         `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;
@@ -209,13 +225,21 @@ class SimiGrad(Method):
         finite = dots if dots is not None and all(map(math.isfinite, dots)) else (None, None, None)
         return {
             "simigrad_similarity": None if dots is None else similarity(dots),
-            **dict(zip(("simigrad_a_dot_b", "simigrad_a_square", "simigrad_b_square"), finite, strict=True)),
+            **dict(
+                zip(
+                    ("simigrad_a_dot_b", "simigrad_a_square", "simigrad_b_square"),
+                    finite,
+                    strict=True,
+                )
+            ),
             "simigrad_noise_scale": noise,
             "simigrad_batch_target": self.resting_batch_size(noise),
             "simigrad_lr_factor": self.lr_factor(batch_size, recipe.train.batch_size),
         }
 
-    def decide(self, step: int, batch_size: int, window: Window, dots: Dots | None) -> tuple[int, Window]:
+    def decide(
+        self, step: int, batch_size: int, window: Window, dots: Dots | None
+    ) -> tuple[int, Window]:
         """Batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`, or nothing.
 
         Default: a measurement joins the window; a full window is decided on and cleared, so that no decision sees
@@ -252,7 +276,9 @@ def similarity(dots: Dots) -> float | None:
 
 def mean_dots(window: Sequence[Dots]) -> Dots:
     """Means of the three products: their phi is less noisy than a mean of cosines, and nearly unbiased."""
-    a_dot_b, a_square, b_square = (math.fsum(column) / len(window) for column in zip(*window, strict=True))
+    a_dot_b, a_square, b_square = (
+        math.fsum(column) / len(window) for column in zip(*window, strict=True)
+    )
     return a_dot_b, a_square, b_square
 
 
@@ -268,7 +294,9 @@ def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
     return (a_square + b_square - 2 * a_dot_b) / (1 / sequences_a + 1 / sequences_b) / a_dot_b
 
 
-def half_dots(a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequences_b: int) -> Tensor:
+def half_dots(
+    a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequences_b: int
+) -> Tensor:
     """(<A,B>, |A|^2, |B|^2) as a (3,) fp64 tensor, from gradients a, b that are sums of the halves' losses over one
     constant.
 
@@ -280,7 +308,9 @@ def half_dots(a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequen
     products = []
     for tensor_a, tensor_b in zip(a, b, strict=True):
         length = CHUNK if tensor_a.device.type == "cpu" else tensor_a.numel()
-        for x, y in zip(tensor_a.flatten().split(length), tensor_b.flatten().split(length), strict=True):
+        for x, y in zip(
+            tensor_a.flatten().split(length), tensor_b.flatten().split(length), strict=True
+        ):
             products += [torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)]
     sums = torch.stack(products).view(-1, 3).sum(dim=0, dtype=torch.float64)
     share_a = sequences_a / (sequences_a + sequences_b)
@@ -308,7 +338,9 @@ def accumulate_by_halves(
     first_half = take_gradients(parameters)
     accumulate([part for part in micro_batches if part.number % 2 == 1])
     second_half = take_gradients(parameters)
-    sequences_a, sequences_b = (sum(map(plan.sequences_of, range(i, plan.accumulation_steps, 2))) for i in (0, 1))
+    sequences_a, sequences_b = (
+        sum(map(plan.sequences_of, range(i, plan.accumulation_steps, 2))) for i in (0, 1)
+    )
     dots = half_dots(first_half, second_half, sequences_a, sequences_b)
     torch._foreach_add_(second_half, first_half)
     for parameter, gradient in zip(parameters, second_half, strict=True):

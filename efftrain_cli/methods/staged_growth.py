@@ -81,7 +81,9 @@ def parse_operator(text: str) -> Operator:
     """
     kind, _, factor = text.partition(":")
     if kind not in ("width", "depth"):
-        raise ValueError(f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3'")
+        raise ValueError(
+            f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3'"
+        )
     if factor and re.fullmatch(r"[0-9]+", factor) is None:
         raise ValueError(
             f"{text!r}: the factor must be a whole number: the operators repeat whole copies; write '{kind}' or '{kind}:3'"
@@ -116,7 +118,10 @@ class Switch:
     """The run's "steps", "tokens" or "flops" reach `value`; the validation loss falls to `value` ("loss"); or its slope
     d log loss / d log FLOPs, fitted to the last `window` evaluations of the stage, rises to `value` ("slope").
     Evaluations during the learning rate's warmup and re-warmup do not count."""
-    value: Annotated[float, BeforeValidator(lambda value: parse_count(value) if isinstance(value, str) else value)]
+    value: Annotated[
+        float,
+        BeforeValidator(lambda value: parse_count(value) if isinstance(value, str) else value),
+    ]
     """The threshold: counts as in 300_000_000 or "300M"; nats per token for "loss"; negative for "slope" (the paper's
     released thresholds: -0.0575 before doubling the depth, -0.0475 before doubling the width)."""
     window: int = Field(default=15, ge=5)
@@ -143,7 +148,10 @@ class Switch:
         if len(curve) < self.window + self.times - 1:
             return False
         ends = range(len(curve) - self.times + 1, len(curve) + 1)
-        return all(log_log_slope(*zip(*curve[end - self.window : end], strict=True)) >= self.value for end in ends)
+        return all(
+            log_log_slope(*zip(*curve[end - self.window : end], strict=True)) >= self.value
+            for end in ends
+        )
 
     def with_evaluation(self, curve: Curve, tokens: int, loss: float) -> Curve:
         """The curve with one more (schedule_tokens, loss), as long as the rule needs it."""
@@ -196,7 +204,9 @@ class StagedGrowth(Method):
         model = recipe.model
         for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages):
             yield "stages", rule
-        kinds = {kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)}
+        kinds = {
+            kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)
+        }
         if "width" in kinds and (model.norm == "none" or model.init == "unit"):
             key = 'norm = "none"' if model.norm == "none" else 'init = "unit"'
             rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
@@ -225,18 +235,28 @@ class StagedGrowth(Method):
         for stage, following in pairwise(recipe.stages):
             if stage.switch is None or stage.switch.rule not in ("steps", "tokens"):
                 return None
-            step_tokens = recipe.train.batch_size * recipe.model.seq_len if stage.switch.rule == "steps" else 1
+            step_tokens = (
+                recipe.train.batch_size * recipe.model.seq_len
+                if stage.switch.rule == "steps"
+                else 1
+            )
             if step_tokens > 1 and recipe.varies & {"length", "batch"}:
                 return None
             end = min(stage.switch.value * step_tokens, recipe.train.tokens)
-            ratio = following.schedule_ratio or default_schedule_ratio(map(parse_operator, following.operators))
+            ratio = following.schedule_ratio or default_schedule_ratio(
+                map(parse_operator, following.operators)
+            )
             schedule, trained = (schedule + end - trained) * ratio, end
         return round(schedule + recipe.train.tokens - trained)
 
     def assumptions(self, recipe: Recipe) -> list[str]:
         return [
             f"Stage {index} ends by the {switch.rule} of the validation loss; the plan assumes "
-            + ("the end of the budget." if switch.latest is None else f"{switch.latest:,} tokens, its latest.")
+            + (
+                "the end of the budget."
+                if switch.latest is None
+                else f"{switch.latest:,} tokens, its latest."
+            )
             for index, switch in enumerate(stage.switch for stage in recipe.stages)
             if switch is not None and switch.reads_val_loss()
         ]
@@ -244,7 +264,9 @@ class StagedGrowth(Method):
     def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
         return {
             "stages": tuple(
-                stage if stage.switch is None else replace(stage, switch=Switch(rule="steps", value=half + i))
+                stage
+                if stage.switch is None
+                else replace(stage, switch=Switch(rule="steps", value=half + i))
                 for i, stage in enumerate(recipe.stages)
             )
         }
@@ -289,7 +311,9 @@ def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Ite
         if last and stage.switch is not None and len(stages) > 1:
             yield f"stage {index} is the last and ends with train.tokens; remove its switch"
         if stage.switch is not None:
-            yield from (f"stage {index}: {rule}" for rule in _switch_problems(stage.switch, stages[:index]))
+            yield from (
+                f"stage {index}: {rule}" for rule in _switch_problems(stage.switch, stages[:index])
+            )
     shapes = shapes_of_stages(target, stages)
     for index, (stage, shape) in enumerate(zip(stages, shapes, strict=True)):
         for name in Shape._fields:
@@ -313,13 +337,19 @@ def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Ite
 def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
     if switch.rule == "slope" and switch.value >= 0:
         yield f"switch.value = {switch.value:g}: the loss falls, so the slope to wait for is negative, as in -0.0575"
-    nothing_trained = switch.rule == "steps" and switch.value == 0  # a run grown before its first step
+    nothing_trained = (
+        switch.rule == "steps" and switch.value == 0
+    )  # a run grown before its first step
     if switch.rule != "slope" and switch.value <= 0 and not nothing_trained:
         yield f"switch.value = {switch.value:g} must be positive"
     for earlier in before:
         if earlier.switch and earlier.switch.rule == switch.rule and switch.rule != "slope":
             falling = switch.rule == "loss"
-            if switch.value > earlier.switch.value if falling else switch.value < earlier.switch.value:
+            if (
+                switch.value > earlier.switch.value
+                if falling
+                else switch.value < earlier.switch.value
+            ):
                 order = "more" if falling else "less"
                 yield f"switch.value = {switch.value:g} must not be {order} than an earlier stage's {earlier.switch.value:g}"
 
@@ -334,7 +364,9 @@ def default_schedule_ratio(operators: Iterable[Operator]) -> float:
     for kind, factor in operators:
         doublings[kind] += math.log2(factor)
     both = min(doublings.values())
-    return SAME_LOSS_STEPS_BOTH**-both * math.prod(SAME_LOSS_STEPS[k] ** -(n - both) for k, n in doublings.items())
+    return SAME_LOSS_STEPS_BOTH**-both * math.prod(
+        SAME_LOSS_STEPS[k] ** -(n - both) for k, n in doublings.items()
+    )
 
 
 def rewarmup_factor(steps_in_stage: int, rewarmup_steps: int) -> float:
@@ -356,4 +388,6 @@ def log_log_slope(x: Iterable[float], y: Iterable[float]) -> float:
     if len(lx) < 2:
         raise ValueError(f"a slope needs two points or more, here are {len(lx)}")
     mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
-    return sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True)) / sum((a - mx) ** 2 for a in lx)
+    return sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True)) / sum(
+        (a - mx) ** 2 for a in lx
+    )

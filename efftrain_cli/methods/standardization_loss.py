@@ -51,7 +51,10 @@ class StandardizationLoss(Method):
 
     shards: ClassVar = False
     prefix: ClassVar = "std"
-    also_called: ClassVar = {"": "standardisation_loss std_loss sloss", "weight": "lambda coefficient"}
+    also_called: ClassVar = {
+        "": "standardisation_loss std_loss sloss",
+        "weight": "lambda coefficient",
+    }
 
     weight: float = Field(ge=0)
     """Factor of the divergence, a mean over sites and channels in nats; 0 measures it and changes nothing."""
@@ -77,7 +80,12 @@ class StandardizationLoss(Method):
 
     def sites_of(self, n_layer: int) -> list[str]:
         """The name of every site of a model, in order: "h.0.attn.c_attn"."""
-        in_blocks = [f"h.{number}.{name}" for number in range(n_layer) for name in self.names() if name != "ln_f"]
+        in_blocks = [
+            f"h.{number}.{name}"
+            for number in range(n_layer)
+            for name in self.names()
+            if name != "ln_f"
+        ]
         return in_blocks + ["ln_f"] * ("ln_f" in self.names())
 
     def shares(self, n_layer: int) -> list[float]:
@@ -103,7 +111,11 @@ class StandardizationLoss(Method):
                 "standardization_loss.affine",
                 'must be false with sites = "ln_input" and model.norm = "layernorm": layer norms have a scale and shift of their own',
             )
-        if recipe.ouroboros is not None and recipe.ouroboros.modules > 1 and recipe.ouroboros.variant == "replay":
+        if (
+            recipe.ouroboros is not None
+            and recipe.ouroboros.modules > 1
+            and recipe.ouroboros.variant == "replay"
+        ):
             why = "a module that is run again does so for the cross-entropy alone"
             yield "ouroboros.variant", f'must be "stash" with standardization_loss: {why}'
         warmup = recipe.seq_len_warmup
@@ -159,7 +171,9 @@ class StandardizationLoss(Method):
             activation = activation.detach()
         return standardization_loss(activation, self.moments, self.eps, self.skip_first_position)
 
-    def of_sites(self, terms: Sequence[Tensor], gates: Sequence[bool] | None, x: Tensor, n_layer: int) -> Tensor:
+    def of_sites(
+        self, terms: Sequence[Tensor], gates: Sequence[bool] | None, x: Tensor, n_layer: int
+    ) -> Tensor:
         """The divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks that did not run.
 
         Args:
@@ -172,20 +186,29 @@ class StandardizationLoss(Method):
         ran = iter(terms)
         in_block = len(self.names()) - ("ln_f" in self.names())
         nothing = x.new_zeros(in_block, dtype=torch.float32)
-        parts = [next(ran) if gates is None or gates[number] else nothing for number in range(n_layer)]
+        parts = [
+            next(ran) if gates is None or gates[number] else nothing for number in range(n_layer)
+        ]
         if "ln_f" in self.names():
             parts.append(self.site_loss(x)[None])
         return torch.cat(parts)
 
     def measures(
-        self, divergences: Tensor, shares: Tensor, plan: StepPlan, gates: Sequence[Sequence[bool] | None], n_layer: int
+        self,
+        divergences: Tensor,
+        shares: Tensor,
+        plan: StepPlan,
+        gates: Sequence[Sequence[bool] | None],
+        n_layer: int,
     ) -> dict[str, Tensor]:
         """Columns of a step, each 0-d: the mean, and in steps that are evaluated the divergence of each site, over the
         micro-batches in which its block ran; of a block that never ran there is none."""
         columns = {"standardization_loss": (divergences * shares).sum()}
         if plan.evaluate:
             per_block = len(self.names()) - ("ln_f" in self.names())
-            for number, (site, value) in enumerate(zip(self.sites_of(n_layer), divergences, strict=True)):
+            for number, (site, value) in enumerate(
+                zip(self.sites_of(n_layer), divergences, strict=True)
+            ):
                 block = number // per_block
                 ran = math.fsum(
                     plan.sequences_of(part)

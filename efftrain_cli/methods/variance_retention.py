@@ -81,7 +81,9 @@ def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, flo
 def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
     """The fewest mantissa bits with v < 50 in every stage, `MOST_BITS` where none suffices."""
     for m_acc in range(1, MOST_BITS):
-        if all(log_v(m_acc, bits, length) < LN_50 for bits, length in stages_of(m_acc, m_p, n, chunk)):
+        if all(
+            log_v(m_acc, bits, length) < LN_50 for bits, length in stages_of(m_acc, m_p, n, chunk)
+        ):
             return m_acc
     return MOST_BITS
 
@@ -118,8 +120,15 @@ def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, i
         "mlp.c_proj": (4 * n_embd, n_embd),
         "head": (n_embd, vocab_rows),
     }
-    lengths = {name: {"forward": a, "grad_input": b, "grad_weight": tokens} for name, (a, b) in layers.items()}
-    return [(name, role, lengths[name][role]) for role in ("forward", "grad_input", "grad_weight") for name in layers]
+    lengths = {
+        name: {"forward": a, "grad_input": b, "grad_weight": tokens}
+        for name, (a, b) in layers.items()
+    }
+    return [
+        (name, role, lengths[name][role])
+        for role in ("forward", "grad_input", "grad_weight")
+        for name in layers
+    ]
 
 
 def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:

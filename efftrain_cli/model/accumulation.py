@@ -61,7 +61,9 @@ def random_bits(draw: Tensor, count: int, first: int = 0) -> Tensor:
 
 def _mix_(bits: Tensor) -> Tensor:
     for shift, factor in ((16, _MIX_1), (13, _MIX_2), (16, None)):
-        bits ^= (bits >> shift) & ((1 << (32 - shift)) - 1)  # the shift of signed numbers drags the sign along
+        bits ^= (bits >> shift) & (
+            (1 << (32 - shift)) - 1
+        )  # the shift of signed numbers drags the sign along
         if factor is not None:
             bits *= _signed(factor)
     return bits
@@ -74,13 +76,19 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
     if drop <= 0:
         return x
     keep_nan = x.isnan() if x.device.type == "cuda" else None
-    scratch = torch.bitwise_right_shift(whole, drop, out=scratch) if scratch is not None else whole >> drop
+    scratch = (
+        torch.bitwise_right_shift(whole, drop, out=scratch)
+        if scratch is not None
+        else whole >> drop
+    )
     whole.add_(scratch.bitwise_and_(1).add_((1 << (drop - 1)) - 1)).bitwise_and_(-(1 << drop))
     # CUDA's NaN is all ones, and adding to it would give a finite number.
     return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
 
 
-def round_stochastic_(x: Tensor, bits: int, random: Tensor, scratch: Tensor | None = None) -> Tensor:
+def round_stochastic_(
+    x: Tensor, bits: int, random: Tensor, scratch: Tensor | None = None
+) -> Tensor:
     """Rounds `x`, fp32 or fp64, to `bits` mantissa bits, in place, away from zero with the probability of the part that
     is dropped. `random`: int32, the shape of `x`; the high ones of its 32 random bits are used. `scratch`: int32, the
     shape of `x`; for fp32."""
@@ -89,17 +97,27 @@ def round_stochastic_(x: Tensor, bits: int, random: Tensor, scratch: Tensor | No
         return x
     if x.dtype == torch.float64:
         wide = random.long() & 0xFFFFFFFF
-        whole.add_(wide << (drop - 32) if drop >= 32 else wide >> (32 - drop)).bitwise_and_(-(1 << drop))
+        whole.add_(wide << (drop - 32) if drop >= 32 else wide >> (32 - drop)).bitwise_and_(
+            -(1 << drop)
+        )
         return x
     keep_nan = x.isnan() if x.device.type == "cuda" else None
     unused = 32 - drop
-    scratch = torch.bitwise_right_shift(random, unused, out=scratch) if scratch is not None else random >> unused
+    scratch = (
+        torch.bitwise_right_shift(random, unused, out=scratch)
+        if scratch is not None
+        else random >> unused
+    )
     whole.add_(scratch.bitwise_and_((1 << drop) - 1)).bitwise_and_(-(1 << drop))
     return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
 
 
 def round_in_range_(
-    x: Tensor, bits: int, exponent_bits: int, random: Tensor | None = None, scratch: Tensor | None = None
+    x: Tensor,
+    bits: int,
+    exponent_bits: int,
+    random: Tensor | None = None,
+    scratch: Tensor | None = None,
 ) -> Tensor:
     """Rounds `x`, fp32 or fp64, in place to the numbers of the format (1, exponent_bits, bits): exponents 2 - 2^(e-1)
     to 2^(e-1) - 1, as IEEE 754's; smaller numbers are multiples of its smallest one, larger ones become its largest.
@@ -110,7 +128,11 @@ def round_in_range_(
         random: int32, the shape of `x`, for stochastic rounding; None rounds to nearest.
     """
     bias = 2 ** (exponent_bits - 1) - 1
-    smallest, largest, step = 2.0 ** (1 - bias), 2.0**bias * (2 - 2.0**-bits), 2.0 ** (1 - bias - bits)
+    smallest, largest, step = (
+        2.0 ** (1 - bias),
+        2.0**bias * (2 - 2.0**-bits),
+        2.0 ** (1 - bias - bits),
+    )
     finite, below = x.isfinite(), x.abs() < smallest
     if random is None:
         # The sum's last bit is one step: the addition rounds, once and to even.
@@ -122,7 +144,11 @@ def round_in_range_(
         small = torch.floor(x.abs() / step + up).mul_(step).copysign_(x)
         round_stochastic_(x, bits, random, scratch)
     over = finite & (x.abs() > largest)
-    x.copy_(torch.where(below, small, torch.where(over, torch.copysign(torch.full_like(x, largest), x), x)))
+    x.copy_(
+        torch.where(
+            below, small, torch.where(over, torch.copysign(torch.full_like(x, largest), x), x)
+        )
+    )
     return over.sum()
 
 
@@ -185,7 +211,11 @@ def sum_in_order(
     """
     steps = _in_chunks(terms.double(), chunk)
     partial = _running(steps, bits, draw, 0, exponent_bits, saturated)
-    return partial[0] if len(partial) == 1 else _running(partial, bits, draw, len(steps), exponent_bits, saturated)
+    return (
+        partial[0]
+        if len(partial) == 1
+        else _running(partial, bits, draw, len(steps), exponent_bits, saturated)
+    )
 
 
 def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
@@ -199,7 +229,12 @@ def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
 
 
 def _running(
-    terms: Tensor, bits: int, draw: Tensor | None, first: int, exponent_bits: int, saturated: Tensor | None
+    terms: Tensor,
+    bits: int,
+    draw: Tensor | None,
+    first: int,
+    exponent_bits: int,
+    saturated: Tensor | None,
 ) -> Tensor:
     total = torch.zeros(terms.shape[1:], dtype=terms.dtype, device=terms.device)
     scratch = torch.empty(total.shape, dtype=torch.int64, device=terms.device)
@@ -220,7 +255,9 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
     that is far less. A fifteenth of the time: adding and taking away 1.5 x 2^(23 - bits) times the power of two of a
     number rounds it to nearest, to even, in two passes.
     """
-    factors = torch.tensor([1.5 * 2.0 ** (23 - bits) for bits in widths], device=terms.device).view(-1, 1, 1)
+    factors = torch.tensor([1.5 * 2.0 ** (23 - bits) for bits in widths], device=terms.device).view(
+        -1, 1, 1
+    )
 
     def running(steps: Tensor, shape: tuple[int, ...]) -> Tensor:
         total = steps.new_zeros(shape)
@@ -237,7 +274,9 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
         steps = _in_chunks(samples.contiguous(), chunk)
         partial = running(steps, (len(widths), *steps.shape[1:]))  # (widths, chunks, samples)
         if partial.shape[1] > 1:
-            partial = running(partial.unsqueeze(2).transpose(0, 1), (len(widths), 1, partial.shape[2]))
+            partial = running(
+                partial.unsqueeze(2).transpose(0, 1), (len(widths), 1, partial.shape[2])
+            )
         sums.append(partial[:, 0])
     return torch.cat(sums, dim=1)
 
@@ -294,7 +333,9 @@ def narrow_matmul(
         tile, left = out[start : start + rows], a[start : start + rows]
         scratch = torch.empty(tile.shape, dtype=torch.int32, device=a.device)
         within = tile if chunk >= k else torch.empty_like(tile)
-        random = None if draw is None else random_bits(draw, tile.numel(), start * n).view(tile.shape)
+        random = (
+            None if draw is None else random_bits(draw, tile.numel(), start * n).view(tile.shape)
+        )
         for first in range(0, k, chunk):
             for begin in range(first, min(first + chunk, k), block):
                 part = slice(begin, min(begin + block, first + chunk, k))
@@ -318,7 +359,12 @@ def _next(random: Tensor | None) -> Tensor | None:
 
 
 def _round_(
-    x: Tensor, bits: int, scratch: Tensor, random: Tensor | None, exponent_bits: int, saturated: Tensor | None
+    x: Tensor,
+    bits: int,
+    scratch: Tensor,
+    random: Tensor | None,
+    exponent_bits: int,
+    saturated: Tensor | None,
 ) -> None:
     if exponent_bits < 8:
         count = round_in_range_(x, bits, exponent_bits, random, scratch)

@@ -31,7 +31,9 @@ def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, vocab_size:
         targets: int64 (tokens,).
     """
     if torch.compiler.is_compiling():
-        return F.cross_entropy(F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum")
+        return F.cross_entropy(
+            F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum"
+        )
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
@@ -44,7 +46,9 @@ def _without_gradient(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: in
     loss = torch.zeros((), device=x.device)
     tokens = max(1, _CHUNK_BYTES.get(x.device.type, 1 << 28) // (4 * weight.shape[0]))
     for part, hit in zip(x.split(tokens), targets.split(tokens), strict=True):
-        loss += F.cross_entropy(F.linear(part, weight)[:, :vocab_size].float(), hit, reduction="sum")
+        loss += F.cross_entropy(
+            F.linear(part, weight)[:, :vocab_size].float(), hit, reduction="sum"
+        )
     return loss
 
 
@@ -56,7 +60,9 @@ class _SummedCrossEntropy(Function):
         # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
         narrow = logits.dtype in (torch.bfloat16, torch.float16)
         losses = []
-        for chunk, target in zip(logits.split(tokens), targets.unsqueeze(1).split(tokens), strict=True):
+        for chunk, target in zip(
+            logits.split(tokens), targets.unsqueeze(1).split(tokens), strict=True
+        ):
             real = chunk[:, :vocab_size]
             work = real.float() if narrow else real
             work.sub_(work.amax(dim=1, keepdim=True))

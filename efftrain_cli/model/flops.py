@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-CHANNELS = {"ln_1": 1, "attn.c_attn": 3, "attn.c_proj": 1, "ln_2": 1, "mlp.c_fc": 4, "mlp.c_proj": 1, "ln_f": 1}
+CHANNELS = {
+    "ln_1": 1,
+    "attn.c_attn": 3,
+    "attn.c_proj": 1,
+    "ln_2": 1,
+    "mlp.c_fc": 4,
+    "mlp.c_proj": 1,
+    "ln_f": 1,
+}
 """Channels of the activations that have a name, in n_embd, in the order in which a model computes them: what a layer
 norm takes in, what a linear layer puts out. All but "ln_f" are in every block."""
 
@@ -39,7 +47,11 @@ class FlopsPerToken(NamedTuple):
 def block_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:
     """Parameters of one GPT-2 block: four matrices (12 n_embd^2), their biases (9 n_embd) and two layer norms (4
     n_embd), which are absent with norm = "none"; and a scale and shift for each of its activations in `affine`."""
-    vectors = 9 + (4 if norm == "layernorm" else 0) + sum(2 * CHANNELS[name] for name in affine if name != "ln_f")
+    vectors = (
+        9
+        + (4 if norm == "layernorm" else 0)
+        + sum(2 * CHANNELS[name] for name in affine if name != "ln_f")
+    )
     return 12 * n_embd * n_embd + vectors * n_embd
 
 
@@ -50,16 +62,28 @@ def last_norm_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[
 
 
 def parameter_count(
-    n_layer: int, n_embd: int, seq_len: int, vocab_rows: int, norm: str = "layernorm", affine: Sequence[str] = ()
+    n_layer: int,
+    n_embd: int,
+    seq_len: int,
+    vocab_rows: int,
+    norm: str = "layernorm",
+    affine: Sequence[str] = (),
 ) -> int:
     """Parameters of a GPT: embedding of `vocab_rows` rows (tied head), positions, blocks, final layer norm. `norm` and
     `affine` are those of `GPTConfig`."""
     blocks = n_layer * block_parameters(n_embd, norm, affine)
-    return vocab_rows * n_embd + seq_len * n_embd + blocks + last_norm_parameters(n_embd, norm, affine)
+    return (
+        vocab_rows * n_embd + seq_len * n_embd + blocks + last_norm_parameters(n_embd, norm, affine)
+    )
 
 
 def flops_per_token(
-    n_embd: int, seq_len: int, vocab_rows: int, blocks: float, norm: str = "layernorm", affine: Sequence[str] = ()
+    n_embd: int,
+    seq_len: int,
+    vocab_rows: int,
+    blocks: float,
+    norm: str = "layernorm",
+    affine: Sequence[str] = (),
 ) -> FlopsPerToken:
     """FLOPs per token at `seq_len`, where `blocks` blocks were executed (an average may be fractional)."""
     in_blocks = blocks * (6.0 * block_parameters(n_embd, norm, affine) + 12.0 * n_embd * seq_len)

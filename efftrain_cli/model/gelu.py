@@ -27,7 +27,11 @@ _CHUNK = 1 << 19
 def gelu(x: Tensor) -> Tensor:
     """x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), elementwise; `F.gelu(x, approximate="tanh")` within
     rounding."""
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
+    if (
+        x.device.type != "cpu"
+        or x.dtype not in (torch.float32, torch.float64)
+        or torch.compiler.is_compiling()
+    ):
         return F.gelu(x, approximate="tanh")
     if torch.is_grad_enabled() and x.requires_grad:
         return _Gelu.apply(x)
@@ -54,7 +58,9 @@ def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
     y = torch.empty_like(x)
     z, s = x.new_empty(2, min(_CHUNK, x.numel()))
     slopes = repeat(None) if slope is None else slope.view(-1).split(_CHUNK)
-    for x_, y_, slope_ in zip(x.view(-1).split(_CHUNK), y.view(-1).split(_CHUNK), slopes, strict=False):
+    for x_, y_, slope_ in zip(
+        x.view(-1).split(_CHUNK), y.view(-1).split(_CHUNK), slopes, strict=False
+    ):
         z, s = z[: x_.numel()], s[: x_.numel()]
         torch.mul(x_, x_, out=z)
         torch.addcmul(x_, x_, z, value=_CUBIC, out=z).mul_(_SCALE)  # 2u

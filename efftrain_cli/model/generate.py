@@ -46,7 +46,9 @@ class Sampling:
 GREEDY = Sampling(temperature=0)
 
 
-def generate(model: GPT, prompt: Tensor, sampling: Sampling, context_length: int | None = None) -> Iterator[Tensor]:
+def generate(
+    model: GPT, prompt: Tensor, sampling: Sampling, context_length: int | None = None
+) -> Iterator[Tensor]:
     """Continues `prompt` (batch, n >= 1) without end: yields int64 (batch,), one token per row and step.
 
     At most `context_length` (default: the model's) positions are used. When they are full, reading starts anew with the
@@ -81,13 +83,17 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
     probabilities = logits.softmax(-1)
     if sampling.top_p is not None:
         falling, order = probabilities.sort(-1, descending=True)
-        beyond = falling.cumsum(-1) - falling >= sampling.top_p  # what stands before it already adds up to top_p
+        beyond = (
+            falling.cumsum(-1) - falling >= sampling.top_p
+        )  # what stands before it already adds up to top_p
         probabilities = probabilities.masked_fill(beyond.gather(-1, order.argsort(-1)), 0.0)
     drawn = torch.multinomial(probabilities.cpu(), 1, generator=generator)[:, 0]
     return drawn.to(logits.device)
 
 
-def generate_text(model: GPT, tokenizer: Tokenizer, prompt: str, sampling: Sampling, max_tokens: int) -> Iterator[str]:
+def generate_text(
+    model: GPT, tokenizer: Tokenizer, prompt: str, sampling: Sampling, max_tokens: int
+) -> Iterator[str]:
     """Pieces of the text that follows `prompt`, as they become whole characters; ends at end-of-text or max_tokens.
 
     An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain text, as in training

@@ -126,7 +126,10 @@ class CausalSelfAttention(nn.Module):
         see("attn.c_attn", qkv)
         qkv = self.c_attn_affine(qkv)
         # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
-        q, k, v = (part.view(batch, seq_len, self.n_head, -1).transpose(1, 2) for part in qkv.split(n_embd, dim=2))
+        q, k, v = (
+            part.view(batch, seq_len, self.n_head, -1).transpose(1, 2)
+            for part in qkv.split(n_embd, dim=2)
+        )
         past = 0
         if cache is not None:
             past = cache.length
@@ -233,7 +236,9 @@ class GPT(nn.Module):
         """The kind of every parameter by name; growth, weight decay and Muon go by it."""
         return {name: parameter_kind(name) for name, _ in self.named_parameters()}
 
-    def flops_per_token(self, seq_len: int | None = None, blocks: float | None = None) -> FlopsPerToken:
+    def flops_per_token(
+        self, seq_len: int | None = None, blocks: float | None = None
+    ) -> FlopsPerToken:
         """FLOPs per trained token at `seq_len` (default: the full length) where `blocks` blocks ran (default: all)."""
         config = self.config
         return flops_per_token(
@@ -274,7 +279,9 @@ class GPT(nn.Module):
         """Puts `make(name, layer)` in the place of every linear layer of the blocks, in order; `name` is that of its
         module, as "h.0.attn.c_attn". A replacement keeps the layer's parameters under their names. The tied head is not
         among them: it shares its matrix with the embedding."""
-        for name, module in [(name, m) for name, m in self.h.named_modules() if isinstance(m, nn.Linear)]:
+        for name, module in [
+            (name, m) for name, m in self.h.named_modules() if isinstance(m, nn.Linear)
+        ]:
             parent, _, child = name.rpartition(".")
             setattr(self.h.get_submodule(parent), child, make(f"h.{name}", module))
 
@@ -310,7 +317,11 @@ class GPT(nn.Module):
             if gates is not None and not gates[i]:
                 continue
             arguments = block, x, None if scales is None else scales[i]
-            out = checkpoint(run_block, *arguments, use_reentrant=False) if recompute else run_block(*arguments)
+            out = (
+                checkpoint(run_block, *arguments, use_reentrant=False)
+                if recompute
+                else run_block(*arguments)
+            )
             x, *found = out if isinstance(out, tuple) else (out,)
             if terms is not None:
                 terms += found
@@ -324,7 +335,11 @@ class GPT(nn.Module):
     def head(self, x: Tensor) -> Tensor:
         """Residual stream (..., C) -> logits (..., V), padding columns cut off."""
         x = self.before_head(x)
-        logits = F.linear(x, self.wte.weight) if self.narrow_head is None else self.narrow_head(x, self.wte.weight)
+        logits = (
+            F.linear(x, self.wte.weight)
+            if self.narrow_head is None
+            else self.narrow_head(x, self.wte.weight)
+        )
         return logits[..., : self.config.vocab_size]
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -344,7 +359,9 @@ class GPT(nn.Module):
         recompute: bool = False,
     ) -> Tensor:
         """Summed cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
-        return self.head_loss_sum(self.run_blocks(self.embed(tokens), gates, scales, recompute), targets)
+        return self.head_loss_sum(
+            self.run_blocks(self.embed(tokens), gates, scales, recompute), targets
+        )
 
     def new_caches(self) -> list[KeyValueCache]:
         """An empty cache for each block."""

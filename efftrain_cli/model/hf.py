@@ -22,7 +22,12 @@ from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT, GPTConfig
 
-CONV1D_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+CONV1D_WEIGHTS = (
+    "attn.c_attn.weight",
+    "attn.c_proj.weight",
+    "mlp.c_fc.weight",
+    "mlp.c_proj.weight",
+)
 """Ends of the names whose matrices transformers stores transposed."""
 
 NOT_WEIGHTS = ("attn.bias", "attn.masked_bias")
@@ -41,7 +46,13 @@ ARCHITECTURE: dict[str, tuple[Any, ...]] = {
 """config.json's keys that must have one of these values, or be absent, for our GPT to compute the same function."""
 
 
-LARGEST = {"n_layer": 1024, "n_head": 1024, "n_embd": 1 << 17, "n_positions": 1 << 20, "vocab_size": 1 << 24}
+LARGEST = {
+    "n_layer": 1024,
+    "n_head": 1024,
+    "n_embd": 1 << 17,
+    "n_positions": 1 << 20,
+    "vocab_size": 1 << 24,
+}
 """Sizes beyond these are a mistake or an attack: believing them would take all time or memory before a weight is
 read."""
 
@@ -107,9 +118,13 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
         elif name.endswith(CONV1D_WEIGHTS):
             tensor = tensor.t()
         converted[name] = tensor.contiguous()
-    problems += [f"{name} has no place in GPT-2" for name in sorted(given) if not name.endswith(NOT_WEIGHTS)]
+    problems += [
+        f"{name} has no place in GPT-2" for name in sorted(given) if not name.endswith(NOT_WEIGHTS)
+    ]
     if problems:
-        raise CheckpointError("the weights are not those of a GPT-2 of this configuration: " + "; ".join(problems))
+        raise CheckpointError(
+            "the weights are not those of a GPT-2 of this configuration: " + "; ".join(problems)
+        )
     return converted
 
 
@@ -158,13 +173,18 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= largest:
             sizes[key] = value
         else:
-            problems.append(f"{key} = {json.dumps(value)[:100]} (must be a whole number from 1 to {largest:,})")
+            problems.append(
+                f"{key} = {json.dumps(value)[:100]} (must be a whole number from 1 to {largest:,})"
+            )
     if hf_config.get("n_inner") not in (None, 4 * sizes.get("n_embd", 0)):
         problems.append(f"n_inner = {hf_config['n_inner']} (must be 4 x n_embd or null)")
     if "n_embd" in sizes and "n_head" in sizes and sizes["n_embd"] % sizes["n_head"]:
         problems.append(f"n_head = {sizes['n_head']} (must divide n_embd = {sizes['n_embd']})")
     if problems:
-        raise CheckpointError("config.json does not describe a GPT-2 that efftrain can compute: " + "; ".join(problems))
+        raise CheckpointError(
+            "config.json does not describe a GPT-2 that efftrain can compute: "
+            + "; ".join(problems)
+        )
     return GPTConfig(
         n_layer=sizes["n_layer"],
         n_head=sizes["n_head"],
@@ -203,7 +223,10 @@ def write_hf(
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} exists and is not an empty directory; name another one")
-    names = {token["id"]: token["content"] for token in json.loads(tokenizer_json).get("added_tokens", [])}
+    names = {
+        token["id"]: token["content"]
+        for token in json.loads(tokenizer_json).get("added_tokens", [])
+    }
     eot = names.get(eot_id)
     tokenizer_config = {
         # The plain class takes tokenizer.json as it is; GPT2Tokenizer would build its own from vocabulary and merges.
@@ -220,7 +243,10 @@ def write_hf(
     (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     for name, content in (
         ("config.json", to_hf_config(model.config, eot_id)),
-        ("generation_config.json", {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True}),
+        (
+            "generation_config.json",
+            {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True},
+        ),
         ("tokenizer_config.json", tokenizer_config),
         *([(EXPORTED_FROM, exported_from)] if exported_from is not None else []),
     ):
@@ -257,7 +283,9 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
     config = from_hf_config(hf_config, vocab_multiple)
     tensors = read_hf_tensors(directory)
     _check_size(config, tensors, path)
-    if wrong := [name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()]:
+    if wrong := [
+        name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()
+    ]:
         what = "the weights hold NaN or infinity; nothing was imported"
         raise CheckpointError(f"{directory}: {', '.join(wrong[:3])}: {what}")
     model = GPT(config)
@@ -269,11 +297,15 @@ def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) ->
     """Refuses a shape that the weights do not have before anything of that size is made."""
     layers = {found[1] for name in tensors if (found := re.search(r"(?:^|\.)h\.(\d+)\.", name))}
     if len(layers) != config.n_layer:
-        raise CheckpointError(f"{path} says n_layer = {config.n_layer}, the weights have {len(layers)} layers")
+        raise CheckpointError(
+            f"{path} says n_layer = {config.n_layer}, the weights have {len(layers)} layers"
+        )
     described = parameter_count(config.n_layer, config.n_embd, config.seq_len, config.vocab_size)
     there = sum(tensor.numel() for tensor in tensors.values())
     if described > 2 * there:
-        raise CheckpointError(f"{path} describes a model of {described:,} parameters, the weights are {there:,}")
+        raise CheckpointError(
+            f"{path} describes a model of {described:,} parameters, the weights are {there:,}"
+        )
 
 
 def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
@@ -290,7 +322,9 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
     names = ["model.safetensors"]
     if not (directory / names[0]).exists() and index.exists():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
@@ -303,7 +337,9 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
                 "; pytorch_model.bin is a pickle, which is never opened here: convert it with transformers' "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
             )
-            raise CheckpointError(f"{path} is missing{way_out if (directory / 'pytorch_model.bin').exists() else ''}")
+            raise CheckpointError(
+                f"{path} is missing{way_out if (directory / 'pytorch_model.bin').exists() else ''}"
+            )
         try:
             tensors |= load_file(path)
         except (SafetensorError, OSError) as error:

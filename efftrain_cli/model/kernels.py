@@ -44,7 +44,9 @@ def choose_determinism(deterministic: bool) -> None:
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if torch.are_deterministic_algorithms_enabled() == deterministic:  # saying so again would import the compiler
+    if (
+        torch.are_deterministic_algorithms_enabled() == deterministic
+    ):  # saying so again would import the compiler
         return
     torch.use_deterministic_algorithms(deterministic)
     # Our code reads no memory that it has not written; filling it first would cost a pass over every new tensor.

@@ -64,10 +64,20 @@ class Arithmetic:
         """Whether a role's sum is one fp32 sum: absent, or emulated with nothing left to round."""
         if role is None:
             return True
-        return self.fidelity == "intra_fp32" and role.bits >= 23 and role.chunk == 0 and role.exponent_bits >= 8
+        return (
+            self.fidelity == "intra_fp32"
+            and role.bits >= 23
+            and role.chunk == 0
+            and role.exponent_bits >= 8
+        )
 
     def product(
-        self, a: Tensor, b: Tensor, role: RoleAccumulator | None, draw: Tensor | None, saturated: Tensor
+        self,
+        a: Tensor,
+        b: Tensor,
+        role: RoleAccumulator | None,
+        draw: Tensor | None,
+        saturated: Tensor,
     ) -> Tensor:
         """`a` (m, k) times `b` (k, n), operands already in their formats, emulated in the accumulator of `role`. To
         `saturated`, 0-d, is added how many roundings saturated."""
@@ -78,7 +88,9 @@ class Arithmetic:
         if self.fidelity == "exact":
             return exact_matmul(a, b, role.bits, role.chunk, draw, role.exponent_bits, count)
         block = BLOCK if self.fidelity == "blocked" else 0
-        return torch.ops.efftrain.narrow_matmul(a, b, role.bits, role.chunk, block, draw, role.exponent_bits, count)
+        return torch.ops.efftrain.narrow_matmul(
+            a, b, role.bits, role.chunk, block, draw, role.exponent_bits, count
+        )
 
 
 class Seen:
@@ -137,7 +149,11 @@ class NarrowLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.arithmetic = arithmetic
-        self.register_buffer("draw", torch.zeros((), dtype=torch.int32, device=linear.weight.device), persistent=False)
+        self.register_buffer(
+            "draw",
+            torch.zeros((), dtype=torch.int32, device=linear.weight.device),
+            persistent=False,
+        )
         """0-d int32: what the random bits of this layer's next pass are made from."""
         self.register_buffer("seen", nothing_seen(linear.weight.device), persistent=False)
 
@@ -157,7 +173,9 @@ class NarrowHead(nn.Module):
     def __init__(self, arithmetic: Arithmetic, device: torch.device) -> None:
         super().__init__()
         self.arithmetic = arithmetic
-        self.register_buffer("draw", torch.zeros((), dtype=torch.int32, device=device), persistent=False)
+        self.register_buffer(
+            "draw", torch.zeros((), dtype=torch.int32, device=device), persistent=False
+        )
         self.register_buffer("seen", nothing_seen(device), persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -186,7 +204,9 @@ def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str
             if finite(inputs[0], weight) and not finite(output):
                 found.append((name, "forward"))
 
-        def after_backward(_: nn.Module, grad_x: tuple[Tensor | None, ...], grad_y: tuple[Tensor | None, ...]) -> None:
+        def after_backward(
+            _: nn.Module, grad_x: tuple[Tensor | None, ...], grad_y: tuple[Tensor | None, ...]
+        ) -> None:
             if finite(*grad_y) and not finite(grad_x[0]):
                 found.append((name, "grad_input"))
             coming[0] = finite(*grad_y)
@@ -212,7 +232,12 @@ def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str
 
 
 def narrow_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, draw: Tensor, seen: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    arithmetic: Arithmetic,
+    draw: Tensor,
+    seen: Tensor,
 ) -> Tensor:
     """x (..., in) times weight (out, in) transposed, plus bias: (..., out), in the compute type of the run.
 
@@ -273,12 +298,18 @@ class _Emulated(Function):
             return F.linear(x, weight, bias).to(dtype)
         rounded, weight_scale = to_operand(weight, arithmetic.operands)
         note_scale(seen, weight_scale, WEIGHTS)
-        y = _unscaled(arithmetic.product(x, rounded.t(), arithmetic.forward, draw, seen[0]), scale, weight_scale)
+        y = _unscaled(
+            arithmetic.product(x, rounded.t(), arithmetic.forward, draw, seen[0]),
+            scale,
+            weight_scale,
+        )
         return (y if bias is None else y + bias).to(dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
         x, weight, scale, draw = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
         grad = grad.float()
@@ -295,7 +326,15 @@ class _Emulated(Function):
             noise = None if draw is None else draw + 2
             product = arithmetic.product(grad.t(), x, arithmetic.grad_weight, noise, ctx.seen[2])
             grad_weight = _unscaled(product, grad_scale, scale)
-        return grad_x, grad_weight, wide_grad.sum(0) if ctx.has_bias else None, None, None, None, None
+        return (
+            grad_x,
+            grad_weight,
+            wide_grad.sum(0) if ctx.has_bias else None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
@@ -334,7 +373,9 @@ class _Hardware(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
         x, weight = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
         of_gradient, format_ = arithmetic.gradient_operands, arithmetic.operands
@@ -344,7 +385,9 @@ class _Hardware(Function):
             if role is None:
                 grad_x = grad.to(ctx.dtype) @ weight.to(ctx.dtype)
             else:
-                grad_x, scale, _ = fp8_matmul(grad, of_gradient, weight.t(), format_, role.fast, ctx.dtype)
+                grad_x, scale, _ = fp8_matmul(
+                    grad, of_gradient, weight.t(), format_, role.fast, ctx.dtype
+                )
                 note_scale(ctx.seen, scale, GRADIENTS)
             grad_x = grad_x.float()
         if ctx.needs_input_grad[1]:
@@ -355,9 +398,19 @@ class _Hardware(Function):
                 # The sum runs over tokens, whose number may be any; the units take multiples of 16.
                 short = -x.shape[0] % 16
                 left, right = F.pad(grad, (0, 0, 0, short)).t(), F.pad(x, (0, 0, 0, short)).t()
-                grad_weight, scale, _ = fp8_matmul(left, of_gradient, right, format_, role.fast, torch.float32)
+                grad_weight, scale, _ = fp8_matmul(
+                    left, of_gradient, right, format_, role.fast, torch.float32
+                )
                 note_scale(ctx.seen, scale, GRADIENTS)
-        return grad_x, grad_weight, grad.float().sum(0) if ctx.has_bias else None, None, None, None, None
+        return (
+            grad_x,
+            grad_weight,
+            grad.float().sum(0) if ctx.has_bias else None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def fp8_matmul(
@@ -371,12 +424,20 @@ def fp8_matmul(
     and `fast` changes nothing.
     """
     if a.device.type == "cpu":
-        (left, scale_a), (right, scale_b) = to_operand(a.float(), format_a), to_operand(b.float(), format_b)
+        (left, scale_a), (right, scale_b) = (
+            to_operand(a.float(), format_a),
+            to_operand(b.float(), format_b),
+        )
         return _unscaled(left @ right.t(), scale_a, scale_b).to(dtype), scale_a, scale_b
     scale_a, scale_b = scale_of(a, format_a), scale_of(b, format_b)
     a8 = (a.float() * scale_a).to(FP8[format_a]).contiguous()
     b8 = (b.float() * scale_b).to(FP8[format_b]).contiguous()
     product = torch._scaled_mm(
-        a8, b8.t(), scale_a=scale_a.reciprocal(), scale_b=scale_b.reciprocal(), out_dtype=dtype, use_fast_accum=fast
+        a8,
+        b8.t(),
+        scale_a=scale_a.reciprocal(),
+        scale_b=scale_b.reciprocal(),
+        out_dtype=dtype,
+        use_fast_accum=fast,
     )
     return product, scale_a, scale_b

@@ -46,5 +46,7 @@ def parameter_kind(name: str) -> ParameterKind:
     kinds = _IN_BLOCK.get(module[number.end() :], ()) if number else _OUTSIDE.get(module, ())
     found = dict(zip(("weight", "bias"), kinds, strict=False))
     if end not in found:
-        raise ValueError(f"the parameter {name!r} is not GPT-2's: add its kind to model/parameter_kinds.py")
+        raise ValueError(
+            f"the parameter {name!r} is not GPT-2's: add its kind to model/parameter_kinds.py"
+        )
     return found[end]

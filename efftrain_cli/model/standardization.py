@@ -26,7 +26,9 @@ class _Divergence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, dim: int, eps: float) -> Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: Tensor, dim: int, eps: float
+    ) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
         mean = wide.mean(dim, keepdim=True)
         # In place: a second large tensor costs more than the sums.
@@ -36,14 +38,22 @@ class _Divergence(torch.autograd.Function):
         return 0.5 * (mean.square() + variance - (variance + eps).log() - 1).mean()
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+    ) -> tuple[Tensor, None, None]:
         x, mean, variance = ctx.saved_tensors  # type: ignore[attr-defined]
         share = grad / x.numel()
         slope = 1 - 1 / (variance + ctx.eps)  # type: ignore[attr-defined]
-        return torch.addcmul(share * mean * (1 - slope), x.to(mean.dtype), share * slope).to(x.dtype), None, None
+        return (
+            torch.addcmul(share * mean * (1 - slope), x.to(mean.dtype), share * slope).to(x.dtype),
+            None,
+            None,
+        )
 
 
-def standardization_loss(x: Tensor, moments: Moments = "channel", eps: float = 0.0, skip_first: bool = False) -> Tensor:
+def standardization_loss(
+    x: Tensor, moments: Moments = "channel", eps: float = 0.0, skip_first: bool = False
+) -> Tensor:
     """Divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in fp32 (fp64 where x is).
 
     Args:
@@ -85,6 +95,9 @@ def folded(model: GPT) -> GPT:
             if isinstance(affine, Affine):
                 scale = affine.weight.detach().double()
                 matrix, bias = scale[:, None] * matrix, scale * bias + affine.bias.detach().double()
-            weights[f"h.{number}.{name}.weight"], weights[f"h.{number}.{name}.bias"] = matrix.to(dtype), bias.to(dtype)
+            weights[f"h.{number}.{name}.weight"], weights[f"h.{number}.{name}.bias"] = (
+                matrix.to(dtype),
+                bias.to(dtype),
+            )
     plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
     return plain

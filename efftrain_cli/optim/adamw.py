@@ -63,11 +63,15 @@ class AdamW:
             fused=True,
         )
         first = next(iter(parameters.values()))
-        shares = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in parameters.values()]
+        shares = [
+            -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in parameters.values()
+        ]
         # fp32 (elements,): all of `exp_avg_sq`, each parameter's share padded with zeros to whole cache lines.
         self._second_moments = torch.zeros(sum(shares), dtype=first.dtype, device=first.device)
         self._state = {}
-        for (name, parameter), share in zip(parameters.items(), self._second_moments.split(shares), strict=True):
+        for (name, parameter), share in zip(
+            parameters.items(), self._second_moments.split(shares), strict=True
+        ):
             self._state[name] = self._adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
@@ -84,7 +88,11 @@ class AdamW:
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Optimizer.tensors`: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`."""
-        return {f"{key}.{name}": value for name, state in self._state.items() for key, value in state.items()}
+        return {
+            f"{key}.{name}": value
+            for name, state in self._state.items()
+            for key, value in state.items()
+        }
 
     def measures(self) -> dict[str, Tensor]:
         """Sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias correction).
@@ -99,4 +107,7 @@ class AdamW:
         for chunk in moments.split(size):
             sums.append(torch.sqrt(chunk, out=scratch[: chunk.numel()]).sum())
             largest.append(chunk.max())
-        return {"adam_sqrt_v_l1": torch.stack(sums).sum(), "adam_sqrt_v_max": torch.stack(largest).max().sqrt()}
+        return {
+            "adam_sqrt_v_l1": torch.stack(sums).sum(),
+            "adam_sqrt_v_max": torch.stack(largest).max().sqrt(),
+        }

@@ -41,7 +41,11 @@ class Muon:
         weight_decay: float,
     ) -> None:
         """`lr_ratio` is Muon's learning rate over that of AdamW; `betas` and `eps` are AdamW's."""
-        matrices = {name: parameter for name, parameter in parameters.items() if kinds[name].endswith("matrix")}
+        matrices = {
+            name: parameter
+            for name, parameter in parameters.items()
+            if kinds[name].endswith("matrix")
+        }
         self._lr_ratio = lr_ratio
         self._adamw = AdamW(
             {name: parameter for name, parameter in parameters.items() if name not in matrices},
@@ -55,7 +59,9 @@ class Muon:
         """(matrix, parts, the parts as parameters that share its memory): three of a fused matrix, else one."""
         for name, matrix in matrices.items():
             count = 3 if kinds[name] == "fused_matrix" else 1
-            self._parts.append((matrix, count, [nn.Parameter(part) for part in matrix.detach().chunk(count)]))
+            self._parts.append(
+                (matrix, count, [nn.Parameter(part) for part in matrix.detach().chunk(count)])
+            )
         self._muon = _TorchMuon(
             [part for _, _, parts in self._parts for part in parts],
             lr=0.0,

@@ -21,7 +21,13 @@ from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.plan.cost import gradient_copies, likely_vocabulary, training_bytes
-from efftrain_cli.plan.plan import accumulation_steps, assumed_result, model_parameters, padded_vocab_size, plan_run
+from efftrain_cli.plan.plan import (
+    accumulation_steps,
+    assumed_result,
+    model_parameters,
+    padded_vocab_size,
+    plan_run,
+)
 from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Parallel
@@ -54,7 +60,9 @@ class Cluster:
         """Bytes per second of the slowest link; of one node that is the one between its devices."""
         return min(self.bandwidth, self.between) if self.nodes > 1 else self.bandwidth
 
-    def ring(self, size: float, devices: int | None = None, bandwidth: float | None = None) -> float:
+    def ring(
+        self, size: float, devices: int | None = None, bandwidth: float | None = None
+    ) -> float:
         """Seconds in which that many bytes of every device are added up on all: twice around a ring."""
         count = devices or self.devices
         return 2 * (count - 1) * (size / count / (bandwidth or self.slowest) + self.latency)
@@ -132,10 +140,14 @@ def step_time(
         share = cluster.devices // cluster.nodes
         communication = 1.5 * micro_batches * cluster.ring(gradient, share, cluster.bandwidth)
         communication += cluster.ring(gradient, cluster.nodes, cluster.between)
-    return StepTime(compute, communication, update / share, max(compute, communication) + update / share)
+    return StepTime(
+        compute, communication, update / share, max(compute, communication) + update / share
+    )
 
 
-def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str) -> int:
+def memory_per_device(
+    recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str
+) -> int:
     """Bytes of one device, by `training_bytes`: activations, and the state or its share and two gathered blocks."""
     model = recipe.model
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
@@ -143,14 +155,25 @@ def memory_per_device(recipe: Recipe, strategy: str, cluster: Cluster, sequences
     recompute = recipe.train.activation_checkpointing is True
 
     state, whole = (
-        training_bytes(model, rows, count, seq_len, dtype=dtype, compiled=False, recompute=recompute, gradients=copies)
+        training_bytes(
+            model,
+            rows,
+            count,
+            seq_len,
+            dtype=dtype,
+            compiled=False,
+            recompute=recompute,
+            gradients=copies,
+        )
         for count in (0, sequences)
     )
     if strategy == "replicate":
         return whole + (4 * BUCKET_BYTES if cluster.devices > 1 else 0)
     share = cluster.devices if strategy == "shard" else cluster.devices // cluster.nodes
     block = 12 * model.n_embd**2 + 13 * model.n_embd
-    return state // share + (whole - state) + 4 * (2 * block + (rows + model.seq_len) * model.n_embd)
+    return (
+        state // share + (whole - state) + 4 * (2 * block + (rows + model.seq_len) * model.n_embd)
+    )
 
 
 def _can_be_sharded(recipe: Recipe) -> bool:
@@ -206,7 +229,9 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
             plan = plans[kind]
             cut = accumulation_steps(recipe, plan.batch_size, plan.seq_len, cluster.devices)
             here = cut // cluster.devices
-            busiest = plan._replace(accumulation_steps=cut).first_sequence(here)  # the larger micro-batches come first
+            busiest = plan._replace(accumulation_steps=cut).first_sequence(
+                here
+            )  # the larger micro-batches come first
             times[kind] = step_time(
                 strategy,
                 cluster,
@@ -224,7 +249,9 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
                 full=times[largest],
                 seconds=seconds,
                 efficiency=alone / (seconds * cluster.devices),
-                memory_bytes=memory_per_device(recipe, strategy, cluster, sequences, largest[1], dtype),
+                memory_bytes=memory_per_device(
+                    recipe, strategy, cluster, sequences, largest[1], dtype
+                ),
                 bound=tuple((*kind[:2], kinds[kind]) for kind in kinds if times[kind].is_bound),
                 steps=kinds.total(),
             )

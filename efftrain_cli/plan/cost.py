@@ -53,7 +53,12 @@ def vocabulary_of(tokenizer: str) -> int | None:
         return int(tokenizer[4:])
     try:
         found = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
-        return len({*found["model"]["vocab"], *(token["content"] for token in found.get("added_tokens", []))})
+        return len(
+            {
+                *found["model"]["vocab"],
+                *(token["content"] for token in found.get("added_tokens", [])),
+            }
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -96,7 +101,9 @@ def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
     """Bytes of late gradients between two full steps, which each checkpoint holds too."""
     model = recipe.model
     shape = InFlightShape(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size)
-    return sum(method.in_flight_bytes(shape, recipe.train.batch_size) for method in recipe.methods.values())
+    return sum(
+        method.in_flight_bytes(shape, recipe.train.batch_size) for method in recipe.methods.values()
+    )
 
 
 def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:

@@ -10,7 +10,11 @@ import math
 from collections.abc import Iterator
 from functools import cache
 
-from efftrain_cli.methods.staged_growth import default_schedule_ratio, parse_operator, rewarmup_factor
+from efftrain_cli.methods.staged_growth import (
+    default_schedule_ratio,
+    parse_operator,
+    rewarmup_factor,
+)
 from efftrain_cli.model.flops import FlopsPerToken, flops_per_token, parameter_count
 from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
@@ -36,10 +40,14 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
     """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with so many rows of the embedding."""
     model = recipe.model_at(stage)
-    return parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm, recipe.affine)
+    return parameter_count(
+        model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm, recipe.affine
+    )
 
 
-def token_flops(recipe: Recipe, rows: int, seq_len: int, blocks: float, stage: int | None = None) -> FlopsPerToken:
+def token_flops(
+    recipe: Recipe, rows: int, seq_len: int, blocks: float, stage: int | None = None
+) -> FlopsPerToken:
     """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
     model = recipe.model_at(stage)
     return flops_per_token(model.n_embd, seq_len, rows, blocks, model.norm, recipe.affine)
@@ -50,7 +58,9 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
     step = progress.step + 1
     full = recipe.model.seq_len
     train = recipe.train
-    n_layer, optim = _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
+    n_layer, optim = (
+        _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
+    )
 
     seq_len, per_window, batch_size = full, 1, train.batch_size
     if recipe.seq_len_warmup is not None:
@@ -74,7 +84,9 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
         measures = recipe.simigrad.measures_at(step)
         lr *= recipe.simigrad.lr_factor(batch_size, train.batch_size)
     if progress.stage:
-        lr *= rewarmup_factor(step - progress.stage_step, recipe.stages[progress.stage].rewarmup_steps)
+        lr *= rewarmup_factor(
+            step - progress.stage_step, recipe.stages[progress.stage].rewarmup_steps
+        )
 
     keep, scales = _keep_all(n_layer), None
     if recipe.progressive_layer_drop is not None:
@@ -84,7 +96,17 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
     evaluate = step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens
     micro_batches = accumulation_steps(recipe, batch_size, seq_len, ranks)
     return StepPlan(
-        step, lr, batch_size, seq_len, micro_batches, progress.windows, per_window, keep, evaluate, scales, measures
+        step,
+        lr,
+        batch_size,
+        seq_len,
+        micro_batches,
+        progress.windows,
+        per_window,
+        keep,
+        evaluate,
+        scales,
+        measures,
     )
 
 
@@ -103,11 +125,15 @@ def shares(recipe: Recipe, ranks: int = 1) -> int:
     return multiple if recipe.simigrad is None else math.lcm(multiple, 2)
 
 
-def full_plan(recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1) -> StepPlan:
+def full_plan(
+    recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1
+) -> StepPlan:
     """A step that no schedule shortens, with all blocks and all measurements. For probes; its learning rate is 0."""
     scales = None if recipe.progressive_layer_drop is None else (1.0,) * n_layer
     measures = recipe.simigrad is not None
-    return StepPlan(1, 0.0, sequences, seq_len, micro_batches, 0, 1, _keep_all(n_layer), False, scales, measures)
+    return StepPlan(
+        1, 0.0, sequences, seq_len, micro_batches, 0, 1, _keep_all(n_layer), False, scales, measures
+    )
 
 
 def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepResult) -> Progress:
@@ -115,10 +141,14 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     host learns later, are set by `trainer.read_records`."""
     schedule_step = progress.schedule_step + 1
     schedule_tokens = progress.schedule_tokens + result.tokens
-    lr_warmup_tokens = schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens
+    lr_warmup_tokens = (
+        schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens
+    )
     batch_size, window = progress.batch_size, progress.simigrad_window
     if recipe.simigrad is not None:
-        batch_size, window = recipe.simigrad.decide(plan.step, plan.batch_size, window, result.simigrad_dots)
+        batch_size, window = recipe.simigrad.decide(
+            plan.step, plan.batch_size, window, result.simigrad_dots
+        )
     return Progress(  # in the order of its fields: keywords would take as long as all the rest
         plan.step,
         progress.segment,
@@ -205,11 +235,15 @@ def plan_run(
         if stage_ended(recipe, progress):
             progress = after_growth(recipe, progress)
         plan = plan_step(recipe, progress)
-        progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, rows, progress.stage))
+        progress = after_step(
+            recipe, progress, plan, assumed_result(recipe, plan, rows, progress.stage)
+        )
         yield plan, progress
 
 
-def assumed_result(recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage: int = 0) -> StepResult:
+def assumed_result(
+    recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage: int = 0
+) -> StepResult:
     """What a step is expected to be before it runs: every target trained on, blocks executed at their mean."""
     tokens = plan.batch_size * plan.seq_len
     if vocab_rows is None:

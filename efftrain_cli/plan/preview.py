@@ -10,7 +10,9 @@ from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.plan.step import Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 
-CSV_COLUMNS = "step,tokens,lr,batch_size,seq_len,accumulation_steps,windows,tokens_discarded,evaluate"
+CSV_COLUMNS = (
+    "step,tokens,lr,batch_size,seq_len,accumulation_steps,windows,tokens_discarded,evaluate"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +34,17 @@ class PlanSummary:
 
 
 def summarize_plan(
-    recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None, until: int | None = None
+    recipe: Recipe,
+    progress: Progress | None = None,
+    vocab_size: int | None = None,
+    until: int | None = None,
 ) -> PlanSummary:
     """Totals of the plan from `progress` to the end of the budget, or to step `until`."""
     after = progress or Progress()
     evaluations, largest, lengths, smallest_batch = 0, (0, 0), set(), recipe.train.batch_size
-    largest_batch = max((m.batch_bounds(recipe.train.batch_size)[1] for m in recipe.methods.values()), default=0)
+    largest_batch = max(
+        (m.batch_bounds(recipe.train.batch_size)[1] for m in recipe.methods.values()), default=0
+    )
     for plan, end in steps_until(recipe, progress, vocab_size, until):
         after = end
         evaluations += plan.evaluate
@@ -80,7 +87,9 @@ def csv_lines(recipe: Recipe, until: int | None = None) -> Iterator[str]:
         )
 
 
-def turning_points(recipe: Recipe, until: int | None = None, most: int = 24) -> list[tuple[str, StepPlan, Progress]]:
+def turning_points(
+    recipe: Recipe, until: int | None = None, most: int = 24
+) -> list[tuple[str, StepPlan, Progress]]:
     """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup,
     begin of a late decay, growth, changes of length, batch size or keep probability (thinned to the first, the last and
     a few between), and quarters of the budget."""
@@ -95,9 +104,17 @@ def turning_points(recipe: Recipe, until: int | None = None, most: int = 24) -> 
         if before is None:
             always.append(("first step", plan, after))
         else:
-            changed = ["length"] * (plan.seq_len != before.seq_len) + ["batch"] * (plan.batch_size != before.batch_size)
+            changed = ["length"] * (plan.seq_len != before.seq_len) + ["batch"] * (
+                plan.batch_size != before.batch_size
+            )
             if changed:
-                changes.append((f"{' and '.join(changed)} change{'s' if len(changed) == 1 else ''}", plan, after))
+                changes.append(
+                    (
+                        f"{' and '.join(changed)} change{'s' if len(changed) == 1 else ''}",
+                        plan,
+                        after,
+                    )
+                )
             if after.stage != stage:
                 operators = ", ".join(recipe.stages[after.stage].operators)
                 always.append((f"grown: {operators}", plan, after))

@@ -113,7 +113,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The batch on `device`, without waiting for the copy where it comes from pinned memory."""
-        return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+        return Batch(
+            self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
+        )
 
 
 class MicroBatch(NamedTuple):

@@ -73,24 +73,34 @@ def inner_class(annotation: Any) -> Any:
     """The pydantic dataclass inside `X`, `X | None` or `tuple[X, ...]`; None for a plain value."""
     if hasattr(annotation, "__pydantic_fields__"):
         return annotation
-    return next((found for part in get_args(annotation) if (found := inner_class(part)) is not None), None)
+    return next(
+        (found for part in get_args(annotation) if (found := inner_class(part)) is not None), None
+    )
 
 
 def is_many(annotation: Any) -> bool:
     """Whether the annotation is `tuple[...]`, or such a tuple or None."""
-    return getattr(annotation, "__origin__", None) is tuple or any(is_many(part) for part in get_args(annotation))
+    return getattr(annotation, "__origin__", None) is tuple or any(
+        is_many(part) for part in get_args(annotation)
+    )
 
 
 def may_be_absent(annotation: Any) -> bool:
     """Whether a recipe can do without: None is among the annotation's alternatives, or it is a list of sections."""
-    return type(None) in get_args(annotation) or (is_many(annotation) and inner_class(annotation) is not None)
+    return type(None) in get_args(annotation) or (
+        is_many(annotation) and inner_class(annotation) is not None
+    )
 
 
 @cache
 def methods_in(cls: Any) -> dict[str, type[Method]]:
     """The sections of a recipe class that are methods, by name."""
     inner = {name: inner_class(info.annotation) for name, info in cls.__pydantic_fields__.items()}
-    return {name: section for name, section in inner.items() if section is not None and issubclass(section, Method)}
+    return {
+        name: section
+        for name, section in inner.items()
+        if section is not None and issubclass(section, Method)
+    }
 
 
 def aliases_of(cls: Any) -> dict[str, str]:
@@ -111,7 +121,9 @@ def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
     keys: dict[str, str] = {}
     for name, info in cls.__pydantic_fields__.items():
         section = inner_class(info.annotation)
-        keys[f"{prefix}{name}"] = info.description or (summary(section) if section is not None else "")
+        keys[f"{prefix}{name}"] = info.description or (
+            summary(section) if section is not None else ""
+        )
         if section is not None:
             keys.update(known_keys(section, f"{prefix}{name}."))
     return keys
@@ -139,7 +151,9 @@ class Partial:
         self.__dict__.update(known, cls=cls)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self.cls, name, None)  # of a method what is true of all its sections, as what it varies
+        value = getattr(
+            self.cls, name, None
+        )  # of a method what is true of all its sections, as what it varies
         if not isinstance(value, bool | frozenset) or name in self.cls.__pydantic_fields__:
             raise UnknownValue(name)
         return value
@@ -155,9 +169,13 @@ class Check:
         self.partial: dict[str, Partial] = {}
         """The valid keys of each section that has mistakes."""
         self.known = known_keys(cls)
-        self.sections = frozenset(k for k in self.known if any(other.startswith(f"{k}.") for other in self.known))
+        self.sections = frozenset(
+            k for k in self.known if any(other.startswith(f"{k}.") for other in self.known)
+        )
         self._missing: list[str] = []
-        self._meant: set[str] = set()  # valid keys that a misspelt one stands for: misspelt, not missing
+        self._meant: set[str] = (
+            set()
+        )  # valid keys that a misspelt one stands for: misspelt, not missing
 
     def result(self) -> dict[str, Any]:
         """Checks the whole draft. Returns the valid fields of the class, sections built; the rest is in `problems`."""
@@ -171,7 +189,11 @@ class Check:
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
         """Records a problem with the key's value, place and description."""
         described = suggestion if suggestion in self.known else unnumbered(key)
-        doc = f"{described}: {' '.join(self.known[described].split())}" if self.known.get(described or "") else ""
+        doc = (
+            f"{described}: {' '.join(self.known[described].split())}"
+            if self.known.get(described or "")
+            else ""
+        )
         shown = _shown(value) if value is not None else None
         self.problems.append(Problem(key, rule, shown, self.draft.origin(key), suggestion, doc))
 
@@ -195,7 +217,11 @@ class Check:
                 continue  # taken away
             if inner is None:
                 if _beyond_64_bits(value):
-                    self.add(f"{prefix}{name}", "has a number beyond 64 bits, which no run can use", value)
+                    self.add(
+                        f"{prefix}{name}",
+                        "has a number beyond 64 bits, which no run can use",
+                        value,
+                    )
                     wrong.add(name)
                     continue
                 arguments[name] = _tuples(value)
@@ -221,13 +247,19 @@ class Check:
         """The section built from one table, or None where anything in it is wrong."""
         if not isinstance(value, Mapping):
             rule = f"is a section: write [{key}] with its keys below"
-            self.add(key, f"{rule}, or {key} = false to do without" if value is True else rule, value)
+            self.add(
+                key, f"{rule}, or {key} = false to do without" if value is True else rule, value
+            )
             return None
         count = len(self.problems) + len(self._missing)
         arguments = self._section(cls, value, f"{key}.")
         if len(self.problems) + len(self._missing) == count:
             return cls(**arguments)
-        defaults = {n: i.default for n, i in cls.__pydantic_fields__.items() if n not in value and not i.is_required()}
+        defaults = {
+            n: i.default
+            for n, i in cls.__pydantic_fields__.items()
+            if n not in value and not i.is_required()
+        }
         self.partial[key] = Partial(cls, **defaults, **arguments)
         return None
 
@@ -244,7 +276,11 @@ class Check:
         rule = "unknown section" if is_table else "unknown key"
         if suggestion is None:
             section = key.rpartition(".")[0]
-            names = [k.rpartition(".")[2] for k in self.known if k.rpartition(".")[0] == unnumbered(section)]
+            names = [
+                k.rpartition(".")[2]
+                for k in self.known
+                if k.rpartition(".")[0] == unnumbered(section)
+            ]
             rule += f"; {f'[{section}]' if section else 'the top level'} has {', '.join(names)}"
         else:
             self._meant.add(suggestion)
@@ -259,7 +295,11 @@ class Check:
         def likeness(candidate: str) -> float:
             home, _, leaf = candidate.rpartition(".")
             same = _likeness(name, leaf)
-            return same if home == section else same - (0.1 if same == 1 else 0.3) + 0.1 * _likeness(section, home)
+            return (
+                same
+                if home == section
+                else same - (0.1 if same == 1 else 0.3) + 0.1 * _likeness(section, home)
+            )
 
         best = max(same_kind, key=likeness)
         if likeness(best) >= 0.85:
@@ -286,8 +326,17 @@ class Check:
                 yield path[0], None
                 continue
             # A validator of the whole section has no field; its message names the one to look at first.
-            words = path[:1] or [w for w in re.findall(r"\w+", str(breach["msg"])) if w in cls.__pydantic_fields__][:1]
-            rules.setdefault("".join(words), []).append(rule_of(breach, path))  # a union has one breach per alternative
+            words = (
+                path[:1]
+                or [
+                    w
+                    for w in re.findall(r"\w+", str(breach["msg"]))
+                    if w in cls.__pydantic_fields__
+                ][:1]
+            )
+            rules.setdefault("".join(words), []).append(
+                rule_of(breach, path)
+            )  # a union has one breach per alternative
         for name, alternatives in rules.items():
             yield name, " or ".join(dict.fromkeys(alternatives))
 
@@ -355,11 +404,16 @@ def rule_of(breach: Any, path: list[str]) -> str:
 
 def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
     """Every problem of a recipe or study, as the text of one error message."""
-    lines = [f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"]
+    lines = [
+        f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"
+    ]
     for problem in problems:
         what = " = ".join(part for part in (problem.key, problem.value) if part)
         lines += ["", f"  {what}   ({problem.source})"]
-        lines.append(f"    {problem.rule}" + (f"; did you mean {problem.suggestion}?" if problem.suggestion else ""))
+        lines.append(
+            f"    {problem.rule}"
+            + (f"; did you mean {problem.suggestion}?" if problem.suggestion else "")
+        )
         if problem.doc:
             lines.append(f"    {problem.doc}")
     return "\n".join(lines)

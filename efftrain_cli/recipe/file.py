@@ -73,7 +73,12 @@ def recipe_names() -> list[str]:
 
 def is_path(name_or_path: str) -> bool:
     """Whether --recipe's value is meant as a path rather than a name: it has a folder or a suffix of a file format."""
-    return any(c in name_or_path for c in "/\\") or Path(name_or_path).suffix in (".toml", ".yaml", ".yml", ".json")
+    return any(c in name_or_path for c in "/\\") or Path(name_or_path).suffix in (
+        ".toml",
+        ".yaml",
+        ".yml",
+        ".json",
+    )
 
 
 def recipe_name(name_or_path: str) -> str:
@@ -128,7 +133,11 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     raise RecipeError(
         f"there is no recipe {name_or_path!r}{hint and '; '}{hint}\n"
         f"  looked for: {' and '.join(shown_path(folder / (name_or_path + '.toml')) for folder in recipe_folders())}\n"
-        + ("  `efftrain recipes list` shows all" if hint else f"  recipes here: {', '.join(names) or 'none'}")
+        + (
+            "  `efftrain recipes list` shows all"
+            if hint
+            else f"  recipes here: {', '.join(names) or 'none'}"
+        )
     )
 
 
@@ -172,7 +181,9 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
             break
         if following.resolve() in chain:
             names = [p.stem for p in chain[chain.index(following.resolve()) :]]
-            raise RecipeError(f"{shown_path(path)}: bases form a loop: {' -> '.join([*names, following.stem])}")
+            raise RecipeError(
+                f"{shown_path(path)}: bases form a loop: {' -> '.join([*names, following.stem])}"
+            )
         path = following
         draft.bases.append(path)
     for layer, path in reversed(layers):
@@ -228,7 +239,12 @@ def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
             line = lines[number - 1].strip()
             rule = message[: where.start()] if where else message
             draft.problems.append(
-                Problem("", f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}", line or None, f"{file}:{number}")
+                Problem(
+                    "",
+                    f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}",
+                    line or None,
+                    f"{file}:{number}",
+                )
             )
             if not line or line.startswith("["):
                 break  # without its header, what follows would be taken for another section's keys
@@ -308,7 +324,12 @@ def _places(text: str, file: str) -> Mapping[str, str]:
 
 
 def _merge(
-    draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str, source: str, places: Mapping[str, str]
+    draft: Draft,
+    into: dict[str, Any],
+    table: Mapping[str, Any],
+    prefix: str,
+    source: str,
+    places: Mapping[str, str],
 ) -> None:
     """Lays `table` over `into`: tables are merged, everything else, arrays of tables included, is replaced.
 
@@ -329,7 +350,9 @@ def _merge(
                 del draft.origins[inner]
             into[name] = value
             draft.origins[key] = _place(key, source, places)
-            draft.origins.update({inner: place for inner, place in places.items() if inner.startswith(f"{key}.")})
+            draft.origins.update(
+                {inner: place for inner, place in places.items() if inner.startswith(f"{key}.")}
+            )
 
 
 def _place(key: str, source: str, places: Mapping[str, str]) -> str:
@@ -364,7 +387,9 @@ def _override(draft: Draft, override: str) -> None:
         draft.problems.append(Problem("", str(error), override, "--set"))
         return
     if key == "base":
-        draft.problems.append(Problem(key, "only a file has a base; choose the recipe with --recipe", None, source))
+        draft.problems.append(
+            Problem(key, "only a file has a base; choose the recipe with --recipe", None, source)
+        )
         return
     *sections, name = key.split(".")
     into: Any = draft.values
@@ -373,7 +398,11 @@ def _override(draft: Draft, override: str) -> None:
         path = ".".join(sections[: there + 1])
         if isinstance(into, list):
             if not section.isdecimal() or int(section) >= len(into):
-                rule = f"there are {len(into)} of them, numbered from 0" if into else "there are none of them"
+                rule = (
+                    f"there are {len(into)} of them, numbered from 0"
+                    if into
+                    else "there are none of them"
+                )
                 draft.problems.append(Problem(path, rule, None, source))
                 return
             into = into[int(section)]
@@ -389,5 +418,12 @@ def _override(draft: Draft, override: str) -> None:
     table = {name: value}
     for section in reversed(sections[there:]):
         table = {section: table}
-    _merge(draft, into, table, "".join(f"{section}." for section in sections[:there]), source, {key: source})
+    _merge(
+        draft,
+        into,
+        table,
+        "".join(f"{section}." for section in sections[:there]),
+        source,
+        {key: source},
+    )
     draft.unread.discard(key)

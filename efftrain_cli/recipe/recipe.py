@@ -30,7 +30,16 @@ from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, methods_in, report
 from efftrain_cli.recipe.file import Draft, read_recipe_file
 from efftrain_cli.recipe.rules import breaches_between
-from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model, Optim, Parallel, Train, Wandb
+from efftrain_cli.recipe.sections import (
+    Checkpoint,
+    Data,
+    Eval,
+    Model,
+    Optim,
+    Parallel,
+    Train,
+    Wandb,
+)
 from efftrain_cli.recipe.toml import flatten, toml_lines
 
 
@@ -63,7 +72,9 @@ class Recipe:
         """The model that a stage (from 0) trains: [model] where there are none, in the last, and with None."""
         if stage is None or not self.stages:
             return self.model
-        shapes = shapes_of_stages((self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages)
+        shapes = shapes_of_stages(
+            (self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages
+        )
         return replace(self.model, **shapes[stage]._asdict())
 
     def optim_at(self, stage: int) -> Optim:
@@ -173,7 +184,11 @@ def with_defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
     completed = dict(flat)
     for name, info in Recipe.__pydantic_fields__.items():  # type: ignore[attr-defined]
         section = inner_class(info.annotation)
-        if section is None or may_be_absent(info.annotation) or not any(key.startswith(f"{name}.") for key in flat):
+        if (
+            section is None
+            or may_be_absent(info.annotation)
+            or not any(key.startswith(f"{name}.") for key in flat)
+        ):
             continue
         for key, inner in section.__pydantic_fields__.items():
             if isinstance(inner.default, str | bool | int | float):

@@ -31,7 +31,10 @@ def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _model_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     width = recipe.model.n_embd
     if width % recipe.model.n_head:
-        yield "model.n_head", f"must divide model.n_embd = {width}: every head has n_embd / n_head channels"
+        yield (
+            "model.n_head",
+            f"must divide model.n_embd = {width}: every head has n_embd / n_head channels",
+        )
 
 
 def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -56,7 +59,10 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         same = f"optim.decay_tokens = {optim.decay_tokens:,} schedules the same decay"
         yield "optim.decay_steps", f"{same}; keep one and set the other to false"
     if optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
-        yield "optim.decay_steps", f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins"
+        yield (
+            "optim.decay_steps",
+            f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins",
+        )
     if optim.schedule == "wsd" and optim.decay_share is None:
         rule = 'is needed with optim.schedule = "wsd": the share of the budget that decays, usually 0.1 to 0.2'
         yield "optim.decay_share", rule
@@ -67,14 +73,23 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         rule = 'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02'
         yield "optim.muon_lr", rule
     if optim.name != "muon" and optim.muon_lr is not None:
-        yield "optim.muon_lr", f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false'
+        yield (
+            "optim.muon_lr",
+            f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false',
+        )
     if optim.min_lr > optim.lr:
-        yield "optim.min_lr", f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from"
+        yield (
+            "optim.min_lr",
+            f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from",
+        )
 
 
 def _method_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for one, other in pairwise(varying(recipe.methods, "batch")):
-        yield one, f"cannot be combined with {other}: both decide the batch size; set one of the two to false"
+        yield (
+            one,
+            f"cannot be combined with {other}: both decide the batch size; set one of the two to false",
+        )
 
 
 def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -91,10 +106,15 @@ def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         }
         if found := [name for name, there in unable.items() if there]:
             them = "it" if len(found) == 1 else "them"
-            yield "parallel.strategy", f'"shard" works without {", ".join(found)}: take out {them}, or replicate'
+            yield (
+                "parallel.strategy",
+                f'"shard" works without {", ".join(found)}: take out {them}, or replicate',
+            )
     elif lanes is not None:
         whole = recipe.train.batch_size
-        smallest = min((method.batch_bounds(whole)[0] for method in recipe.methods.values()), default=whole)
+        smallest = min(
+            (method.batch_bounds(whole)[0] for method in recipe.methods.values()), default=whole
+        )
         if smallest < lanes:
             rule = f"must not exceed the {smallest} sequences of the smallest step: every lane needs one"
             yield "parallel.lanes", rule
@@ -106,7 +126,9 @@ def warnings_of(recipe: Recipe) -> list[str]:
     model, optim, train, steps = recipe.model, recipe.optim, recipe.train, recipe.full_steps
     step_tokens = train.batch_size * model.seq_len
     if train.tokens < step_tokens:
-        found.append(f"train.tokens = {train.tokens:,} is less than one full step, {step_tokens:,} tokens")
+        found.append(
+            f"train.tokens = {train.tokens:,} is less than one full step, {step_tokens:,} tokens"
+        )
     if train.micro_batch_tokens < model.seq_len:
         found.append(
             f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence of {model.seq_len:,} tokens: "
@@ -122,8 +144,12 @@ def warnings_of(recipe: Recipe) -> list[str]:
             f"optim.warmup_steps = {optim.warmup_steps:,} is {optim.warmup_steps / steps:.0%} of the run's {steps:,} steps: the learning "
             "rate climbs for most of the run; 1 to 10 % is usual"
         )
-    if optim.schedule == "constant" and not (optim.decay_tokens is None and optim.decay_steps is None):
-        found.append('optim.schedule = "constant" does not decay: decay_tokens and decay_steps have no effect')
+    if optim.schedule == "constant" and not (
+        optim.decay_tokens is None and optim.decay_steps is None
+    ):
+        found.append(
+            'optim.schedule = "constant" does not decay: decay_tokens and decay_steps have no effect'
+        )
     elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
         found.append(
             f"optim.decay_tokens = {optim.decay_tokens:,} lies beyond the budget, train.tokens = {train.tokens:,}: "
@@ -136,7 +162,12 @@ def warnings_of(recipe: Recipe) -> list[str]:
         )
     slw = recipe.seq_len_warmup
     early = recipe.varies & {"length", "batch"} and not (slw is not None and slw.batch == "tokens")
-    if early and "steps" not in recipe.varies and optim.schedule != "constant" and optim.decay_steps is not None:
+    if (
+        early
+        and "steps" not in recipe.varies
+        and optim.schedule != "constant"
+        and optim.decay_steps is not None
+    ):
         found.append(
             "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "
             "decay by tokens instead (decay_steps = false)"

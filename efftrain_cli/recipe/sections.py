@@ -91,7 +91,10 @@ class Optim:
     """Peak learning rate of the matrices that Muon updates; lr is then that of all else. Both follow one schedule."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.95,
+    )
     """Adam's decay rates of the first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
@@ -176,7 +179,9 @@ class Parallel:
     @model_validator(mode="after")
     def _lanes_make_a_tree(self) -> Parallel:
         if self.lanes is not None and self.lanes & (self.lanes - 1):
-            raise ValueError(f"lanes = {self.lanes} must be a power of two: its gradients are added up in pairs")
+            raise ValueError(
+                f"lanes = {self.lanes} must be a power of two: its gradients are added up in pairs"
+            )
         return self
 
 

@@ -37,7 +37,11 @@ def _toml_key(name: str) -> str:
 
 
 def _is_tables(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Mapping) for item in value)
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(item, Mapping) for item in value)
+    )
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -55,7 +59,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> Iterator[str]:
+def toml_lines(
+    values: Mapping[str, Any], comments: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """The lines of a TOML document: plain keys first, then a [section] per table and a [[section]] per array of tables.
 
     Args:
@@ -64,9 +70,15 @@ def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] | None = N
     comments = comments or {}
 
     def body(table: Mapping[str, Any], prefix: str) -> list[str]:
-        written = [(f"{_toml_key(name)} = {toml_value(value)}", f"{prefix}{name}") for name, value in table.items()]
+        written = [
+            (f"{_toml_key(name)} = {toml_value(value)}", f"{prefix}{name}")
+            for name, value in table.items()
+        ]
         width = max((len(line) for line, key in written if key in comments), default=0)
-        return [f"{line:<{width}}  # {comments[key]}" if key in comments else line for line, key in written]
+        return [
+            f"{line:<{width}}  # {comments[key]}" if key in comments else line
+            for line, key in written
+        ]
 
     plain = {n: v for n, v in values.items() if not isinstance(v, Mapping) and not _is_tables(v)}
     yield from body(plain, "")

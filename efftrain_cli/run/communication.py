@@ -19,7 +19,9 @@ def communication(run: Path) -> str | None:
     import numpy as np
 
     names = ("seconds", "comm_seconds", "wait_seconds", "seq_len")
-    columns = np.array([[row.get(name) for name in names] for row in read_counting(run)], float).reshape(-1, 4)
+    columns = np.array(
+        [[row.get(name) for name in names] for row in read_counting(run)], float
+    ).reshape(-1, 4)
     columns = columns[np.isfinite(columns[:, 1:3]).all(1) & (columns[:, 0] > 0)]
     if not len(columns):
         return None

@@ -25,7 +25,14 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, RunLockedError, UsageError, nearest
+from efftrain_cli.foundation.errors import (
+    CheckpointError,
+    DataError,
+    DiskError,
+    RunLockedError,
+    UsageError,
+    nearest,
+)
 from efftrain_cli.foundation.files import fsync
 from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
@@ -33,7 +40,13 @@ from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.rows import SCHEMA_VERSION, read_counting, read_origin, unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10))}
+_WINDOWS_DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10)),
+}
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"step-\d{8,}(\.old)?\.tmp")
 
@@ -78,9 +91,13 @@ def run_names() -> list[str]:
     """Names of the runs that exist, sorted."""
     root = runs_root()
     try:
-        return sorted(path.name for path in root.iterdir() if _is_run(path)) if root.is_dir() else []
+        return (
+            sorted(path.name for path in root.iterdir() if _is_run(path)) if root.is_dir() else []
+        )
     except OSError as error:
-        raise DataError(f"{root} cannot be read: {error.strerror}. Make it readable, or set EFFTRAIN_RUNS") from None
+        raise DataError(
+            f"{root} cannot be read: {error.strerror}. Make it readable, or set EFFTRAIN_RUNS"
+        ) from None
 
 
 def _is_run(path: Path) -> bool:
@@ -159,7 +176,9 @@ class Run:
             _remove_abandoned(root)
             temporary.mkdir()
             run = cls(temporary)
-            (temporary / "origin.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1))
+            (temporary / "origin.json").write_text(
+                json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1)
+            )
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, temporary / "tokenizer.json")
             (temporary / "recipe.toml").write_text(recipe_toml)
@@ -205,7 +224,9 @@ class Run:
             for left in sorted((path / "checkpoints").iterdir()):
                 if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
                     shutil.rmtree(left, ignore_errors=True)
-                    run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
+                    run.event(
+                        "removed", {"path": left.name, "reason": "left by an interrupted save"}
+                    )
         return run
 
     def _is_now_at(self, path: Path) -> None:
@@ -221,7 +242,9 @@ class Run:
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Appends to events.jsonl what is not a step, with the time of day."""
-        self._events.write([{"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}])
+        self._events.write(
+            [{"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}]
+        )
 
     def events(self) -> list[dict[str, Any]]:
         """What events.jsonl holds, oldest first; lines that are not JSON are passed over."""
@@ -238,7 +261,11 @@ class Run:
 
     def report_gaps(self, step: int) -> None:
         """Records and warns of rows up to `step` that are in no segment: a full disk and a kill, or damage."""
-        there = {row["step"] for row in read_lines(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
+        there = {
+            row["step"]
+            for row in read_lines(self.path / "metrics.jsonl")
+            if isinstance(row.get("step"), int)
+        }
         missing = [number for number in range(1, step + 1) if number not in there]
         for _, stretch in groupby(enumerate(missing), lambda place: place[1] - place[0]):
             steps = [number for _, number in stretch]
@@ -257,7 +284,10 @@ class Run:
         self._metrics.sync()
         self._events.sync()
         if delayed and not self._metrics.delayed:
-            self.event("rows_delayed", {"rows": delayed, "reason": "the disk was full; they are written now"})
+            self.event(
+                "rows_delayed",
+                {"rows": delayed, "reason": "the disk was full; they are written now"},
+            )
         self._last_fsync = time.monotonic()
 
     def close(self) -> None:
@@ -320,7 +350,10 @@ class Run:
                 # Renamed first: a kill between two files must not leave half a checkpoint under its name.
                 shutil.rmtree(path.rename(path.with_name(f"{path.name}.old.tmp")))
             except OSError as error:
-                print(f"warning: {path} could not be removed: {error.strerror}; training goes on", file=sys.stderr)
+                print(
+                    f"warning: {path} could not be removed: {error.strerror}; training goes on",
+                    file=sys.stderr,
+                )
 
     def set_aside(self, checkpoint: Path) -> Path:
         """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
@@ -349,7 +382,9 @@ def _remove_abandoned(root: Path) -> None:
     for path in root.glob(".*.tmp"):
         with contextlib.suppress(RunLockedError, CheckpointError, OSError):
             young = time.time() - path.stat().st_mtime < 60
-            if (path / "lock").exists() or not young:  # a process that has just begun has no lock yet
+            if (
+                path / "lock"
+            ).exists() or not young:  # a process that has just begun has no lock yet
                 take_lock(path / "lock").close()
                 shutil.rmtree(path)
 
@@ -380,4 +415,6 @@ def checkpoints_of(run: Path) -> list[Path]:
         return []
     except OSError as error:
         raise unreadable(folder, error) from None
-    return sorted((path for path in folders if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step)
+    return sorted(
+        (path for path in folders if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step
+    )

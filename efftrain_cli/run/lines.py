@@ -111,7 +111,10 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
     try:
         value = json.loads(line, parse_constant=refuse)
-    except (ValueError, RecursionError):  # UnicodeDecodeError and numbers of thousands of digits are ValueErrors
+    except (
+        ValueError,
+        RecursionError,
+    ):  # UnicodeDecodeError and numbers of thousands of digits are ValueErrors
         return None
     if not isinstance(value, dict):
         return None

@@ -22,7 +22,9 @@ def take_lock(path: Path) -> IO[str]:
         RunLockedError: another process owns the run.
         CheckpointError: the lock file is a link.
     """
-    file = os.fdopen(open_to_write(path, os.O_RDWR | os.O_APPEND), "a+", encoding="utf-8", errors="replace")
+    file = os.fdopen(
+        open_to_write(path, os.O_RDWR | os.O_APPEND), "a+", encoding="utf-8", errors="replace"
+    )
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

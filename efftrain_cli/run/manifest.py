@@ -24,7 +24,10 @@ REQUIRED = WITHOUT_OPTIMIZER | {"optimizer.safetensors"}
 
 def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
     """Writes manifest.json: size and sha256 of the files in `hashes`, by name, and the sha256 of these entries."""
-    entries = {name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]} for name in sorted(hashes)}
+    entries = {
+        name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]}
+        for name in sorted(hashes)
+    }
     (directory / MANIFEST).write_text(_text(entries), encoding="utf-8")
 
 
@@ -60,18 +63,24 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
         if "/" in name or not path.is_file():
             raise CheckpointError(f"{path} is missing")
         if path.stat().st_size != size:
-            raise CheckpointError(f"{path} is damaged: {path.stat().st_size} bytes, {size} were written")
+            raise CheckpointError(
+                f"{path} is damaged: {path.stat().st_size} bytes, {size} were written"
+            )
     with ThreadPoolExecutor() as pool:
         hashes = pool.map(sha256_of, [directory / name for name in expected])
         try:
             for (name, (_, digest)), found in zip(expected.items(), hashes, strict=True):
                 if found != digest:
-                    raise CheckpointError(f"{directory / name} is damaged: its sha256 is not the one that was written")
+                    raise CheckpointError(
+                        f"{directory / name} is damaged: its sha256 is not the one that was written"
+                    )
         except OSError as error:
             raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
     # What else may be wrong with the progress is found where it is read.
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
-        version = json.loads((directory / "progress.json").read_text(encoding="utf-8")).get("schema_version")
+        version = json.loads((directory / "progress.json").read_text(encoding="utf-8")).get(
+            "schema_version"
+        )
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise newer_format(directory / "progress.json", version)
     return frozenset(expected)

@@ -27,7 +27,10 @@ def find_run(name: str) -> str:
     by_recipe = runs_by_recipe(existing)
     what, found = f"recipe {name!r} has", by_recipe.get(name.removesuffix(".toml"), [])
     if not found:
-        what, found = f"{name!r} is the beginning of", [run for run in existing if name and run.startswith(name)]
+        what, found = (
+            f"{name!r} is the beginning of",
+            [run for run in existing if name and run.startswith(name)],
+        )
     if len(found) == 1:
         run_path(found[0])  # a link is refused
         return found[0]
@@ -49,7 +52,9 @@ def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
             recipe = None
         if not isinstance(recipe, str) or not recipe:
             recipe = re.sub(r"-seed\d+(-\d+)?$", "", name)
-        by_recipe.setdefault(Path(recipe).stem if recipe.endswith(".toml") else recipe, []).append(name)
+        by_recipe.setdefault(Path(recipe).stem if recipe.endswith(".toml") else recipe, []).append(
+            name
+        )
     return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
 
 

@@ -50,9 +50,14 @@ def measured_rate(device: str, n_layer: int, n_embd: int) -> Rate | None:
     of the same shape before all others. `device` is as --device names it; "auto" takes any."""
 
     for found in (_benches(), _runs()):
-        rates = [rate for rate in found if device == "auto" or (device == "cpu") == _is_cpu(rate.device)]
+        rates = [
+            rate for rate in found if device == "auto" or (device == "cpu") == _is_cpu(rate.device)
+        ]
         if rates:
-            return sorted(rates, key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time))[-1]
+            return sorted(
+                rates,
+                key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time),
+            )[-1]
     return None
 
 
@@ -71,13 +76,17 @@ def _benches() -> Iterator[Rate]:
 
 def _runs() -> Iterator[Rate]:
     paths = [runs_root() / name / "metrics.jsonl" for name in run_names()]
-    for path in sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)[-_NEWEST:]:
+    for path in sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)[
+        -_NEWEST:
+    ]:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
             row = last_row(path.parent)
             if row["step"] < _FEWEST_STEPS:
                 continue
             origin = json.loads((path.parent / "origin.json").read_text(encoding="utf-8"))
-            model = tomllib.loads((path.parent / "recipe.toml").read_text(encoding="utf-8"))["model"]
+            model = tomllib.loads((path.parent / "recipe.toml").read_text(encoding="utf-8"))[
+                "model"
+            ]
             if origin.get("world_size", 1) != 1:
                 continue  # a rate of several devices
             yield Rate(
@@ -86,5 +95,7 @@ def _runs() -> Iterator[Rate]:
                 n_embd=int(model["n_embd"]),
                 device=str(origin["device"]),
                 source=f"run {path.parent.name}",
-                time=datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds"),
+                time=datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(
+                    timespec="seconds"
+                ),
             )

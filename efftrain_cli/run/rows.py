@@ -75,13 +75,20 @@ def read_run(path: Path) -> RunDirectory:
     except OSError as error:
         raise unreadable(file, error) from None
     return RunDirectory(
-        printable(path.name), path, recipe, cleaned(read_origin(path)), read_events(path), is_locked(path / "lock")
+        printable(path.name),
+        path,
+        recipe,
+        cleaned(read_origin(path)),
+        read_events(path),
+        is_locked(path / "lock"),
     )
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
     """The error of a file or folder of a run that the system does not let us read."""
-    return DataError(f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy")
+    return DataError(
+        f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy"
+    )
 
 
 def check_schema(values: dict[str, Any], path: Path) -> None:
@@ -92,7 +99,9 @@ def check_schema(values: dict[str, Any], path: Path) -> None:
     """
     version = values.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool):
-        raise DataError(f"{path} has no schema_version; it was not written by efftrain, or is damaged")
+        raise DataError(
+            f"{path} has no schema_version; it was not written by efftrain, or is damaged"
+        )
     if version > SCHEMA_VERSION:
         written_by = printable(str(values.get("efftrain") or "unknown"))
         raise NewerFormatError(
@@ -145,7 +154,11 @@ def read_counting(path: Path, until: int | None = None) -> list[dict[str, Any]]:
         if until is not None and row["step"] > until:
             break
         if found and found[-1]["step"] == row["step"]:
-            found[-1] |= {key: value for key, value in row.items() if value is not None or key not in found[-1]}
+            found[-1] |= {
+                key: value
+                for key, value in row.items()
+                if value is not None or key not in found[-1]
+            }
         else:
             found.append(dict(row))
     return found
@@ -170,7 +183,11 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
         _refuse_ruins(lines, rows, damaged, path)
         found = {name: np.array([row.get(name) for row in rows], float) for name in wanted}, damaged
     arrays, damaged = found
-    step, segment, nonfinite = arrays["step"], np.nan_to_num(arrays["segment"]), np.nan_to_num(arrays["nonfinite"])
+    step, segment, nonfinite = (
+        arrays["step"],
+        np.nan_to_num(arrays["segment"]),
+        np.nan_to_num(arrays["nonfinite"]),
+    )
     current = counting(step)
     kept = {name: values[current] for name, values in arrays.items()}
     twice = np.flatnonzero(np.diff(kept["step"]) == 0)
@@ -226,10 +243,14 @@ def rows_of(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str, A
     step, segment = (np.array([row[name] for row in rows], float) for name in ("step", "segment"))
     odd = _odd(step, segment, np.array(lines.checked, bool)[at])
     damaged |= {lines.numbers[at[index]]: wrong for index, wrong in odd.items()}
-    return [row for index, row in enumerate(rows) if index not in odd], tuple(sorted(damaged.items()))
+    return [row for index, row in enumerate(rows) if index not in odd], tuple(
+        sorted(damaged.items())
+    )
 
 
-def _refuse_ruins(lines: Lines, rows: Sequence[dict[str, Any]], damaged: Damage, path: Path) -> None:
+def _refuse_ruins(
+    lines: Lines, rows: Sequence[dict[str, Any]], damaged: Damage, path: Path
+) -> None:
     """Refuses a file of which too much is lost to judge by the rest.
 
     Raises:
@@ -275,10 +296,14 @@ def _odd(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int
         for i in (1 + np.flatnonzero(neighbours & ~fits & ~checked[1:-1])).tolist()
     }
     among_checked = np.flatnonzero(~checked & np.isin(segment, segment[checked])).tolist()
-    return out_of_place | dict.fromkeys(among_checked, "it has no check value, the others of its segment have")
+    return out_of_place | dict.fromkeys(
+        among_checked, "it has no check value, the others of its segment have"
+    )
 
 
-def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.ndarray], Damage] | None:
+def _arrow_columns(
+    lines: Lines, wanted: Sequence[str]
+) -> tuple[dict[str, np.ndarray], Damage] | None:
     """The columns as float64 and the damaged lines; None where a line needs a closer look."""
     import numpy as np
     import pyarrow as pa
@@ -289,15 +314,23 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
     # Flat objects only: Arrow's parser must not meet deep nesting. It takes NaN and Infinity for numbers: looking for
     # their capitals, which no column's name has, is twenty times as fast as for the words. It passes over a column
     # whose name is damaged; rows are written in ASCII.
-    plain = text.isascii() and text.count(b"{") == n and not any(mark in text for mark in (b"[", b"N", b"I"))
+    plain = (
+        text.isascii()
+        and text.count(b"{") == n
+        and not any(mark in text for mark in (b"[", b"N", b"I"))
+    )
     if not n or not plain:
         return None
-    schema = pa.schema([(name, pa.bool_() if name == "nonfinite" else pa.float64()) for name in wanted])
+    schema = pa.schema(
+        [(name, pa.bool_() if name == "nonfinite" else pa.float64()) for name in wanted]
+    )
     try:
         table = pj.read_json(
             pa.BufferReader(text),
             read_options=pj.ReadOptions(use_threads=False, block_size=1 << 22),
-            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+            parse_options=pj.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
         )
     except pa.ArrowInvalid:
         return None
@@ -311,7 +344,9 @@ def _arrow_columns(lines: Lines, wanted: Sequence[str]) -> tuple[dict[str, np.nd
     damaged = dict(lines.damaged) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
     if len(damaged) > 1:
         return None  # more than a kill explains, perhaps
-    return {name: np.delete(values, list(odd)) for name, values in arrays.items()}, tuple(sorted(damaged.items()))
+    return {name: np.delete(values, list(odd)) for name, values in arrays.items()}, tuple(
+        sorted(damaged.items())
+    )
 
 
 def _last_there(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
@@ -344,7 +379,9 @@ def read_origin(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise unreadable(file, error) from None
     except (ValueError, RecursionError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
+        reason = (
+            "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
+        )
         raise DataError(f"{file} is damaged: {reason}. {_RESTORE}") from None
     if not isinstance(value, dict):
         raise DataError(f"{file} is damaged: it holds no JSON object. {_RESTORE}")
@@ -364,7 +401,9 @@ def origin_data(path: Path) -> dict[str, Any]:
     data = read_origin(path).get("data")
     needed = ("tokenizer_hash", "vocab_size", "train_hash", "valid_hash")
     if not isinstance(data, dict) or any(name not in data for name in needed):
-        raise DataError(f"{path / 'origin.json'} is damaged: its `data` does not say {', '.join(needed)}. {_RESTORE}")
+        raise DataError(
+            f"{path / 'origin.json'} is damaged: its `data` does not say {', '.join(needed)}. {_RESTORE}"
+        )
     return data
 
 

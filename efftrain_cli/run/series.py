@@ -27,7 +27,9 @@ GROUPS = {
 METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).items()}
 """Prefix of a method's columns -> its section."""
 NAMES = {
-    **{name: f"{name}/loss" for name in METHODS.values()},  # a method's own term of what is minimized
+    **{
+        name: f"{name}/loss" for name in METHODS.values()
+    },  # a method's own term of what is minimized
     "val_loss": "val/loss",
     "seconds": "throughput/step_seconds",
     "flops": "throughput/step_flops",
@@ -38,7 +40,9 @@ HIGHEST = ("stability/loss_ratio", "stability/adam_sqrt_v_max")
 """Series whose extreme says most."""
 
 _SERIES = (
-    {column: f"{group}/{column}" for group, columns in GROUPS.items() for column in columns.split()} | AXES | NAMES
+    {column: f"{group}/{column}" for group, columns in GROUPS.items() for column in columns.split()}
+    | AXES
+    | NAMES
 )
 
 
@@ -52,4 +56,8 @@ def series_of(column: str) -> str:
 
 def grouped(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of metrics.jsonl under grouped names, without what is null and what only the file needs."""
-    return {series_of(column): value for column, value in row.items() if value is not None and column != "check"}
+    return {
+        series_of(column): value
+        for column, value in row.items()
+        if value is not None and column != "check"
+    }

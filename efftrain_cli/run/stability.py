@@ -76,7 +76,9 @@ def measure(rows: Iterable[Row]) -> Stability:
     """The stability of the run whose rows these are: one per step, in order of steps."""
     every = list(rows)
     roots = [number(row.get("adam_sqrt_v_max")) for row in every]
-    by_ratio = [(ratio, row) for row in every if (ratio := number(row.get("loss_ratio"))) is not None]
+    by_ratio = [
+        (ratio, row) for row in every if (ratio := number(row.get("loss_ratio"))) is not None
+    ]
     ratios = [ratio for ratio, _ in by_ratio]
     worst, at = max(by_ratio, key=lambda pair: pair[0], default=(None, None))
     beside = {column: [number(row.get(column)) for _, row in by_ratio] for column in CORRELATED}
@@ -87,7 +89,9 @@ def measure(rows: Iterable[Row]) -> Stability:
         max_loss_ratio=worst,
         max_loss_ratio_step=None if at is None else _step(at),
         max_sqrt_v=max((root for root in roots if root is not None), default=None),
-        first_nonfinite_step=next((_step(row) for row in every if row.get("nonfinite") is True), None),
+        first_nonfinite_step=next(
+            (_step(row) for row in every if row.get("nonfinite") is True), None
+        ),
         correlations={column: correlation(ratios, values) for column, values in beside.items()},
     )
 
@@ -134,7 +138,11 @@ def describe(stability: Stability) -> list[str]:
         f"({stability.share_slight:.1%}), above {SEVERE}: {stability.above_severe} ({stability.share_severe:.1%}), "
         f"largest {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
     ]
-    found = {column: correlation for column, correlation in stability.correlations.items() if correlation is not None}
+    found = {
+        column: correlation
+        for column, correlation in stability.correlations.items()
+        if correlation is not None
+    }
     known = [f"{column} {each.r:+.2f} (p {each.p:.1g})" for column, each in found.items()]
     if known:
         lines.append(f"  correlation of the loss ratio with {', '.join(known)}")
@@ -236,7 +244,11 @@ class Watch:
 
     def read(self, row: Row) -> list[Spike | GradientJump]:
         """What this row gives notice of."""
-        return [found for alarm in (self.warnings, self.spikes) if (found := alarm.read(row)) is not None]
+        return [
+            found
+            for alarm in (self.warnings, self.spikes)
+            if (found := alarm.read(row)) is not None
+        ]
 
 
 def message(notice: Spike | GradientJump) -> str:

@@ -43,10 +43,18 @@ class Writer:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        numbers = {tag: float(value) for tag, value in grouped(row).items() if isinstance(value, (int, float))}
+        numbers = {
+            tag: float(value)
+            for tag, value in grouped(row).items()
+            if isinstance(value, (int, float))
+        }
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
         self._writer.add_event(
-            Event(step=int(row["step"]), wall_time=float(row.get("wall_seconds") or 0), summary=Summary(value=values))
+            Event(
+                step=int(row["step"]),
+                wall_time=float(row.get("wall_seconds") or 0),
+                summary=Summary(value=values),
+            )
         )
 
     def close(self) -> None:

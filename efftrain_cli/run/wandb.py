@@ -81,10 +81,15 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
         DataError: the run is damaged.
     """
     directory = read_run(run)
-    rows = [{key: value for key, value in row.items() if value is not None} for row in read_counting(run)]
+    rows = [
+        {key: value for key, value in row.items() if value is not None}
+        for row in read_counting(run)
+    ]
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:8]
     run_id = f"{directory.name}-{digest}"
-    session = _init(directory, mode, project, run_id, resume="allow" if mode == "offline" else "never")
+    session = _init(
+        directory, mode, project, run_id, resume="allow" if mode == "offline" else "never"
+    )
     for row in rows:
         session.log(grouped(row), step=int(row["step"]))
     for name, value in _final_numbers(directory).items():
@@ -154,7 +159,9 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
     """
     with contextlib.ExitStack() as children:
         if tensorboard:
-            children.enter_context(_followed(run, "TensorBoard", ["--tensorboard"], TENSORBOARD_LOG))
+            children.enter_context(
+                _followed(run, "TensorBoard", ["--tensorboard"], TENSORBOARD_LOG)
+            )
         if mode != "off":
             children.enter_context(_followed(run, "wandb", ["--mode", mode], LOG))
         yield
@@ -221,7 +228,11 @@ def _said(run: Path, log: str) -> str:
 
 
 def _init(
-    directory: RunDirectory, mode: str, project: str | None, run_id: str, resume: Literal["allow", "never"]
+    directory: RunDirectory,
+    mode: str,
+    project: str | None,
+    run_id: str,
+    resume: Literal["allow", "never"],
 ) -> wandb.Run:
     if mode not in ("offline", "online"):
         raise UsageError(f"--mode {mode!r}: use offline or online")
@@ -230,19 +241,25 @@ def _init(
     try:
         import wandb
     except ImportError as error:
-        raise UsageError(f"wandb cannot be imported ({error}); install it with: pip install wandb") from None
+        raise UsageError(
+            f"wandb cannot be imported ({error}); install it with: pip install wandb"
+        ) from None
     (directory.path / "wandb").mkdir(exist_ok=True)
     recipe = directory.recipe
     try:
         # What is given here wins over wandb's own variables, so these are asked first. WANDB_ENTITY is left to wandb.
         session = wandb.init(
-            project=project or os.environ.get("WANDB_PROJECT") or recipe.get("wandb", {}).get("project", "efftrain"),
+            project=project
+            or os.environ.get("WANDB_PROJECT")
+            or recipe.get("wandb", {}).get("project", "efftrain"),
             name=os.environ.get("WANDB_NAME") or directory.name,
             id=run_id,
             resume=resume,
-            group=os.environ.get("WANDB_RUN_GROUP") or str(directory.origin.get("recipe") or directory.name),
+            group=os.environ.get("WANDB_RUN_GROUP")
+            or str(directory.origin.get("recipe") or directory.name),
             dir=str(directory.path),
-            config=flatten(recipe) | {f"origin.{k}": v for k, v in flatten(directory.origin).items()},
+            config=flatten(recipe)
+            | {f"origin.{k}": v for k, v in flatten(directory.origin).items()},
             mode="online" if mode == "online" else "offline",
             settings=wandb.Settings(
                 silent=True,
@@ -256,7 +273,9 @@ def _init(
                 init_timeout=INIT_SECONDS,
             ),
         )
-    except Exception as error:  # wandb raises errors of many kinds, among them its own and the network's
+    except (
+        Exception
+    ) as error:  # wandb raises errors of many kinds, among them its own and the network's
         # Its own process still holds the id, and would refuse it to the offline run that takes this one's place.
         with contextlib.suppress(Exception):
             wandb.teardown()
@@ -278,7 +297,9 @@ def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
     if kind not in ALERTS:
         return
     title, level = ALERTS[kind]
-    text = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("event", "time", "check"))
+    text = ", ".join(
+        f"{key} {value}" for key, value in event.items() if key not in ("event", "time", "check")
+    )
     with contextlib.suppress(Exception):  # an alert less; the rows matter
         session.alert(title=f"{session.name}: {title}", text=text, level=level)
 
@@ -288,11 +309,15 @@ def _final_numbers(directory: RunDirectory) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         for entry in json.loads((directory.path / "zeroshot.json").read_text(encoding="utf-8")):
-            if entry["limit"] is None and entry["value"] is not None:  # the newest of a task comes last
+            if (
+                entry["limit"] is None and entry["value"] is not None
+            ):  # the newest of a task comes last
                 found[f"zeroshot/{entry['task']}/{entry['metric']}"] = entry["value"]
     for event in directory.events:
         if event.get("event") == "memory":
-            found |= {f"memory/{key}": value for key, value in event.items() if key.endswith("_bytes")}
+            found |= {
+                f"memory/{key}": value for key, value in event.items() if key.endswith("_bytes")
+            }
     return found
 
 

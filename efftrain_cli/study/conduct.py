@@ -23,7 +23,10 @@ from efftrain_cli.sweep.trials import ENDED, Choice, choose, read_trial, state_o
 
 
 def conduct(
-    file: StudyFile, crew: Crew, tell: Callable[[Judgement], None] = lambda judgement: None, allow: bool = False
+    file: StudyFile,
+    crew: Crew,
+    tell: Callable[[Judgement], None] = lambda judgement: None,
+    allow: bool = False,
 ) -> Judgement:
     """Trains what the study still needs, and judges it at every look.
 
@@ -85,7 +88,11 @@ def edge_warnings(file: StudyFile, arm: Arm, best: Choice) -> tuple[str, ...]:
     found = []
     chosen = dict(setting.split("=", 1) for setting in best.settings)
     for key, values in file.grid_of(arm).items():
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        numbers = [
+            value
+            for value in values
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
         if len(numbers) < 2 or len(numbers) < len(values):
             continue
         if edge := at_edge(float(chosen[key].replace("_", "")), numbers):
@@ -95,7 +102,9 @@ def edge_warnings(file: StudyFile, arm: Arm, best: Choice) -> tuple[str, ...]:
 
 def tuning_done(file: StudyFile) -> bool:
     """Whether every tuning run exists and has ended."""
-    return all((run := read_trial(trial)) is not None and run.status in ENDED for _, trial in tuning(file))
+    return all(
+        (run := read_trial(trial)) is not None and run.status in ENDED for _, trial in tuning(file)
+    )
 
 
 def read_runs(
@@ -138,16 +147,23 @@ def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = N
     rated = {rate: read_runs(file, chosen, rate) for rate in file.rates}
     labels = check(_groups((runs, *rated.values()), file.seeds), allow)
     unfair = any(label.severity == "allowed" for label in labels)
-    judgement = judge(file, runs, "not judged: these losses are not comparable" if unfair else "", rated)
+    judgement = judge(
+        file, runs, "not judged: these losses are not comparable" if unfair else "", rated
+    )
     if judgement.look:
         # Only what has been judged is worth a reader's attention; but no run of the study may be incomparable.
-        judged = check(_groups((runs, *rated.values()), file.seeds[: judgement.looks[judgement.look - 1]]), allow=True)
+        judged = check(
+            _groups((runs, *rated.values()), file.seeds[: judgement.looks[judgement.look - 1]]),
+            allow=True,
+        )
         labels = [label for label in labels if label.severity == "allowed"]
         labels += [label for label in judged if label.severity != "allowed"]
     return replace(judgement, labels=(*labels, *judgement.labels), tuned=tuned)
 
 
-def _groups(kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]], seeds: Sequence[int]) -> list[Group]:
+def _groups(
+    kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]], seeds: Sequence[int]
+) -> list[Group]:
     """The arms' ended runs with these seeds, those at one learning rate after those at another."""
     found = []
     for arm in kinds[0]:
@@ -178,12 +194,24 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
 def write_looks(file: StudyFile, judgement: Judgement) -> None:
     """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
     path = study_folder(file.name) / "looks.csv"
-    before = list(csv.reader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
-    rows: list[list[object]] = [list(row) for row in before[1:] if row and int(row[0]) < judgement.look]
+    before = (
+        list(csv.reader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+    )
+    rows: list[list[object]] = [
+        list(row) for row in before[1:] if row and int(row[0]) < judgement.look
+    ]
     for verdict in judgement.verdicts:
         estimate, primary = verdict.estimate, verdict.primary
-        numbers = [_number(value) for value in (estimate.mean, estimate.low, estimate.high, verdict.p, verdict.p_holm)]
-        words = [primary.measure, primary.direction, "" if primary.margin is None else primary.margin, verdict.arm]
+        numbers = [
+            _number(value)
+            for value in (estimate.mean, estimate.low, estimate.high, verdict.p, verdict.p_holm)
+        ]
+        words = [
+            primary.measure,
+            primary.direction,
+            "" if primary.margin is None else primary.margin,
+            verdict.arm,
+        ]
         rows.append([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])
     _write(path, LOOKS, rows)
 

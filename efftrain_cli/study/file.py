@@ -21,7 +21,13 @@ from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.errors import Problem, RecipeError, UsageError
 from efftrain_cli.foundation.section import SECTION, Text
 from efftrain_cli.recipe.check import Check, report
-from efftrain_cli.recipe.file import find_recipe, is_path, read_recipe_file, read_toml_file, shown_path
+from efftrain_cli.recipe.file import (
+    find_recipe,
+    is_path,
+    read_recipe_file,
+    read_toml_file,
+    shown_path,
+)
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.toml import flatten, toml_value
 from efftrain_cli.run.directory import run_path
@@ -53,12 +59,16 @@ def _seeds(value: Any) -> Any:
 def _grid(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    return {key: tuple(values) if isinstance(values, list | tuple) else values for key, values in value.items()}
+    return {
+        key: tuple(values) if isinstance(values, list | tuple) else values
+        for key, values in value.items()
+    }
 
 
 Seeds = Annotated[str, BeforeValidator(_seeds)]
 Grid = Annotated[
-    dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]], BeforeValidator(_grid)
+    dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]],
+    BeforeValidator(_grid),
 ]
 
 
@@ -66,7 +76,9 @@ Grid = Annotated[
 class Primary:
     """A measure that the study is judged by."""
 
-    measure: Literal["final_loss", "lr_sensitivity", "tokens_to_target", "flops_to_target", "seconds_to_target"]
+    measure: Literal[
+        "final_loss", "lr_sensitivity", "tokens_to_target", "flops_to_target", "seconds_to_target"
+    ]
     """final_loss: validation loss when the budget is used up. lr_sensitivity: how much that depends on the learning
     rate. A cost: tokens, FLOPs or seconds to reach a loss."""
     direction: Literal["better", "different", "noninferior", "equivalent"]
@@ -149,7 +161,14 @@ class StudyFile:
     @property
     def rates(self) -> tuple[float, ...]:
         """Learning rates of the primary lr_sensitivity; empty without one."""
-        return next((primary.rates or () for primary in self.study.primary if primary.measure == "lr_sensitivity"), ())
+        return next(
+            (
+                primary.rates or ()
+                for primary in self.study.primary
+                if primary.measure == "lr_sensitivity"
+            ),
+            (),
+        )
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -170,7 +189,11 @@ class StudyFile:
     def recipe_path(self, arm: Arm) -> str:
         """What --recipe is given: a name stays a name; a file is looked for beside the study."""
         found = find_recipe(arm.recipe, beside=self.path)
-        return shown_path(found) if is_path(arm.recipe) or found.parent == self.path.parent else arm.recipe
+        return (
+            shown_path(found)
+            if is_path(arm.recipe) or found.parent == self.path.parent
+            else arm.recipe
+        )
 
     def settings_of(self, arm: Arm) -> tuple[str, ...]:
         """`key=value` overrides of the arm, before any tuning."""
@@ -251,7 +274,11 @@ def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
             schedule(len(seeds), valid["looks"])
         except ValueError as error:
             check.add("looks", str(error), valid["looks"])
-    if seeds and (tuning := valid.get("tuning")) and (both := sorted({*seeds} & {*parse_seeds(tuning.seeds)})):
+    if (
+        seeds
+        and (tuning := valid.get("tuning"))
+        and (both := sorted({*seeds} & {*parse_seeds(tuning.seeds)}))
+    ):
         rule = "has seeds of the study itself: a setting chosen on the judged runs flatters them"
         check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
     for i, primary in enumerate(valid.get("primary", ())):
@@ -259,15 +286,23 @@ def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
             rule = f"is required for {primary.direction}: how large a difference still does not matter?"
             check.add(f"primary.{i}.margin", rule)
         if primary.direction in ("better", "different") and primary.margin is not None:
-            check.add(f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin)
+            check.add(
+                f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin
+            )
         if primary.target is not None and primary.measure not in COSTS:
-            check.add(f"primary.{i}.target", "is for a cost, such as tokens_to_target", primary.target)
+            check.add(
+                f"primary.{i}.target", "is for a cost, such as tokens_to_target", primary.target
+            )
         if primary.rates and primary.measure != "lr_sensitivity":
             check.add(f"primary.{i}.rates", "is for lr_sensitivity", list(primary.rates))
         rates = primary.rates or ()
         rising = all(later > rate for rate, later in itertools.pairwise(rates))
         if primary.measure == "lr_sensitivity" and (len(rates) < 2 or not rising):
-            check.add(f"primary.{i}.rates", "needs two or more learning rates, in rising order", list(rates))
+            check.add(
+                f"primary.{i}.rates",
+                "needs two or more learning rates, in rising order",
+                list(rates),
+            )
     kinds = [(primary.measure, primary.target) for primary in valid.get("primary", ())]
     for i, kind in enumerate(kinds):
         if kind in kinds[:i]:
@@ -302,7 +337,9 @@ def _check_tuning(check: Check, valid: Mapping[str, Any]) -> None:
     for key, grid in grids:
         for name, values in grid.items():
             if name in ("seed", "base") or name.startswith(NOT_COMPUTED):
-                check.add(key, f"{name} cannot be tuned: it does not change what a recipe computes", None)
+                check.add(
+                    key, f"{name} cannot be tuned: it does not change what a recipe computes", None
+                )
             if len(set(map(toml_value, values))) < len(values):
                 check.add(key, f"{name} has a value twice", list(values))
 
@@ -310,14 +347,20 @@ def _check_tuning(check: Check, valid: Mapping[str, Any]) -> None:
 def _check_recipes(check: Check, valid: Mapping[str, Any], path: Path) -> None:
     for i, arm in enumerate(valid.get("arms", ())):
         try:
-            load_recipe(str(find_recipe(arm.recipe, beside=path)), (*valid.get("set", ()), *arm.set))
+            load_recipe(
+                str(find_recipe(arm.recipe, beside=path)), (*valid.get("set", ()), *arm.set)
+            )
         except RecipeError as error:
             _wrong_recipe(check, i, arm.recipe, error)
 
 
 def _wrong_recipe(check: Check, i: int, recipe: str, error: RecipeError) -> None:
     text = str(error).replace("\n", "\n    ")
-    check.problems.append(Problem(f"arms.{i}.recipe", text, toml_value(recipe), check.draft.origin(f"arms.{i}.recipe")))
+    check.problems.append(
+        Problem(
+            f"arms.{i}.recipe", text, toml_value(recipe), check.draft.origin(f"arms.{i}.recipe")
+        )
+    )
 
 
 def _check_runs(check: Check, file: StudyFile) -> None:

@@ -18,7 +18,13 @@ from efftrain_cli.compare.differences import PRIMARY, other_schedule
 from efftrain_cli.compare.fairness import Label, why_seconds_differ
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import Measure, match_ratio, needed_for, other_budgets, why_not_matched
+from efftrain_cli.compare.measures import (
+    Measure,
+    match_ratio,
+    needed_for,
+    other_budgets,
+    why_not_matched,
+)
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import sensitivity
 from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
@@ -76,7 +82,9 @@ class Judgement:
     @property
     def decided(self) -> bool:
         """Every primary of every arm has been shown; further seeds would change nothing."""
-        return bool(self.verdicts) and all(verdict.outcome != "undecided" for verdict in self.verdicts)
+        return bool(self.verdicts) and all(
+            verdict.outcome != "undecided" for verdict in self.verdicts
+        )
 
     @property
     def complete(self) -> bool:
@@ -105,7 +113,10 @@ def judge(
         kinds.append(runs)
     ended = {}
     for arm in file.study.arms:
-        sides = ({seed for seed, run in kind.get(arm.name, {}).items() if run.status in ENDED} for kind in kinds)
+        sides = (
+            {seed for seed, run in kind.get(arm.name, {}).items() if run.status in ENDED}
+            for kind in kinds
+        )
         ended[arm.name] = set.intersection(*sides)
     looks, taken = file.looks, 0
     verdicts: tuple[Verdict, ...] = ()
@@ -113,7 +124,10 @@ def judge(
     for number, seeds in enumerate(looks, 1):
         wanted = file.seeds[:seeds]
         missing = tuple(
-            f"{arm.name} seed {seed}" for seed in wanted for arm in file.study.arms if seed not in ended[arm.name]
+            f"{arm.name} seed {seed}"
+            for seed in wanted
+            for arm in file.study.arms
+            if seed not in ended[arm.name]
         )
         if missing:
             return Judgement(taken, looks, levels, verdicts, missing, notes)
@@ -125,9 +139,16 @@ def judge(
     return judgement
 
 
-def _evaluated_alike(runs: Mapping[str, Runs]) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Label, ...]]:
+def _evaluated_alike(
+    runs: Mapping[str, Runs],
+) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Label, ...]]:
     """The runs, the finished ones reduced to the evaluations that all of them made, as `compare` reduces them."""
-    finished = [(arm, seed) for arm, side in runs.items() for seed, run in side.items() if run.status == "finished"]
+    finished = [
+        (arm, seed)
+        for arm, side in runs.items()
+        for seed, run in side.items()
+        if run.status == "finished"
+    ]
     reduced, notes = at_common_evaluations([runs[arm][seed] for arm, seed in finished])
     found = {arm: dict(side) for arm, side in runs.items()}
     for (arm, seed), run in zip(finished, reduced, strict=True):
@@ -136,14 +157,20 @@ def _evaluated_alike(runs: Mapping[str, Runs]) -> tuple[dict[str, dict[int, RunN
 
 
 def _verdicts(
-    file: StudyFile, runs: Mapping[str, Runs], rated: Mapping[float, Mapping[str, Runs]], taken: int, withheld: str
+    file: StudyFile,
+    runs: Mapping[str, Runs],
+    rated: Mapping[float, Mapping[str, Runs]],
+    taken: int,
+    withheld: str,
 ) -> tuple[Verdict, ...]:
     base = file.study.baseline
     found = []
     for primary in file.study.primary:
         for arm in (arm.name for arm in file.study.arms if arm.name != base):
             if withheld:
-                found.append(_undecided(primary, arm, file.seeds[: file.looks[taken - 1]], withheld))
+                found.append(
+                    _undecided(primary, arm, file.seeds[: file.looks[taken - 1]], withheld)
+                )
             elif primary.measure == "lr_sensitivity":
                 sides = [{rate: kind[name] for rate, kind in rated.items()} for name in (base, arm)]
                 found.append(_sensitivity_verdict(file, primary, arm, sides[0], sides[1], taken))
@@ -157,7 +184,9 @@ def _verdicts(
     return tuple(decided)
 
 
-def _verdict(file: StudyFile, primary: Primary, arm: str, baseline: Runs, method: Runs, taken: int) -> Verdict:
+def _verdict(
+    file: StudyFile, primary: Primary, arm: str, baseline: Runs, method: Runs, taken: int
+) -> Verdict:
     seeds = file.seeds[: file.looks[taken - 1]]
     before, after = (
         Group(name, tuple(side[seed] for seed in seeds))
@@ -203,7 +232,9 @@ def _sensitivity_verdict(
     why = _why_not_judged(primary, before, after)
     best = [[_best_of(side, seed) for seed in seeds] for side in (baseline, method)]
     for group, losses in zip((before, after), best, strict=True):
-        if not why and None in losses:  # every loss would be that before training: as if nothing depended on the rate
+        if (
+            not why and None in losses
+        ):  # every loss would be that before training: as if nothing depended on the rate
             why = f"not judged: with seed {seeds[losses.index(None)]} no run of {group.label} finished, at any learning rate"
     if why:
         return _undecided(primary, arm, seeds, why)
@@ -231,15 +262,22 @@ def _sensitivity_of(side: Mapping[float, Runs], seed: int) -> float:
 
 
 def _best_of(side: Mapping[float, Runs], seed: int) -> float | None:
-    return min((loss for by_seed in side.values() if (loss := by_seed[seed].final_loss) is not None), default=None)
+    return min(
+        (loss for by_seed in side.values() if (loss := by_seed[seed].final_loss) is not None),
+        default=None,
+    )
 
 
-def _by_t(file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], taken: int) -> Verdict:
+def _by_t(
+    file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], taken: int
+) -> Verdict:
     """The verdict of a paired t test of `scores`, one number per seed, at the looks so far."""
     alpha, looks = file.study.alpha, file.looks
     seeds = file.seeds[: looks[taken - 1]]
     levels = nominal_levels(alpha, looks, 2)
-    estimates = [_paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)]
+    estimates = [
+        _paired(primary, scores[:n], level) for n, level in zip(looks[:taken], levels, strict=False)
+    ]
     estimate = estimates[-1]
     if estimate.se is None:
         return _undecided(primary, arm, seeds, estimate.reason, estimate)
@@ -250,8 +288,14 @@ def _by_t(file: StudyFile, primary: Primary, arm: str, scores: Sequence[float], 
     seen = inference.detectable(estimate, last, power, one_sided=sides_of(primary) == 1)
     outcome, note = _outcome(primary, _clearest(estimates, looks)), ""
     if p <= alpha and outcome != _outcome(primary, estimate):
-        outcome, p, note = "undecided", 1.0, f"an earlier look said {outcome}, the last one points the other way"
-    return Verdict(primary, arm, seeds, estimate, p, p, outcome, _opposite(primary, estimate), seen, note)
+        outcome, p, note = (
+            "undecided",
+            1.0,
+            f"an earlier look said {outcome}, the last one points the other way",
+        )
+    return Verdict(
+        primary, arm, seeds, estimate, p, p, outcome, _opposite(primary, estimate), seen, note
+    )
 
 
 def _clearest(estimates: Sequence[Estimate], looks: Sequence[int]) -> Estimate:
@@ -262,7 +306,10 @@ def _clearest(estimates: Sequence[Estimate], looks: Sequence[int]) -> Estimate:
         p = max(estimate.p or 0.0, 1e-300)
         return float(-special.ndtri(p / 2)) * (seeds / looks[-1]) ** (0.5 - SHAPE)
 
-    return max(((n, each) for n, each in zip(looks, estimates, strict=False) if each.p is not None), key=weighted)[1]
+    return max(
+        ((n, each) for n, each in zip(looks, estimates, strict=False) if each.p is not None),
+        key=weighted,
+    )[1]
 
 
 def sides_of(primary: Primary) -> int:
@@ -279,7 +326,9 @@ def _paired(primary: Primary, scores: Sequence[float], level: float) -> Estimate
 def _over_looks(primary: Primary, estimates: Sequence[Estimate], looks: Sequence[int]) -> float:
     """The direction's p-value, all looks so far paid for. Of two one-sided tests that must both pass each pays for its
     own looks."""
-    p_values = [inference.claim_p(estimate, primary.direction, primary.margin) for estimate in estimates]
+    p_values = [
+        inference.claim_p(estimate, primary.direction, primary.margin) for estimate in estimates
+    ]
     return sequential_p(p_values, looks, sides_of(primary))
 
 
@@ -335,11 +384,15 @@ def rank_value(primary: Primary, run: RunNumbers) -> tuple[float, bool]:
     return (float(run.evaluated[axis][-1]), True) if cost is None else (cost, False)
 
 
-def _ranked(file: StudyFile, primary: Primary, arm: str, baseline: Runs, method: Runs, taken: int) -> Verdict:
+def _ranked(
+    file: StudyFile, primary: Primary, arm: str, baseline: Runs, method: Runs, taken: int
+) -> Verdict:
     """Where runs failed or did not reach the target: the exact rank-sum test, failed runs last. It can show a
     difference, and no margin."""
     seeds = file.seeds[: file.looks[taken - 1]]
-    before, after = ([rank_value(primary, side[seed]) for seed in seeds] for side in (baseline, method))
+    before, after = (
+        [rank_value(primary, side[seed]) for seed in seeds] for side in (baseline, method)
+    )
     values = [[value for value, _ in side] for side in (before, after)]
     beyond = [[more for _, more in side] for side in (before, after)]
     test = inference.rank_sum(values[0], values[1], beyond[0], beyond[1])
@@ -353,7 +406,10 @@ def _ranked(file: StudyFile, primary: Primary, arm: str, baseline: Runs, method:
         outcome, p = "better", p / 2 if wins else 1.0
     else:
         outcome, p = "undecided", 1.0
-    diverged, short = ([sum(map(math.isinf, side)) for side in values], [sum(side) for side in beyond])
+    diverged, short = (
+        [sum(map(math.isinf, side)) for side in values],
+        [sum(side) for side in beyond],
+    )
     parts = [
         f"{count[0]} of {len(seeds)} baseline runs and {count[1]} of this arm's {what}"
         for what, count in (("diverged", diverged), ("did not reach the target", short))

@@ -45,7 +45,13 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
         "phases": [asdict(phase) for phase in phases],
         **left_of(phases)._asdict(),
         "runs": [
-            {"phase": phase, "arm": arm, "name": trial.name, "seed": trial.seed, "settings": list(trial.settings)}
+            {
+                "phase": phase,
+                "arm": arm,
+                "name": trial.name,
+                "seed": trial.seed,
+                "settings": list(trial.settings),
+            }
             for phase, (arm, trial) in all_trials(file)
         ],
     }
@@ -63,13 +69,23 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         shown = "-" if loss is None else f"{loss:.4f}"
         rows.append((phase, arm, str(trial.seed), trial.name, state, done, shown))
     left = left_of(phases_of(file))
-    registration = check_registered(file, allow=True) if (study_folder(file.name) / "plan.json").exists() else None
+    registration = (
+        check_registered(file, allow=True)
+        if (study_folder(file.name) / "plan.json").exists()
+        else None
+    )
     judgement = judge_runs(file, allow=True)
     if as_json:
         print(json.dumps(verdict_json(file, judgement, registration) | {"runs": rows}, indent=1))
         return
-    print("\n".join(table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows)))
-    time_left = "" if left.seconds_left is None else f", about {human_seconds(left.seconds_left)} one after the other"
+    print(
+        "\n".join(table_lines(("phase", "arm", "seed", "run", "state", "done", "val loss"), rows))
+    )
+    time_left = (
+        ""
+        if left.seconds_left is None
+        else f", about {human_seconds(left.seconds_left)} one after the other"
+    )
     print(f"\n{left.runs_left} runs left, {human_count(left.tokens_left)} tokens{time_left}\n")
     if registration is not None:
         print("\n".join(screen.verdict_lines(file, judgement, registration)))
@@ -92,7 +108,10 @@ def run_study(
         say(f"EXPLORATORY: {reason}")
     if take_over is not None:
         taken = crew.claims.take_over(take_over)
-        say(f"{len(taken)} runs of {take_over} taken over" + (f": {', '.join(taken)}" if taken else ""))
+        say(
+            f"{len(taken)} runs of {take_over} taken over"
+            + (f": {', '.join(taken)}" if taken else "")
+        )
 
     def tell(judgement: Judgement) -> None:
         found = ", ".join(f"{verdict.arm} {verdict.outcome}" for verdict in judgement.verdicts)
@@ -149,7 +168,9 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration]:
     return judge_runs(file, allow), registration
 
 
-def verdict_text(file: StudyFile, judgement: Judgement, registration: Registration, plot: bool = False) -> str:
+def verdict_text(
+    file: StudyFile, judgement: Judgement, registration: Registration, plot: bool = False
+) -> str:
     """The verdicts, how each arm's setting was chosen, and the losses over learning rates."""
     lines = screen.verdict_lines(file, judgement, registration)
     if any(arm.tried for arm in judgement.tuned):
@@ -161,7 +182,9 @@ def verdict_text(file: StudyFile, judgement: Judgement, registration: Registrati
     return "\n".join(lines)
 
 
-def verdict_json(file: StudyFile, judgement: Judgement, registration: Registration | None) -> dict[str, Any]:
+def verdict_json(
+    file: StudyFile, judgement: Judgement, registration: Registration | None
+) -> dict[str, Any]:
     """The same as plain values."""
     rates = sensitivity.as_json(learning_rates(file, judgement))
     return screen.as_json(file, judgement, registration) | {"sensitivity": rates}
@@ -181,14 +204,20 @@ def learning_rates(file: StudyFile, judgement: Judgement) -> list[Curve]:
     return sensitivity_curves(named, read_trial)
 
 
-EXPLORATORY = "Exploratory: everything below was not fixed beforehand, and is not part of the verdict"
+EXPLORATORY = (
+    "Exploratory: everything below was not fixed beforehand, and is not part of the verdict"
+)
 
 
 def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     """A comparison of a study's runs that says in every format that it is not part of the verdict, and what that is."""
-    found = "; ".join(f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"])
+    found = "; ".join(
+        f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]
+    )
     text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found or 'none yet'}"
-    return replace(comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True)
+    return replace(
+        comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True
+    )
 
 
 def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str], dict[str, Any]]:
@@ -212,6 +241,8 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
             f"study {file.name!r} has no run of its baseline {file.study.baseline!r} yet\n  train it: efftrain study {path}"
         )
     print(
-        f"{text}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}", file=sys.stdout if on_stdout else sys.stderr, flush=True
+        f"{text}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}",
+        file=sys.stdout if on_stdout else sys.stderr,
+        flush=True,
     )
     return first, [name for _, name in there], verdict_json(file, judgement, registration)

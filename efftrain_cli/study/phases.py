@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.sweep.needs import disk_bytes, seconds_left
 from efftrain_cli.sweep.runner import tokens_so_far
-from efftrain_cli.sweep.trials import ENDED, Choice, Trial, recipe_of, run_name, setting_word, state_of
+from efftrain_cli.sweep.trials import (
+    ENDED,
+    Choice,
+    Trial,
+    recipe_of,
+    run_name,
+    setting_word,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from efftrain_cli.study.file import StudyFile
@@ -32,7 +40,9 @@ class Tuned:
     warnings: tuple[str, ...]
 
 
-def all_trials(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> list[tuple[str, NamedTrial]]:
+def all_trials(
+    file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None
+) -> list[tuple[str, NamedTrial]]:
     """(phase, (arm, trial)) of every run of the study."""
     return [
         *(("tuning", trial) for trial in tuning(file)),
@@ -46,7 +56,10 @@ def tuning(file: StudyFile) -> list[NamedTrial]:
     found = []
     for seed in file.tuning_seeds:
         for arm in file.study.arms:
-            grid = [[(key, toml_value(value)) for value in values] for key, values in file.grid_of(arm).items()]
+            grid = [
+                [(key, toml_value(value)) for value in values]
+                for key, values in file.grid_of(arm).items()
+            ]
             for point in itertools.product(*grid) if grid else ():
                 tried = tuple(f"{key}={value}" for key, value in point)
                 words = [
@@ -56,7 +69,12 @@ def tuning(file: StudyFile) -> list[NamedTrial]:
                     f"seed{seed}",
                 ]
                 name = run_name(words, tried)
-                found.append((arm.name, Trial(file.recipe_path(arm), (*file.settings_of(arm), *tried), seed, name)))
+                found.append(
+                    (
+                        arm.name,
+                        Trial(file.recipe_path(arm), (*file.settings_of(arm), *tried), seed, name),
+                    )
+                )
     return found
 
 
@@ -86,20 +104,38 @@ def over_rates(
         seeds: those of one look; default: all.
         rates: some of its learning rates; default: all.
     """
-    return _judged(file, chosen, seeds, [(toml_value(rate),) for rate in (file.rates if rates is None else rates)])
+    return _judged(
+        file,
+        chosen,
+        seeds,
+        [(toml_value(rate),) for rate in (file.rates if rates is None else rates)],
+    )
 
 
 def _judged(
-    file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None, rates: Sequence[tuple[str, ...]]
+    file: StudyFile,
+    chosen: Mapping[str, Sequence[str]],
+    seeds: Sequence[int] | None,
+    rates: Sequence[tuple[str, ...]],
 ) -> list[NamedTrial]:
     """A run of every arm by every seed at each of `rates`: one optim.lr, or none where the recipe's own stays."""
     found = []
     for seed in file.seeds if seeds is None else seeds:
         for arm in file.study.arms:
             for rate in rates:
-                settings = (*file.settings_of(arm), *chosen.get(arm.name, ()), *(f"optim.lr={value}" for value in rate))
-                words = [f"{file.name}-{arm.name}", *(setting_word("optim.lr", value) for value in rate), f"seed{seed}"]
-                found.append((arm.name, Trial(file.recipe_path(arm), settings, seed, run_name(words, ()))))
+                settings = (
+                    *file.settings_of(arm),
+                    *chosen.get(arm.name, ()),
+                    *(f"optim.lr={value}" for value in rate),
+                )
+                words = [
+                    f"{file.name}-{arm.name}",
+                    *(setting_word("optim.lr", value) for value in rate),
+                    f"seed{seed}",
+                ]
+                found.append(
+                    (arm.name, Trial(file.recipe_path(arm), settings, seed, run_name(words, ())))
+                )
     return found
 
 
@@ -152,7 +188,9 @@ def phases_of(file: StudyFile) -> list[Phase]:
         of.runs += 1
         of.done += done
         of.tokens_left += left
-        of.seconds_left = None if seconds is None or of.seconds_left is None else of.seconds_left + seconds
+        of.seconds_left = (
+            None if seconds is None or of.seconds_left is None else of.seconds_left + seconds
+        )
         of.disk_bytes += disk_bytes(recipe)
     return list(found.values())
 

@@ -53,7 +53,9 @@ def register(file: StudyFile, allow: bool) -> Registration:
     """
     path = study_folder(file.name) / "plan.json"
     if not path.exists():
-        early = sorted(trial.name for _, (_, trial) in all_trials(file) if run_path(trial.name).exists())
+        early = sorted(
+            trial.name for _, (_, trial) in all_trials(file) if run_path(trial.name).exists()
+        )
         if early and not allow:
             raise UsageError(
                 f"{len(early)} runs of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "
@@ -95,7 +97,9 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Regi
     """
     path = study_folder(file.name) / "plan.json"
     if not path.exists():
-        raise UsageError(f"study {file.name!r} has no run yet\n  train it first: efftrain study {file.path}")
+        raise UsageError(
+            f"study {file.name!r} has no run yet\n  train it first: efftrain study {file.path}"
+        )
     plan = _read(path)
     values = file.values()
     known = plan["changes"][-1]["values"] if plan["changes"] else plan["values"]
@@ -111,7 +115,12 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Regi
         reason = f"it was changed after its registration: {_shown(differing)}"
         reasons.append(reason)
         if record:
-            change = {"time": _now(), "sha256": hash_of(values), "differing": differing, "values": values}
+            change = {
+                "time": _now(),
+                "sha256": hash_of(values),
+                "differing": differing,
+                "values": values,
+            }
             plan = {**plan, "changes": [*plan["changes"], change], "exploratory": reasons}
             write_whole(path, json.dumps(plan, indent=1))
     return Registration(path.parent, plan["registered"], plan["sha256"], tuple(reasons))
@@ -120,7 +129,9 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Regi
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[Any]]:
     """[key, before, after] of what differs; None where a key is absent."""
     keys = dict.fromkeys((*before, *after))
-    return [[key, before.get(key), after.get(key)] for key in keys if before.get(key) != after.get(key)]
+    return [
+        [key, before.get(key), after.get(key)] for key in keys if before.get(key) != after.get(key)
+    ]
 
 
 def _shown(differing: list[list[Any]], most: int = 4) -> str:
@@ -145,7 +156,9 @@ def _read(path: Path) -> dict[str, Any]:
         plan["changes"], plan["exploratory"], plan["registered"]
         return plan
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); restore it, or begin a new study under another name") from None
+        raise DataError(
+            f"{path} is damaged ({error!r}); restore it, or begin a new study under another name"
+        ) from None
 
 
 def _now() -> str:

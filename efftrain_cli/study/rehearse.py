@@ -58,15 +58,22 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
             ends = tuple(dict.fromkeys((values[0], values[-1])))
             if all(_survives(file, arm, key, value, folder) for value in ends):
                 grid[key] = ends
-        arms.append(Arm(name=arm.name, recipe=str(path.absolute()), grid=grid if study.tuning else None))
+        arms.append(
+            Arm(name=arm.name, recipe=str(path.absolute()), grid=grid if study.tuning else None)
+        )
     looks, seeds = (1, 2) if study.looks == 1 else (2, 4)
     small = replace(
         study,
         seeds=",".join(map(str, file.seeds[:seeds])),
         looks=looks,
-        tuning=replace(study.tuning, seeds=str(file.tuning_seeds[0]), grid={}) if study.tuning else None,
+        tuning=replace(study.tuning, seeds=str(file.tuning_seeds[0]), grid={})
+        if study.tuning
+        else None,
         arms=tuple(arms),
-        primary=tuple(replace(each, rates=each.rates and (each.rates[0], each.rates[-1])) for each in study.primary),
+        primary=tuple(
+            replace(each, rates=each.rates and (each.rates[0], each.rates[-1]))
+            for each in study.primary
+        ),
         set=(),
     )
     path = folder / f"{file.name}.toml"
@@ -76,7 +83,9 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
 
 def _survives(file: StudyFile, arm: Arm, key: str, value: object, folder: Path) -> bool:
     """Whether a tried value is one that the toy recipe leaves as it is."""
-    recipe = load_recipe(file.recipe_path(arm), (*file.settings_of(arm), f"{key}={toml_value(value)}"))
+    recipe = load_recipe(
+        file.recipe_path(arm), (*file.settings_of(arm), f"{key}={toml_value(value)}")
+    )
     return flat_values(toy_recipe(recipe, folder)).get(key) == flat_values(recipe).get(key)
 
 
@@ -94,14 +103,19 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     for method in recipe.methods.values():
         moved |= method.shortened(recipe, STEPS // 2, batch_size)
     if stages := moved.get("stages"):
-        smaller = [StageModel(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd) for shape in shapes[:-1]]
+        smaller = [
+            StageModel(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
+            for shape in shapes[:-1]
+        ]
         moved["stages"] = tuple(
             replace(stage, model=model, rewarmup_steps=min(stage.rewarmup_steps, 2))
             for stage, model in zip(stages, [*smaller, StageModel()], strict=True)
         )
     slw = moved.get("seq_len_warmup")
     if slw is not None and slw.steps is not None:
-        moved["seq_len_warmup"] = replace(slw, start=min(slw.start, 8), multiple=min(slw.multiple, 8))
+        moved["seq_len_warmup"] = replace(
+            slw, start=min(slw.start, 8), multiple=min(slw.multiple, 8)
+        )
     elif slw is not None:
         phases = min(len(slw.lengths), 3)
         lengths = tuple(max(1, seq_len >> (phases - 1 - i)) for i in range(phases))
@@ -109,11 +123,22 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
         moved["seq_len_warmup"] = replace(slw, multiple=1, lengths=lengths, until=until)
     if recipe.ouroboros is not None:
         moved["ouroboros"] = replace(moved["ouroboros"], split=None)
-    optim = replace(recipe.optim, warmup_steps=min(recipe.optim.warmup_steps, 3), decay_tokens=None, decay_steps=None)
+    optim = replace(
+        recipe.optim,
+        warmup_steps=min(recipe.optim.warmup_steps, 3),
+        decay_tokens=None,
+        decay_steps=None,
+    )
     try:
         return replace(
             recipe,
-            model=replace(recipe.model, n_layer=last.n_layer, n_head=last.n_head, n_embd=last.n_embd, seq_len=seq_len),
+            model=replace(
+                recipe.model,
+                n_layer=last.n_layer,
+                n_head=last.n_head,
+                n_embd=last.n_embd,
+                seq_len=seq_len,
+            ),
             data=Data(
                 train=str((folder / "text.txt").absolute()),
                 valid=str((folder / "valid.txt").absolute()),
@@ -136,7 +161,9 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
             **moved,
         )
     except ValueError as error:
-        raise UsageError(f"a recipe of this study cannot be rehearsed at toy size: {error}") from None
+        raise UsageError(
+            f"a recipe of this study cannot be rehearsed at toy size: {error}"
+        ) from None
 
 
 def _toy_shapes(recipe: Recipe) -> list[Shape]:

@@ -8,7 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.foundation.console import Row, human_bytes, human_count, human_seconds, table_lines
+from efftrain_cli.foundation.console import (
+    Row,
+    human_bytes,
+    human_count,
+    human_seconds,
+    table_lines,
+)
 from efftrain_cli.study.file import LOSSES, Primary, StudyFile
 from efftrain_cli.study.judge import Judgement, Verdict, sides_of
 from efftrain_cli.study.phases import Phase, Tuned, left_of
@@ -31,10 +37,17 @@ MEASURES = {
 def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -> list[str]:
     """What the study is going to spend, before anything is."""
     study = file.study
-    lines = [f"study      {file.name}: {study.question}" if study.question else f"study      {file.name}"]
+    lines = [
+        f"study      {file.name}: {study.question}" if study.question else f"study      {file.name}"
+    ]
     lines.append(f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts")
-    arms = ", ".join(f"{arm.name} (baseline)" if arm.name == study.baseline else arm.name for arm in study.arms)
-    lines += [f"arms       {arms}", f"seeds      {study.seeds}, judged after {_numbers(file.looks)} seeds"]
+    arms = ", ".join(
+        f"{arm.name} (baseline)" if arm.name == study.baseline else arm.name for arm in study.arms
+    )
+    lines += [
+        f"arms       {arms}",
+        f"seeds      {study.seeds}, judged after {_numbers(file.looks)} seeds",
+    ]
     lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
     lines += [f"looks      {looks_line(file)}", ""]
     rows: list[Row] = []
@@ -42,7 +55,15 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
         time = "unknown" if phase.seconds_left is None else human_seconds(phase.seconds_left)
         tokens = human_count(phase.tokens_left)
         rows.append(
-            (phase.phase, phase.arm, str(phase.runs), str(phase.done), tokens, time, human_bytes(phase.disk_bytes))
+            (
+                phase.phase,
+                phase.arm,
+                str(phase.runs),
+                str(phase.done),
+                tokens,
+                time,
+                human_bytes(phase.disk_bytes),
+            )
         )
     lines += table_lines(("phase", "arm", "runs", "done", "tokens left", "time left", "disk"), rows)
     left = left_of(phases)
@@ -53,11 +74,19 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
         total += f", about {human_seconds(left.seconds_left)} of training one run after the other, by earlier runs of these models"
         if jobs > 1:
             total += f"; --jobs {jobs} divides the processor among as many runs"
-    lines += ["", total, f"disk: {human_bytes(left.disk_bytes)} needed at most, {human_bytes(free)} free"]
+    lines += [
+        "",
+        total,
+        f"disk: {human_bytes(left.disk_bytes)} needed at most, {human_bytes(free)} free",
+    ]
     if left.disk_bytes > free:
-        lines.append("warning: that does not fit; lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk")
+        lines.append(
+            "warning: that does not fit; lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
+        )
     if study.looks > 1:
-        lines.append("It ends at the first look at which every primary is decided, and is cheaper then.")
+        lines.append(
+            "It ends at the first look at which every primary is decided, and is cheaper then."
+        )
     return lines
 
 
@@ -76,7 +105,11 @@ def primary_text(primary: Primary, baseline: str) -> str:
 
 
 def _margin(primary: Primary) -> str:
-    return f"{primary.margin:g} nats" if primary.measure in LOSSES else f"{100 * (primary.margin or 0):g} %"
+    return (
+        f"{primary.margin:g} nats"
+        if primary.measure in LOSSES
+        else f"{100 * (primary.margin or 0):g} %"
+    )
 
 
 def looks_line(file: StudyFile) -> str:
@@ -126,7 +159,10 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
         lines += ["EXPLORATORY: no verdict below is a confirmation, because", *reasons, ""]
     if not judgement.look:
         done = f"No verdict yet: the first look is at {judgement.looks[0]} seeds"
-        return [*lines, f"{done}, and {len(judgement.pending)} runs are still to end, such as {judgement.pending[0]}."]
+        return [
+            *lines,
+            f"{done}, and {len(judgement.pending)} runs are still to end, such as {judgement.pending[0]}.",
+        ]
     lines += [sentence(file, verdict) for verdict in judgement.verdicts]
     lines.append("")
     rows: list[Row] = []
@@ -135,9 +171,19 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
         numbers = (interval_text(verdict.estimate), p, str(len(verdict.seeds)))
         rows.append((MEASURES[verdict.primary.measure], verdict.arm, *numbers, verdict.outcome))
     level = 100 * (1 - file.study.alpha)
-    lines += table_lines(("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows)
-    unit = "arm less baseline, nats per token" if any(v.primary.measure in LOSSES for v in judgement.verdicts) else ""
-    ratio = "baseline / arm, above 1 the arm needs less" if any(v.estimate.log for v in judgement.verdicts) else ""
+    lines += table_lines(
+        ("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows
+    )
+    unit = (
+        "arm less baseline, nats per token"
+        if any(v.primary.measure in LOSSES for v in judgement.verdicts)
+        else ""
+    )
+    ratio = (
+        "baseline / arm, above 1 the arm needs less"
+        if any(v.estimate.log for v in judgement.verdicts)
+        else ""
+    )
     paid = "p and intervals are adjusted for every look"
     if file.comparisons > 1:
         paid += f", p for {file.comparisons} comparisons too; intervals are not corrected for the number of comparisons"
@@ -152,7 +198,9 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
     lines += [f"warning: {warning}" for arm in judgement.tuned for warning in arm.warnings]
     for severity in ("warning", "note"):
-        lines += [f"{severity}: {label.text}" for label in judgement.labels if label.severity == severity]
+        lines += [
+            f"{severity}: {label.text}" for label in judgement.labels if label.severity == severity
+        ]
     return lines
 
 
@@ -179,7 +227,11 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
         word = "beyond the margin" if primary.direction == "equivalent" and not ranked else "worse"
         test = "rank test" if ranked else "interval"
         return f"{arm}: {primary.direction} is not shown; the {test} says {word} in {words}{by}."
-    seen = "" if verdict.could_see is None else f"; such a study shows {_size(verdict)} in 80 % of cases"
+    seen = (
+        ""
+        if verdict.could_see is None
+        else f"; such a study shows {_size(verdict)} in 80 % of cases"
+    )
     return f"{arm}: undecided in {words}{by}{seen}."
 
 
@@ -204,7 +256,9 @@ def interval_text(estimate: Estimate) -> str:
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def as_json(file: StudyFile, judgement: Judgement, registration: Registration | None) -> dict[str, Any]:
+def as_json(
+    file: StudyFile, judgement: Judgement, registration: Registration | None
+) -> dict[str, Any]:
     """Plan and verdicts as plain values; null where there is no number."""
     return {
         "schema_version": 1,
@@ -227,7 +281,9 @@ def as_json(file: StudyFile, judgement: Judgement, registration: Registration | 
                 {
                     "arm": arm.arm,
                     "chosen": list(arm.settings),
-                    "tried": [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried],
+                    "tried": [
+                        {"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried
+                    ],
                     "warnings": list(arm.warnings),
                 }
                 for arm in judgement.tuned

@@ -49,7 +49,9 @@ class Claims:
         self.folder = folder
         self.mine: set[str] = set()
         self._last_beat = time.monotonic()
-        self._seen: dict[str, tuple[int, float]] = {}  # run -> (mtime, our clock when it last changed)
+        self._seen: dict[
+            str, tuple[int, float]
+        ] = {}  # run -> (mtime, our clock when it last changed)
 
     def take(self, run: str) -> Owner | None:
         """Claims a run; returns None where that worked, else who has it."""
@@ -60,7 +62,9 @@ class Claims:
         try:
             while True:
                 try:
-                    os.link(written, self._path(run))  # whole or not at all, and only where there is none
+                    os.link(
+                        written, self._path(run)
+                    )  # whole or not at all, and only where there is none
                 except FileExistsError:
                     owner = self.owner(run)
                     if owner is not None and owner != me and not _is_gone(owner):
@@ -108,8 +112,14 @@ class Claims:
 
     def take_over(self, host: str) -> list[str]:
         """Removes all claims of a host, because the user says that it is gone; returns the runs."""
-        runs = [path.stem for path in sorted(self.folder.glob("*.json"))] if self.folder.is_dir() else []
-        gone = [run for run in runs if (owner := self.owner(run)) is not None and owner.host == host]
+        runs = (
+            [path.stem for path in sorted(self.folder.glob("*.json"))]
+            if self.folder.is_dir()
+            else []
+        )
+        gone = [
+            run for run in runs if (owner := self.owner(run)) is not None and owner.host == host
+        ]
         for run in gone:
             self._path(run).unlink(missing_ok=True)
         return gone

@@ -41,7 +41,9 @@ def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
             first = [float(losses[0]) for losses in seen if len(losses)]
             starts.append(first[0] if first else float("inf"))
         pending = sum(run is None or run.status not in ENDED for row in runs for run in row)
-        losses = tuple(tuple(None if run is None else run.final_loss for run in row) for row in runs)
+        losses = tuple(
+            tuple(None if run is None else run.final_loss for run in row) for row in runs
+        )
         curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
     return curves
 
@@ -65,7 +67,9 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
         recipe = recipe_of(trial)
-        by_label.setdefault(label, {}).setdefault(recipe.train.tokens, {}).setdefault(recipe.optim.lr, []).append(trial)
+        by_label.setdefault(label, {}).setdefault(recipe.train.tokens, {}).setdefault(
+            recipe.optim.lr, []
+        ).append(trial)
     found = []
     for label, by_budget in by_label.items():
         if len(by_budget) < 2:
@@ -75,11 +79,15 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
         rates, problem = {}, None
         for budget, by_rate in sorted(by_budget.items()):
             optim = recipe_of(next(iter(by_rate.values()))[0]).optim
-            problem = problem or not_decayed(optim.schedule, optim.decay_tokens, optim.decay_steps, budget)
+            problem = problem or not_decayed(
+                optim.schedule, optim.decay_tokens, optim.decay_steps, budget
+            )
             means = {}
             for rate, members in by_rate.items():
                 ran = {trial.seed: run for trial in members if (run := read(trial)) is not None}
-                losses = {seed: loss for seed, run in ran.items() if (loss := run.final_loss) is not None}
+                losses = {
+                    seed: loss for seed, run in ran.items() if (loss := run.final_loss) is not None
+                }
                 if len(losses) == len(members):
                     means[rate] = (sum(losses.values()) / len(losses), losses, ran)
             if not means:
@@ -96,4 +104,7 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
 
 def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:
     """ "FLOPs" and "tokens" -> the gain at every rung."""
-    return {"FLOPs": gains(baseline.flops, method.flops), "tokens": gains(baseline.tokens, method.tokens)}
+    return {
+        "FLOPs": gains(baseline.flops, method.flops),
+        "tokens": gains(baseline.tokens, method.tokens),
+    }

@@ -30,7 +30,10 @@ def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
             "seed": trial.seed,
             "state": state,
         }
-        needs = {"seconds_left": seconds_left(recipe, left, speeds), "disk_bytes": disk_bytes(recipe)}
+        needs = {
+            "seconds_left": seconds_left(recipe, left, speeds),
+            "disk_bytes": disk_bytes(recipe),
+        }
         runs.append({**run, "tokens_left": left, **needs})
     if as_json:
         print(json.dumps({"schema_version": 1, "runs": runs}, indent=1))
@@ -39,7 +42,12 @@ def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
 
 
 def train(
-    trials: Sequence[Trial], device: str, jobs: int, name: str | None, take_over: str | None, devices: int = 1
+    trials: Sequence[Trial],
+    device: str,
+    jobs: int,
+    name: str | None,
+    take_over: str | None,
+    devices: int = 1,
 ) -> None:
     """Trains what is not trained yet."""
     crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices)
@@ -53,7 +61,9 @@ def grid_lines(
 ) -> list[str]:
     """What the grid says: losses over learning rates, gains over budgets, else the settings that were tried."""
     lines: list[str] = []
-    curves = sensitivity_curves([(without(trial, ("optim.lr",)), trial) for trial in trials], read_trial)
+    curves = sensitivity_curves(
+        [(without(trial, ("optim.lr",)), trial) for trial in trials], read_trial
+    )
     if curves:
         lines += screen.curve_lines(curves)
         if plot:
@@ -61,7 +71,9 @@ def grid_lines(
         if figures is not None:
             lines += [f"figure: {path}" for path in write_figures(curves, figures)]
         lines.append("")
-    found = ladders([(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials], read_trial)
+    found = ladders(
+        [(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials], read_trial
+    )
     if len(found) > 1:
         base = next((ladder for ladder in found if ladder.label == baseline), found[0])
         for ladder in found:

@@ -42,7 +42,11 @@ def memory_bytes(recipe: Recipe) -> int:
     activations of a micro-batch (17 values of the width per token and block), and its logits with their gradient."""
     model = recipe.model
     tokens = max(recipe.train.micro_batch_tokens, model.seq_len)
-    activations = 4 * tokens * (17 * model.n_layer * model.n_embd + 2 * likely_vocabulary(recipe.data.tokenizer))
+    activations = (
+        4
+        * tokens
+        * (17 * model.n_layer * model.n_embd + 2 * likely_vocabulary(recipe.data.tokenizer))
+    )
     parameters, late = _sizes(recipe)
     return PROCESS + 16 * parameters + late + activations
 
@@ -59,8 +63,14 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
     largest = max(map(memory_bytes, recipes))
     if largest * jobs > free:
         fits = max(1, free // largest)
-        cut_matters = any(method.cut_matters() for recipe in recipes for method in recipe.methods.values())
-        note = ", a setting of the standardization loss" if cut_matters else ", which changes no result"
+        cut_matters = any(
+            method.cut_matters() for recipe in recipes for method in recipe.methods.values()
+        )
+        note = (
+            ", a setting of the standardization loss"
+            if cut_matters
+            else ", which changes no result"
+        )
         raise OutOfMemoryError(
             f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
             f"  use --jobs {fits}, or lower train.micro_batch_tokens{note}"
@@ -73,7 +83,9 @@ def free_memory() -> int | None:
     found = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found.append(next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+        found.append(
+            next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        )
     except (OSError, StopIteration, ValueError):
         pass
     try:
@@ -86,7 +98,9 @@ def free_memory() -> int | None:
     return min(found, default=None)
 
 
-def seconds_left(recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]) -> float | None:
+def seconds_left(
+    recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]
+) -> float | None:
     """Wall time of `tokens` more of a recipe, by `speed_of`; None where that is not known. `speeds` keeps what was
     looked up."""
     key = (recipe.model, recipe.train.batch_size)

@@ -25,25 +25,45 @@ def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
     for i, curve in enumerate(curves):
         colour, seeds = COLOURS[i % len(COLOURS)], len(curve.seeds)
         # No band where a seed has no loss: it would look narrow exactly where seeds differ most.
-        bands = [(rate, band(curve, j)) for j, rate in enumerate(curve.rates) if curve.means[j] is not None]
+        bands = [
+            (rate, band(curve, j))
+            for j, rate in enumerate(curve.rates)
+            if curve.means[j] is not None
+        ]
         there = [(rate, *ends) for rate, ends in bands if ends is not None]
         if there:
             x, lows, highs = zip(*there, strict=True)
             axes.fill_between(x, lows, highs, color=colour, alpha=0.2, linewidth=0)
-        means = [(rate, mean) for rate, mean in zip(curve.rates, curve.means, strict=True) if mean is not None]
+        means = [
+            (rate, mean)
+            for rate, mean in zip(curve.rates, curve.means, strict=True)
+            if mean is not None
+        ]
         label = f"{curve.label} ({seeds} seed{'s' * (seeds != 1)})"
         style: dict[str, Any] = {
             "linestyle": STYLES[i % len(STYLES)],
             "marker": MARKERS[i % len(MARKERS)],
             "markersize": 4,
         }
-        axes.plot(*zip(*(means or [(curve.rates[0], float("nan"))]), strict=True), color=colour, label=label, **style)
+        axes.plot(
+            *zip(*(means or [(curve.rates[0], float("nan"))]), strict=True),
+            color=colour,
+            label=label,
+            **style,
+        )
     low, high = axes.get_ylim()
     for i, curve in enumerate(curves):
         failed = [rate for rate, mean in zip(curve.rates, curve.means, strict=True) if mean is None]
         # On the upper edge: a loss that is not there has no height.
         height = high + 0.02 * (high - low) * (1 + 2 * i)
-        axes.plot(failed, [height] * len(failed), "x", color=COLOURS[i % len(COLOURS)], clip_on=False, label="_")
+        axes.plot(
+            failed,
+            [height] * len(failed),
+            "x",
+            color=COLOURS[i % len(COLOURS)],
+            clip_on=False,
+            label="_",
+        )
     axes.set_ylim(low, high + 0.02 * (high - low) * (2 + 2 * len(curves)))
     axes.set_xscale("log")
     rates = sorted({rate for curve in curves for rate in curve.rates})
@@ -77,6 +97,16 @@ def terminal_plot(curves: Sequence[Curve], width: int) -> str:
     if not points or len(rates) < 2:
         return ""
     losses, ticks = [loss for *_, loss in points], [(math.log(rate), f"{rate:g}") for rate in rates]
-    lines = character_plot(points, (ticks[0][0], ticks[-1][0]), (min(losses), max(losses)), ticks, min(width, 80))
-    title = f"mean final validation loss (nats/token) against learning rate; {SHARED} shared by several"
-    return "\n".join([title, *lines, *(f"  {chr(ord('A') + i)}  {curve.label}" for i, curve in enumerate(curves))])
+    lines = character_plot(
+        points, (ticks[0][0], ticks[-1][0]), (min(losses), max(losses)), ticks, min(width, 80)
+    )
+    title = (
+        f"mean final validation loss (nats/token) against learning rate; {SHARED} shared by several"
+    )
+    return "\n".join(
+        [
+            title,
+            *lines,
+            *(f"  {chr(ord('A') + i)}  {curve.label}" for i, curve in enumerate(curves)),
+        ]
+    )

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from efftrain_cli.foundation.console import human_seconds, say, silent
-from efftrain_cli.foundation.errors import DivergedError, EfftrainError, RunLockedError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import (
+    DivergedError,
+    EfftrainError,
+    RunLockedError,
+    StoppedError,
+    UsageError,
+)
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, end_with
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.rows import last_row
@@ -57,7 +63,16 @@ def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) 
     if state == "unfinished":
         return [*command, "--resume", trial.name]
     sets = [word for setting in trial.settings for word in ("--set", setting)]
-    return [*command, "--recipe", trial.recipe, "--seed", str(trial.seed), "--name", trial.name, *sets]
+    return [
+        *command,
+        "--recipe",
+        trial.recipe,
+        "--seed",
+        str(trial.seed),
+        "--name",
+        trial.name,
+        *sets,
+    ]
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
@@ -85,7 +100,9 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     """
     if jobs == 1:
         return [(device, {})]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if jobs > cores:
         raise UsageError(
             f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer"
@@ -166,10 +183,15 @@ class Crew:
         if not any(device.startswith("cuda") for device, _ in self.places):
             check_memory(list(recipes.values()), len(self.places))
         self._ends = {name: state for name, state in states.items() if state in ENDED}
-        self._waiting, self._elsewhere = [trial for trial in trials if trial.name not in self._ends], {}
+        self._waiting, self._elsewhere = (
+            [trial for trial in trials if trial.name not in self._ends],
+            {},
+        )
         ended = len(trials) - len(self._waiting)
         if self._waiting and (title or ended):
-            already = f", {ended} of {len(trials)} trained already" if ended else f", {len(trials)} runs"
+            already = (
+                f", {ended} of {len(trials)} trained already" if ended else f", {len(trials)} runs"
+            )
             self._progress(f"{title or 'sweep'}{already}")
         with self._signals():
             try:
@@ -197,7 +219,12 @@ class Crew:
                 raise StoppedError(
                     f"stopped by {self._stopping}; every run is saved: give the same command again to continue"
                 )
-            if self._elsewhere and not self._waiting and not self._active and time.monotonic() - looked >= 10 * TICK:
+            if (
+                self._elsewhere
+                and not self._waiting
+                and not self._active
+                and time.monotonic() - looked >= 10 * TICK
+            ):
                 looked = time.monotonic()
                 self._look_elsewhere()
 
@@ -221,8 +248,12 @@ class Crew:
             place = next(i for i in range(len(self.places)) if i not in self._active)
             device, environment = self.places[place]
             log = self.folder / "logs" / f"{trial.name}.log"
-            child = self.launch(pretrain_arguments(trial, state, device, self.devices), environment, log)
-            self._active[place] = _Slot(trial, child, log, time.monotonic(), tokens_so_far(trial.name))
+            child = self.launch(
+                pretrain_arguments(trial, state, device, self.devices), environment, log
+            )
+            self._active[place] = _Slot(
+                trial, child, log, time.monotonic(), tokens_so_far(trial.name)
+            )
 
     def _ended(self, slot: _Slot, code: int) -> None:
         name, seconds = slot.trial.name, time.monotonic() - slot.started
@@ -258,7 +289,9 @@ class Crew:
         left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
         left += sum(max(0, self._tokens[slot.trial.name] - now) for now, slot in under_way)
         elapsed = time.monotonic() - self._began
-        return f"; about {human_seconds(left / done * elapsed)} left" if done > 0 and left > 0 else ""
+        return (
+            f"; about {human_seconds(left / done * elapsed)} left" if done > 0 and left > 0 else ""
+        )
 
     def _look_elsewhere(self) -> None:
         """Nothing is left to do here: waits for what other processes train, and continues what they give back."""
@@ -271,7 +304,11 @@ class Crew:
                 # Given back unfinished, or its process has died: `take` decides which.
                 del self._elsewhere[name]
                 self._waiting.append(trial)
-            elif owner is not None and owner.host != os.uname().nodename and self.claims.silent_for(name) > self.silent:
+            elif (
+                owner is not None
+                and owner.host != os.uname().nodename
+                and self.claims.silent_for(name) > self.silent
+            ):
                 raise RunLockedError(
                     f"{name} is claimed by {owner}, which has been silent for {human_seconds(self.claims.silent_for(name))}\n"
                     f"  if that machine no longer works on it, give the command again with --take-over {owner.host}"
@@ -280,17 +317,26 @@ class Crew:
             self._last_status = time.monotonic()
             name = next(iter(self._elsewhere))
             owner = self.claims.owner(name)
-            which = name if len(self._elsewhere) == 1 else f"{len(self._elsewhere)} runs, such as {name},"
+            which = (
+                name
+                if len(self._elsewhere) == 1
+                else f"{len(self._elsewhere)} runs, such as {name},"
+            )
             self._progress(f"waiting for {which} of {owner or 'another process'}")
 
     def _show_status(self) -> None:
         terminal = sys.stderr.isatty()
-        if silent() or time.monotonic() - self._last_status < (1.0 if terminal else STATUS_EVERY) or not self._active:
+        if (
+            silent()
+            or time.monotonic() - self._last_status < (1.0 if terminal else STATUS_EVERY)
+            or not self._active
+        ):
             return
         self._last_status = time.monotonic()
         names = [slot.trial.name for slot in self._active.values()]
         shares = [
-            f"{name} {min(1.0, tokens_so_far(name) / self._tokens[name]):.0%}".replace("%", " %") for name in names
+            f"{name} {min(1.0, tokens_so_far(name) / self._tokens[name]):.0%}".replace("%", " %")
+            for name in names
         ]
         text = f"training {', '.join(shares)}{self._eta()}"
         if terminal:
@@ -329,7 +375,9 @@ class Crew:
             self._stopping = self._stopping or signal.Signals(number).name
 
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` asked to go on without a terminal
+        if (
+            signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        ):  # `nohup` asked to go on without a terminal
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
@@ -343,7 +391,9 @@ class Crew:
         for slot in self._active.values():
             slot.child.send_signal(signal.SIGTERM)
         if self._active:
-            self._line(f"stopping: {', '.join(slot.trial.name for slot in self._active.values())} will be saved ...")
+            self._line(
+                f"stopping: {', '.join(slot.trial.name for slot in self._active.values())} will be saved ..."
+            )
         while self._active:
             for place, slot in list(self._active.items()):
                 if slot.child.poll() is not None:
@@ -364,12 +414,20 @@ def last_loss(name: str) -> float | None:
 
 
 def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    lines = (
+        log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if log.exists()
+        else []
+    )
     return "\n".join(f"    {line}" for line in lines[-5:]) or "    (nothing)"
 
 
 def _clear_leftover(path: Path) -> None:
     """Removes a directory whose run was killed before it began: it has no recipe, no row and no checkpoint."""
     metrics = path / "metrics.jsonl"
-    if path.is_dir() and not (metrics.exists() and metrics.stat().st_size) and not (path / "checkpoints").exists():
+    if (
+        path.is_dir()
+        and not (metrics.exists() and metrics.stat().st_size)
+        and not (path / "checkpoints").exists()
+    ):
         shutil.rmtree(path)

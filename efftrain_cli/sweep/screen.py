@@ -9,7 +9,13 @@ from typing import Any
 
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
-from efftrain_cli.foundation.console import Row, human_bytes, human_count, human_seconds, table_lines
+from efftrain_cli.foundation.console import (
+    Row,
+    human_bytes,
+    human_count,
+    human_seconds,
+    table_lines,
+)
 from efftrain_cli.sweep.trials import ENDED, RULE, Choice
 
 
@@ -35,7 +41,11 @@ def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
         time = f", about {human_seconds(sum(known))} one run after the other, by earlier runs of these models"
     share = f"; --jobs {jobs} divides the processor among as many runs" if jobs > 1 else ""
     total = f"{len(left)} of {len(runs)} runs to train, at most {human_count(sum(run['tokens_left'] for run in left))} tokens"
-    return [*lines, "", f"{total}{time}{share}; disk {human_bytes(sum(run['disk_bytes'] for run in runs))} at most"]
+    return [
+        *lines,
+        "",
+        f"{total}{time}{share}; disk {human_bytes(sum(run['disk_bytes'] for run in runs))} at most",
+    ]
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
@@ -48,7 +58,9 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
     ]
 
 
-def settings_table(head: Row, named: Sequence[tuple[str, str, Choice]], without: str, best: str) -> list[str]:
+def settings_table(
+    head: Row, named: Sequence[tuple[str, str, Choice]], without: str, best: str
+) -> list[str]:
     """(owner, setting, choice) as a table with the rule; `without` stands for a seed without a loss, `best` beside the
     best setting."""
     rows: list[Row] = []
@@ -68,10 +80,15 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
     rates = sorted({rate for curve in curves for rate in curve.rates})
     rows: list[Row] = []
     for rate in rates:
-        cells = (_cell(curve, curve.rates.index(rate)) if rate in curve.rates else "-" for curve in curves)
+        cells = (
+            _cell(curve, curve.rates.index(rate)) if rate in curve.rates else "-"
+            for curve in curves
+        )
         rows.append((f"{rate:g}", *cells))
     rows.append(("sensitivity", *map(_sensitivity, curves)))
-    lines = ["Final loss by learning rate: mean [lowest, highest seed], nats per token; * each recipe's best"]
+    lines = [
+        "Final loss by learning rate: mean [lowest, highest seed], nats per token; * each recipe's best"
+    ]
     lines += table_lines(("learning rate", *(curve.label for curve in curves)), rows)
     lines.append(
         "sensitivity: mean of min(loss, loss before training) over the log grid, less the best loss (Wortsman et al. 2023); "
@@ -106,11 +123,22 @@ def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -
     rows: list[Row] = []
     for unit, gains in found.items():
         for gain in gains:
-            rows.append((human_count(gain.budget), f"{gain.loss:.4f}", unit, _gain(gain), str(gain.estimate.n)))
+            rows.append(
+                (
+                    human_count(gain.budget),
+                    f"{gain.loss:.4f}",
+                    unit,
+                    _gain(gain),
+                    str(gain.estimate.n),
+                )
+            )
     lines = [
         f"{label}: cost at which {baseline} reaches the same loss / cost, every point a finished run of its own budget"
     ]
-    return [*lines, *table_lines(("train.tokens", "mean loss", "cost in", "gain [95 %]", "seeds"), rows)]
+    return [
+        *lines,
+        *table_lines(("train.tokens", "mean loss", "cost in", "gain [95 %]", "seeds"), rows),
+    ]
 
 
 def _gain(gain: Gain) -> str:

@@ -68,7 +68,9 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
         key, sign, values = text.partition("=")
         key, parts = key.strip(), _split(values)
         if not sign or not key or not all(parts):
-            raise UsageError(f"--set {text!r}: write key=value or key=value,value, for example optim.lr=1e-3,2e-3")
+            raise UsageError(
+                f"--set {text!r}: write key=value or key=value,value, for example optim.lr=1e-3,2e-3"
+            )
         if key in ("seed", "base"):
             raise UsageError(f"--set {text!r}: use {'--seeds' if key == 'seed' else '--recipe'}")
         if key.startswith(NOT_COMPUTED) and len(parts) > 1:
@@ -98,7 +100,10 @@ def _split(values: str) -> list[str]:
 
 
 def grid(
-    recipes: Sequence[str], seeds: Sequence[int], settings: Sequence[tuple[str, list[str]]], prefix: str | None = None
+    recipes: Sequence[str],
+    seeds: Sequence[int],
+    settings: Sequence[tuple[str, list[str]]],
+    prefix: str | None = None,
 ) -> list[Trial]:
     """The runs of a sweep, in order.
 
@@ -110,15 +115,23 @@ def grid(
     names = [Path(recipe).name.removesuffix(".toml") for recipe in recipes]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise UsageError(f"--recipe {', '.join(sorted(twice))} is given twice; runs are named after their recipe")
-    points = list(itertools.product(*([(key, value) for value in values] for key, values in settings)))
+        raise UsageError(
+            f"--recipe {', '.join(sorted(twice))} is given twice; runs are named after their recipe"
+        )
+    points = list(
+        itertools.product(*([(key, value) for value in values] for key, values in settings))
+    )
     trials = []
     for seed in seeds:
         for recipe, name in zip(recipes, names, strict=True):
             for point in points:
                 overrides = tuple(f"{key}={value}" for key, value in point)
                 # What changes nothing of the result is not part of the name either.
-                shown = [setting_word(key, value) for key, value in point if not key.startswith(NOT_COMPUTED)]
+                shown = [
+                    setting_word(key, value)
+                    for key, value in point
+                    if not key.startswith(NOT_COMPUTED)
+                ]
                 words = [*([prefix] if prefix else []), name, *shown, f"seed{seed}"]
                 trials.append(Trial(recipe, overrides, seed, run_name(words, overrides)))
     return trials
@@ -177,9 +190,12 @@ def check_comparable(trials: Sequence[Trial]) -> None:
             ("data.text_field", data.text_field),
             ("the validation text", source),
         ):
-            decided.setdefault(key, {}).setdefault(str(value), []).append(" ".join((trial.recipe, *trial.settings)))
+            decided.setdefault(key, {}).setdefault(str(value), []).append(
+                " ".join((trial.recipe, *trial.settings))
+            )
     problems = [
-        f"  - {key}: " + "; ".join(f"{value} in {', '.join(arms)}" for value, arms in values.items())
+        f"  - {key}: "
+        + "; ".join(f"{value} in {', '.join(arms)}" for value, arms in values.items())
         for key, values in decided.items()
         if len(values) > 1
     ]
@@ -260,11 +276,17 @@ def choose(trials: Sequence[Trial]) -> list[Choice]:
     arms: dict[tuple[str, tuple[str, ...]], list[Trial]] = {}
     for trial in trials:
         arms.setdefault((trial.recipe, trial.settings), []).append(trial)
-    losses = {arm: tuple(read_numbers(run_path(trial.name)).final_loss for trial in arms[arm]) for arm in arms}
+    losses = {
+        arm: tuple(read_numbers(run_path(trial.name)).final_loss for trial in arms[arm])
+        for arm in arms
+    }
     best = {
-        recipe: min((arm for arm in arms if arm[0] == recipe), key=lambda arm: rank(losses[arm])) for recipe, _ in arms
+        recipe: min((arm for arm in arms if arm[0] == recipe), key=lambda arm: rank(losses[arm]))
+        for recipe, _ in arms
     }
     return [
-        Choice(key[0], key[1], tuple(trial.name for trial in members), losses[key], best[key[0]] == key)
+        Choice(
+            key[0], key[1], tuple(trial.name for trial in members), losses[key], best[key[0]] == key
+        )
         for key, members in arms.items()
     ]

@@ -56,14 +56,22 @@ class EarlySum:
     each of them runs.
     """
 
-    def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter], losses: Sequence[Tensor]) -> None:
+    def __init__(
+        self, ranks: Ranks, parameters: Sequence[nn.Parameter], losses: Sequence[Tensor]
+    ) -> None:
         self._ranks, self._parameters = ranks, parameters
         self._buckets = list(buckets([*parameters, *losses]))
-        self._bucket_of = {id(tensor): number for number, bucket in enumerate(self._buckets) for tensor in bucket}
-        self._missing = [sum(isinstance(tensor, nn.Parameter) for tensor in bucket) for bucket in self._buckets]
+        self._bucket_of = {
+            id(tensor): number for number, bucket in enumerate(self._buckets) for tensor in bucket
+        }
+        self._missing = [
+            sum(isinstance(tensor, nn.Parameter) for tensor in bucket) for bucket in self._buckets
+        ]
         self._left = len(self._buckets)
         self._under_way: deque[tuple[list[Tensor], Tensor, Callable[[], None]]] = deque()
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in parameters]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in parameters
+        ]
 
     def finish(self) -> None:
         """After the backward pass, when every parameter has a `.grad`: sends what is left and waits for all; `.grad`
@@ -82,10 +90,14 @@ class EarlySum:
             self._send()
 
     def _send(self) -> None:
-        if len(self._under_way) == IN_FLIGHT:  # memory for a few buckets, not for a second copy of the gradient
+        if (
+            len(self._under_way) == IN_FLIGHT
+        ):  # memory for a few buckets, not for a second copy of the gradient
             self._receive()
         self._left -= 1
-        gradients = [t.grad if isinstance(t, nn.Parameter) else t for t in self._buckets[self._left]]
+        gradients = [
+            t.grad if isinstance(t, nn.Parameter) else t for t in self._buckets[self._left]
+        ]
         bucket = [gradient for gradient in gradients if gradient is not None]
         flat = flattened(bucket)
         self._under_way.append((bucket, flat, self._ranks.begin_sum(flat)))

@@ -65,7 +65,9 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     if wrong:
         raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")
     try:
-        if os.path.lexists(path):  # damaged, of a past that was left, or nothing of ours: it is not this state
+        if os.path.lexists(
+            path
+        ):  # damaged, of a past that was left, or nothing of ours: it is not this state
             run.set_aside(path)
         run.sync()
         write_checkpoint(path, state, dump_recipe(recipe), whole)
@@ -78,7 +80,9 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     return seconds
 
 
-def _not_saved(path: Path, run: Run, state: TrainState, recipe: Recipe, error: OSError) -> DiskError:
+def _not_saved(
+    path: Path, run: Run, state: TrainState, recipe: Recipe, error: OSError
+) -> DiskError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskError(
             f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)}). Earlier checkpoints are untouched. "
@@ -109,7 +113,10 @@ def newest_checkpoint(run: Run) -> Path | None:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path not in paths and not _is_set_aside(path):
             run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
-            print(f"warning: {path} is not named like a checkpoint (step-00000000); ignored", file=sys.stderr)
+            print(
+                f"warning: {path} is not named like a checkpoint (step-00000000); ignored",
+                file=sys.stderr,
+            )
     found, passed_over = newest_sound(paths)
     for path, error in passed_over:
         run.damaged.add(path)
@@ -193,7 +200,9 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
             f"{checkpoint} was written with another model or optimizer: {_described(shapes)}. A checkpoint only continues "
             "with the tensors it has; restore the values, or start a new run"
         )
-    if origin_data(run.path)["train_hash"] is None:  # imported: its first text is named now, which changes nothing
+    if (
+        origin_data(run.path)["train_hash"] is None
+    ):  # imported: its first text is named now, which changes nothing
         of_text = [entry for entry in differences if entry[0].startswith("data.")]
         accept_differences(run, of_text, True, "the text is named")
         differences = [entry for entry in differences if entry not in of_text]
@@ -222,13 +231,20 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
     origin = origin_data(run.path)
     check_tokenizer(run.name, origin, corpus)
     now = {"train_hash": corpus.train.sha256, "valid_hash": corpus.valid.sha256}
-    differences = [[f"data: {key}", origin[key], now[key]] for key in now if origin[key] not in (None, now[key])]
+    differences = [
+        [f"data: {key}", origin[key], now[key]]
+        for key in now
+        if origin[key] not in (None, now[key])
+    ]
     accept_differences(run, differences, override, "the text has changed")
 
 
 def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> None:
     """Refuses, by a CheckpointError, a corpus that has another tokenizer than a run by the data of its origin."""
-    if (origin["tokenizer_hash"], origin["vocab_size"]) != (corpus.tokenizer_sha256, corpus.vocab_size):
+    if (origin["tokenizer_hash"], origin["vocab_size"]) != (
+        corpus.tokenizer_sha256,
+        corpus.vocab_size,
+    ):
         raise CheckpointError(
             f"run {name!r} was trained with another tokenizer ({origin['vocab_size']} tokens, {origin['tokenizer_hash'][:12]}...) than "
             f"data.train and data.tokenizer make now ({corpus.vocab_size} tokens, {corpus.tokenizer_sha256[:12]}...): its weights "
@@ -247,7 +263,9 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
     unnamed = isinstance(imported, dict) and not imported.get("names_text", True)
     if not unnamed or origin_data(run.path)["train_hash"] is not None:
         return
-    if not any(override.strip().startswith(("data.train", "data.sources")) for override in overrides):
+    if not any(
+        override.strip().startswith(("data.train", "data.sources")) for override in overrides
+    ):
         raise UsageError(
             f"run {run.path.name!r} was imported without text to train on: name it, as "
             f"`efftrain pretrain --resume {run.path.name} --set data.train=my.txt --set data.repeat=true` (data.train=stdlib for the "
@@ -260,7 +278,9 @@ def record_first_data(run: Run, data: object) -> None:
     stays on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes
     it."""
     if origin_data(run.path)["train_hash"] is None:
-        write_whole(run.path / "origin.json", json.dumps({**read_origin(run.path), "data": data}, indent=1))
+        write_whole(
+            run.path / "origin.json", json.dumps({**read_origin(run.path), "data": data}, indent=1)
+        )
 
 
 def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:
@@ -297,7 +317,9 @@ def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
         data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # safetensors' header: {"NAME":{"dtype":"F32","shape":[..],"data_offsets":[..,..]},...}
         header = sum(
-            len(f'"{name}":{{"dtype":"F32","shape":{list(tensor.shape)},"data_offsets":[{data},{data}]}},')
+            len(
+                f'"{name}":{{"dtype":"F32","shape":{list(tensor.shape)},"data_offsets":[{data},{data}]}},'
+            )
             for name, tensor in tensors.items()
         )
         total += data + header
@@ -311,7 +333,9 @@ def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     size = checkpoint_bytes(state, recipe)
     if not recipe.stages:
         return size
-    parameters = model_parameters(recipe, state.model.config.padded_vocab_size, len(recipe.stages) - 1)
+    parameters = model_parameters(
+        recipe, state.model.config.padded_vocab_size, len(recipe.stages) - 1
+    )
     return int(size * parameters / state.model.parameter_count)
 
 

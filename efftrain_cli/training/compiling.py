@@ -33,7 +33,9 @@ wide ones, where fusing across blocks matters least."""
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
     """Whether training is compiled: "auto" means on CUDA only, as on CPUs it takes half a minute and gains nothing."""
-    return recipe.train.compile == "on" or (recipe.train.compile == "auto" and device.type == "cuda")
+    return recipe.train.compile == "on" or (
+        recipe.train.compile == "auto" and device.type == "cuda"
+    )
 
 
 def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
@@ -54,7 +56,9 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
     if "steps" in recipe.varies:
         whole = train.micro_batch_tokens // seq_len
         multiple = math.gcd(*(method.batch_multiple() for method in recipe.methods.values()))
-        return (whole, seq_len) if whole and multiple % (shares(recipe, ranks) * whole) == 0 else None
+        return (
+            (whole, seq_len) if whole and multiple % (shares(recipe, ranks) * whole) == 0 else None
+        )
     micro_batches = accumulation_steps(recipe, train.batch_size, seq_len, ranks)
     if train.batch_size % micro_batches:
         return None
@@ -74,12 +78,16 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     seq_len = recipe.model.seq_len // 2
     if recipe.seq_len_warmup is None or seq_len < 2:
         return None
-    batch_size = recipe.seq_len_warmup.batch_size_at(seq_len, recipe.model.seq_len, recipe.train.batch_size)
+    batch_size = recipe.seq_len_warmup.batch_size_at(
+        seq_len, recipe.model.seq_len, recipe.train.batch_size
+    )
     sequences = min(batch_size, recipe.train.micro_batch_tokens // seq_len)
     return None if sequences < 2 else (sequences, seq_len)
 
 
-def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor", ranks: int = 1) -> Objective:
+def compile_whole(
+    recipe: Recipe, objective: Objective, backend: str = "inductor", ranks: int = 1
+) -> Objective:
     """`objective` compiled as a whole, loss included: the softmax then stays in registers.
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
@@ -90,10 +98,13 @@ def compile_whole(recipe: Recipe, objective: Objective, backend: str = "inductor
     _allow_no_fall_back()
     full_shape, middle_shape = full_micro_batch(recipe, ranks), middle_micro_batch(recipe)
     at_full_shape = torch.compile(
-        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales), backend=backend, dynamic=False
+        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+        backend=backend,
+        dynamic=False,
     )
     at_any_shape = torch.compile(
-        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales), backend=backend
+        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+        backend=backend,
     )
 
     def compiled(
@@ -121,22 +132,36 @@ class CompiledParts:
     """(residual stream, targets) -> summed cross-entropy."""
 
 
-def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor", ranks: int = 1) -> CompiledParts:
+def compile_parts(
+    recipe: Recipe, model: GPT, backend: str = "inductor", ranks: int = 1
+) -> CompiledParts:
     """The model's block and head, compiled for `GPT.run_blocks` to call: one graph for the full shape, which all blocks
     share, and one with dynamic shapes for every other, as in `compile_whole` and for its reasons."""
     _allow_no_fall_back()
     full_shape = full_micro_batch(recipe, ranks)
 
-    full_block = torch.compile(lambda block, x, scale: block(x, scale), backend=backend, dynamic=False)
+    full_block = torch.compile(
+        lambda block, x, scale: block(x, scale), backend=backend, dynamic=False
+    )
     any_block = torch.compile(lambda block, x, scale: block(x, scale), backend=backend)
-    full_head = torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend, dynamic=False)
+    full_head = torch.compile(
+        lambda x, targets: model.head_loss_sum(x, targets), backend=backend, dynamic=False
+    )
     any_head = torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend)
 
     def run_block(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
-        return full_block(block, x, scale) if x.shape[:2] == full_shape else any_block(block, _dynamic(x), scale)
+        return (
+            full_block(block, x, scale)
+            if x.shape[:2] == full_shape
+            else any_block(block, _dynamic(x), scale)
+        )
 
     def head_loss_sum(x: Tensor, targets: Tensor) -> Tensor:
-        return full_head(x, targets) if x.shape[:2] == full_shape else any_head(_dynamic(x), _dynamic(targets))
+        return (
+            full_head(x, targets)
+            if x.shape[:2] == full_shape
+            else any_head(_dynamic(x), _dynamic(targets))
+        )
 
     return CompiledParts(run_block, head_loss_sum)
 

@@ -21,7 +21,9 @@ from efftrain_cli.training.state import TrainState, model_tensors, nonfinite_ten
 from efftrain_cli.training.trainer import StepRecord, finite_or_none
 
 
-def raise_diverged(run: Run, state: TrainState, session: Session, record: StepRecord, before: Progress) -> NoReturn:
+def raise_diverged(
+    run: Run, state: TrainState, session: Session, record: StepRecord, before: Progress
+) -> NoReturn:
     """Records the first step that was not finite, saves the state before it, and ends the run with a DivergedError.
 
     The update of that step and of all later ones was not applied, so weights and moments are still those of `before`.
@@ -85,8 +87,14 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
     # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
     run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
     sound = [path for path in checkpoints_of(run.path) if path not in run.damaged]
-    last = f"the last sound checkpoint is {sound[-1].name}" if sound else "there is no checkpoint from before that"
-    raise DivergedError(f"{what}. This state was not saved; {last}.\n{_way_on(run, state, session.recipe)}")
+    last = (
+        f"the last sound checkpoint is {sound[-1].name}"
+        if sound
+        else "there is no checkpoint from before that"
+    )
+    raise DivergedError(
+        f"{what}. This state was not saved; {last}.\n{_way_on(run, state, session.recipe)}"
+    )
 
 
 def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
@@ -104,7 +112,9 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     return f"{advice}. To continue at half the learning rate: efftrain pretrain --resume {run.name} {changes} --override-resume"
 
 
-def gradient_norms_by_layer(state: TrainState, session: Session, plan: StepPlan) -> tuple[float, dict[str, float]]:
+def gradient_norms_by_layer(
+    state: TrainState, session: Session, plan: StepPlan
+) -> tuple[float, dict[str, float]]:
     """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes
     nothing."""
     state.model.zero_grad(set_to_none=True)
@@ -133,7 +143,9 @@ def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict
 def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:
     """A planned step's own gradient, not those of steps before, in `.grad`."""
     recipe = replace(recipe, ouroboros=None)
-    forward_backward = build_forward_backward(recipe, state.model, session.device, dict(state.method_tensors))
+    forward_backward = build_forward_backward(
+        recipe, state.model, session.device, dict(state.method_tensors)
+    )
     return forward_backward(session.train_data.batch(plan).to(session.device), plan)
 
 
@@ -147,7 +159,10 @@ LASTING = 10
 
 def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
     """Ends a session whose loss has stayed above its usual value for `LASTING` steps with a DivergedError."""
-    run.event("diverged", {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows})
+    run.event(
+        "diverged",
+        {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows},
+    )
     raise DivergedError(
         f"step {progress.step}: the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps. Lower optim.lr, "
         "lengthen optim.warmup_steps, or add a sequence length warmup"
@@ -166,16 +181,24 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
     rewinds = [event for event in events if event.get("event") == "rewind"]
     if len(rewinds) >= MOST_REWINDS:
         return None
-    divergence = next((event for event in reversed(events) if event.get("event") == "diverged"), None)
+    divergence = next(
+        (event for event in reversed(events) if event.get("event") == "diverged"), None
+    )
     if divergence is None:  # the disk refused the event
         return None
-    unstable = {row["step"] for row in run.rows() if (number(row.get("loss_ratio")) or 0.0) > SLIGHT}
+    unstable = {
+        row["step"] for row in run.rows() if (number(row.get("loss_ratio")) or 0.0) > SLIGHT
+    }
     before = divergence["step"]
     if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:
         before = rewinds[-1]["to_step"]
     state = fresh_state(session)
     for path in reversed(checkpoints_of(run.path)):
-        if checkpoint_step(path) >= before or checkpoint_step(path) in unstable or path in run.damaged:
+        if (
+            checkpoint_step(path) >= before
+            or checkpoint_step(path) in unstable
+            or path in run.damaged
+        ):
             continue
         try:
             load_checkpoint(path, state, session.recipe)

@@ -24,7 +24,12 @@ from efftrain_cli.training.ranks import Ranks, Rewinding, as_described, describe
 from efftrain_cli.training.session import Session, choose_device, fresh_state, prepare_session
 from efftrain_cli.training.sharding import END, REWIND, shard_state
 from efftrain_cli.training.stages import set_stage, train_stages
-from efftrain_cli.training.state import TrainState, model_tensors, progress_from_json, progress_to_json
+from efftrain_cli.training.state import (
+    TrainState,
+    model_tensors,
+    progress_from_json,
+    progress_to_json,
+)
 
 
 def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
@@ -82,7 +87,9 @@ def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
         )
 
 
-def lead(run: Path, state: TrainState, session: Session, until: int | None, attempt: int = 0) -> None:
+def lead(
+    run: Path, state: TrainState, session: Session, until: int | None, attempt: int = 0
+) -> None:
     """Rank 0, just before training: gives the others the recipe, and the state bit for bit. `attempt` counts, from 0:
     after each `release` they are led again.
 
@@ -154,8 +161,14 @@ def _follow(device: str, ranks: Ranks) -> None:
             try:
                 if heard["recipe"] != path:
                     path = str(heard["recipe"])
-                    with interruptible(rescuable=True), rescued_by(lambda: None):  # nothing is to be saved here
-                        session = replace(prepare_session(load_recipe(path), choose_device(device, ranks)), ranks=ranks)
+                    with (
+                        interruptible(rescuable=True),
+                        rescued_by(lambda: None),
+                    ):  # nothing is to be saved here
+                        session = replace(
+                            prepare_session(load_recipe(path), choose_device(device, ranks)),
+                            ranks=ranks,
+                        )
                 if not attempt:
                     ranks.check_alike(_facts(session))
                 return _train_along(heard, session)
@@ -178,7 +191,9 @@ def _train_along(heard: Mapping[str, Any], session: Session) -> None:
     shard_state(state, recipe, ranks, session.device)
     with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, until)):
         try:
-            for _ in train_stages(state, recipe, session.train_data, session.val_windows, until, ranks):
+            for _ in train_stages(
+                state, recipe, session.train_data, session.val_windows, until, ranks
+            ):
                 pass
         except Stop:
             if state.shards is not None:

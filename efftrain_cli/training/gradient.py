@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
-from efftrain_cli.model.kernels import attention_kernels, choose_determinism, choose_matmul_precision
+from efftrain_cli.model.kernels import (
+    attention_kernels,
+    choose_determinism,
+    choose_matmul_precision,
+)
 from efftrain_cli.model.linear import Seen, clear_seen, seen_by_layers, set_draws
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.gradients import fill_gradients, take_gradients
@@ -90,7 +94,9 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     return model
 
 
-def build_optimizer(recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Parameter] | None = None) -> Optimizer:
+def build_optimizer(
+    recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Parameter] | None = None
+) -> Optimizer:
     """The recipe's optimizer over `model`, which may be that of any stage; over `parameters`, by the model's names,
     where they are a share of it."""
     optim = recipe.optim
@@ -107,26 +113,45 @@ def build_optimizer(recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Para
             weight_decay=optim.weight_decay,
         )
     scales = None
-    if recipe.stages and recipe.staged_growth is not None and recipe.staged_growth.dynamics == "small":
+    if (
+        recipe.stages
+        and recipe.staged_growth is not None
+        and recipe.staged_growth.dynamics == "small"
+    ):
         factor = model.config.n_embd // recipe.model_at(0).n_embd
         scales = {name: small_model_scales(kind, factor) for name, kind in kinds.items()}
-    return AdamW(parameters, kinds, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, scales=scales)
+    return AdamW(
+        parameters,
+        kinds,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        scales=scales,
+    )
 
 
-def build_state(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> TrainState:
+def build_state(
+    recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0
+) -> TrainState:
     """The state before step 1, in the size of a stage where the recipe has stages."""
     model = build_model(recipe, vocab_size, device, stage)
-    return TrainState(model, build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device))
+    return TrainState(
+        model, build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device)
+    )
 
 
-def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> Objective:
+def build_objective(
+    recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE
+) -> Objective:
     """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes
     first: it alone is the logged loss, and what divergence and comparisons read."""
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device) and not model.lockstep
     by_blocks = compiled and compiles_blocks(recipe, len(model.h))
     world = ranks.world_size
-    recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world)
+    recompute = checkpoints_activations(
+        recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world
+    )
     parts = CompiledParts(run_eagerly, model.head_loss_sum)
     if by_blocks:
         parts = compile_parts(recipe, model, ranks=world)
@@ -148,7 +173,9 @@ def build_objective(recipe: Recipe, model: GPT, device: torch.device, ranks: Ran
                 losses["standardization_loss"] = divergences * targets.numel()
             return losses
 
-    return compile_whole(recipe, objective, ranks=world) if compiled and not by_blocks else objective
+    return (
+        compile_whole(recipe, objective, ranks=world) if compiled and not by_blocks else objective
+    )
 
 
 def build_forward_backward(
@@ -194,7 +221,9 @@ def build_forward_backward(
         if layer_drop is not None:
             paired = recipe.simigrad is not None
             gates = [
-                layer_drop.gates(plan.keep, seed=recipe.seed, step=plan.step, micro_step=number, paired=paired)
+                layer_drop.gates(
+                    plan.keep, seed=recipe.seed, step=plan.step, micro_step=number, paired=paired
+                )
                 for number in range(plan.accumulation_steps)
             ]
         if accumulation is not None:
@@ -219,7 +248,9 @@ def build_forward_backward(
             ranks.go_on(plan.step)
             agreed = True
             ranks.enter(phase)
-            sums |= {name: sums[name].clone() for name in nothing}  # not what the backward pass may read
+            sums |= {
+                name: sums[name].clone() for name in nothing
+            }  # not what the backward pass may read
             early = EarlySum(ranks, parameters, [sums[name] for name in nothing])
 
         def accumulate_here(micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
@@ -228,7 +259,9 @@ def build_forward_backward(
             for number, tokens, targets in micro_batches:
                 ranks.enter(phase)
                 weight = 1.0
-                if not len(tokens):  # this rank has none left, and the others cannot compute theirs without it
+                if not len(
+                    tokens
+                ):  # this rank has none left, and the others cannot compute theirs without it
                     tokens = targets = tokens.new_zeros(1, plan.seq_len)
                     weight = 0.0
                 if accumulation is not None and accumulation.rounding == "stochastic":
@@ -254,8 +287,13 @@ def build_forward_backward(
             `losses`."""
             nonlocal agreed
             if lanes is not None:
-                here = range(lanes * ranks.rank // ranks.world_size, lanes * (ranks.rank + 1) // ranks.world_size)
-                sums = add_lanes(accumulate_here, micro_batches, parameters, plan, here, lanes, nothing)
+                here = range(
+                    lanes * ranks.rank // ranks.world_size,
+                    lanes * (ranks.rank + 1) // ranks.world_size,
+                )
+                sums = add_lanes(
+                    accumulate_here, micro_batches, parameters, plan, here, lanes, nothing
+                )
             else:
                 sums = accumulate_here(micro_batches)
             if may_begin_early and early is None:  # this rank has no micro-batch
@@ -270,10 +308,17 @@ def build_forward_backward(
                 early.finish()
             elif not ranks.alone:
                 # A rank without one of the terms must still take part in its sum.
-                sums = {name: sums[name] if name in sums else zero.clone() for name, zero in nothing.items()}
+                sums = {
+                    name: sums[name] if name in sums else zero.clone()
+                    for name, zero in nothing.items()
+                }
                 # Of a model in lockstep the gradients are added up already.
-                gradients = [p.grad for p in parameters if p.grad is not None and not model.lockstep]
-                (ranks.add_up if lanes is None else ranks.add_up_by_pairs)([*gradients, *sums.values()])
+                gradients = [
+                    p.grad for p in parameters if p.grad is not None and not model.lockstep
+                ]
+                (ranks.add_up if lanes is None else ranks.add_up_by_pairs)(
+                    [*gradients, *sums.values()]
+                )
             for name, share in sums.items():
                 losses[name] = losses[name] + share if name in losses else share
 
@@ -298,7 +343,9 @@ def build_forward_backward(
         per_token = model.flops_per_token(plan.seq_len, blocks)
         loss = losses.pop("ce")
         if standardization is not None:
-            losses = standardization.measures(losses["standardization_loss"], site_shares, plan, gates, n_layer)
+            losses = standardization.measures(
+                losses["standardization_loss"], site_shares, plan, gates, n_layer
+            )
         if accumulation is not None:
             losses |= accumulation.seen_columns(_seen_everywhere(model, ranks))
         return StepResult(
@@ -315,19 +362,30 @@ def build_forward_backward(
     return forward_backward
 
 
-def late_gradients(recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE) -> LateGradients | None:
+def late_gradients(
+    recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE
+) -> LateGradients | None:
     """Ouroboros's gradients on one device; None where no module's gradient is late. `ranks` says how many share a
     step."""
     section = recipe.late_gradients
     if section is None:
         return None
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
-    recompute = checkpoints_activations(recipe, model.config, device, dtype=dtype, compiled=compiled)
-    parts = compile_parts(recipe, model) if compiled else CompiledParts(run_eagerly, model.head_loss_sum)
+    recompute = checkpoints_activations(
+        recipe, model.config, device, dtype=dtype, compiled=compiled
+    )
+    parts = (
+        compile_parts(recipe, model)
+        if compiled
+        else CompiledParts(run_eagerly, model.head_loss_sum)
+    )
     full_shape = full_micro_batch(recipe, max(1, ranks.world_size // section.devices))
 
     def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:
-        with autocast(dtype, device), attention_kernels(device, same_shape=x.shape[:2] == full_shape):
+        with (
+            autocast(dtype, device),
+            attention_kernels(device, same_shape=x.shape[:2] == full_shape),
+        ):
             x = x if x.is_floating_point() else model.embed(x)
             x = model.run_blocks(x, blocks, None, recompute, parts.block)
             return x if targets is None else parts.head_loss_sum(x, targets)
@@ -356,13 +414,21 @@ def build_ring(recipe: Recipe, state: TrainState, ranks: Ranks) -> Ring | None:
     return Ring(late, state, ranks, boundary=state.model.residual_dtype if mixed else torch.float32)
 
 
-def cut(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = False) -> list[MicroBatch]:
+def cut(
+    batch: Batch, plan: StepPlan, ranks: Ranks = ALONE, keep_empty: bool = False
+) -> list[MicroBatch]:
     """The micro-batches of a step that are this rank's, numbered in the whole step; empty ones are left out unless
     asked for."""
-    first, last = (plan.accumulation_steps * r // ranks.world_size for r in (ranks.rank, ranks.rank + 1))
+    first, last = (
+        plan.accumulation_steps * r // ranks.world_size for r in (ranks.rank, ranks.rank + 1)
+    )
     sizes = [plan.sequences_of(number) for number in range(first, last)]
     parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
-    return [MicroBatch(number, *part) for number, part in enumerate(parts, first) if keep_empty or part[0].numel()]
+    return [
+        MicroBatch(number, *part)
+        for number, part in enumerate(parts, first)
+        if keep_empty or part[0].numel()
+    ]
 
 
 def add_lanes(
@@ -378,10 +444,16 @@ def add_lanes(
     returns the sums of their losses, added up likewise. A lane is an equal share of the step's micro-batches, in order;
     the losses of an empty one are `nothing`."""
     each = plan.accumulation_steps // lanes
-    waiting: list[tuple[int, list[Tensor], dict[str, Tensor]]] = []  # (leaves, gradients, losses): trees not yet paired
+    waiting: list[
+        tuple[int, list[Tensor], dict[str, Tensor]]
+    ] = []  # (leaves, gradients, losses): trees not yet paired
     for lane in here:
         losses = accumulate([part for part in micro_batches if part.number // each == lane])
-        tree = (1, take_gradients(parameters), losses or {name: zero.clone() for name, zero in nothing.items()})
+        tree = (
+            1,
+            take_gradients(parameters),
+            losses or {name: zero.clone() for name, zero in nothing.items()},
+        )
         while waiting and waiting[-1][0] == tree[0]:
             leaves, gradients, sums = waiting.pop()
             torch._foreach_add_(gradients, tree[1])

@@ -34,7 +34,9 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
     environment = os.environ
     if by_srun():
         head = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-        port = 20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000  # jobs that share a node need their own
+        port = (
+            20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000
+        )  # jobs that share a node need their own
         values = {
             "RANK": environment.get("SLURM_PROCID"),
             "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS"),
@@ -52,7 +54,9 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
             f"several processes are wanted, but the environment lacks {', '.join(missing)}\n"
             "start them with --devices N, torchrun or srun, which set it"
         )
-    rank, world_size, local_rank, port = (int(str(values[name])) for name in (*TORCHRUN[:3], "MASTER_PORT"))
+    rank, world_size, local_rank, port = (
+        int(str(values[name])) for name in (*TORCHRUN[:3], "MASTER_PORT")
+    )
     if not 0 <= rank < world_size:
         what = f"RANK = {rank} is not below WORLD_SIZE = {world_size}"
         raise UsageError(f"{what}\nstart the processes with --devices N, torchrun or srun")
@@ -74,7 +78,9 @@ def _open_store(address: str, port: int, world_size: int, rank: int, client: boo
 
     kept = client or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     waits_for = None if kept else world_size
-    store = dist.TCPStore(address, port, waits_for, is_master=rank == 0 and not kept, timeout=JOINING)
+    store = dist.TCPStore(
+        address, port, waits_for, is_master=rank == 0 and not kept, timeout=JOINING
+    )
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -96,8 +102,12 @@ def joined() -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         store = _open_store(address, port, world_size, rank)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=JOINING)
-        watch = Watch(rank, world_size, lambda: _open_store(address, port, world_size, rank, client=True))
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=JOINING
+        )
+        watch = Watch(
+            rank, world_size, lambda: _open_store(address, port, world_size, rank, client=True)
+        )
         dist.all_reduce(torch.zeros(1))  # all have come as far as here
         dist.distributed_c10d._set_pg_timeout(FOREVER)
     except (RuntimeError, ValueError) as error:

@@ -54,7 +54,9 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
                 child.send_signal(number)
 
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # under nohup a hangup stays ignored
-    before = {n: signal.signal(n, pass_on) for n in signals if signal.getsignal(n) != signal.SIG_IGN}
+    before = {
+        n: signal.signal(n, pass_on) for n in signals if signal.getsignal(n) != signal.SIG_IGN
+    }
     try:
         for rank in range(devices):
             environment = {
@@ -83,7 +85,9 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
                 child.send_signal(asked[0])
         code = _wait(children, asked)
         # A signal in the first moments may end a process before it listens.
-        early = asked and all(child.returncode in (0, 75, -asked[0], LostProcessError.exit_code) for child in children)
+        early = asked and all(
+            child.returncode in (0, 75, -asked[0], LostProcessError.exit_code) for child in children
+        )
         if early:
             return StoppedError.exit_code if set(arguments[:1]) & set(STOPPABLE) else 128 + asked[0]
         return code
@@ -101,7 +105,9 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
         both = f"--jobs {jobs} and --devices {devices}"
         raise UsageError(f"{both}: runs side by side take one device each\ngive one of the two")
     if devices > 1 and device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--devices {devices} counts devices and --device {device} names one\ngive one of the two")
+        raise UsageError(
+            f"--devices {devices} counts devices and --device {device} names one\ngive one of the two"
+        )
 
 
 def launch_this(devices: int) -> int:
@@ -158,7 +164,11 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
                     failed_at = time.monotonic()
         # Rank 0 saves after the others have stopped, however long that takes.
         hung = {HUNG, HUNG_FIRST} & set(ended.values())
-        stuck = {rank for rank in range(len(children)) if rank not in ended and (rank or HUNG_FIRST in hung)}
+        stuck = {
+            rank
+            for rank in range(len(children))
+            if rank not in ended and (rank or HUNG_FIRST in hung)
+        }
         patience = min(PATIENCE, HALTED) if hung else PATIENCE
         if failed_at is not None and stuck - killed and time.monotonic() - failed_at > patience:
             names = ", ".join(map(str, sorted(stuck)))
@@ -169,15 +179,22 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
                 children[rank].kill()
             killed |= stuck
         time.sleep(0.02)
-    ended = {rank: LostProcessError.exit_code if code in (HUNG, HUNG_FIRST) else code for rank, code in ended.items()}
+    ended = {
+        rank: LostProcessError.exit_code if code in (HUNG, HUNG_FIRST) else code
+        for rank, code in ended.items()
+    }
     harmless = (0, LostProcessError.exit_code)
-    causes = {rank: code for rank, code in ended.items() if code not in harmless and rank not in killed}
+    causes = {
+        rank: code for rank, code in ended.items() if code not in harmless and rank not in killed
+    }
     for rank, code in causes.items():
         if code < 0 and -code not in asked:
             what = f"was ended by {signal.Signals(-code).name}; the others have stopped"
             print(f"error: rank {rank} {what}", file=sys.stderr)
     if not causes:
-        return max((code for code in ended.values() if code >= 0), default=LostProcessError.exit_code)
+        return max(
+            (code for code in ended.values() if code >= 0), default=LostProcessError.exit_code
+        )
     code = causes.get(0) or next(iter(causes.values()))
     return 128 - code if code < 0 else code
 

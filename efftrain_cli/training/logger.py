@@ -21,7 +21,12 @@ from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spik
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session
 from efftrain_cli.training.sharding import END
-from efftrain_cli.training.stages import GrowthRecord, growth_message, symmetry_warning, train_stages
+from efftrain_cli.training.stages import (
+    GrowthRecord,
+    growth_message,
+    symmetry_warning,
+    train_stages,
+)
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trained_model import load_run_tokenizer
 from efftrain_cli.training.trainer import StepRecord, read_records, saves_at
@@ -36,7 +41,12 @@ class Logbook:
     """Writes a session's records to its run directory and shows them. One per session."""
 
     def __init__(
-        self, run: Run, state: TrainState, session: Session, screen: TrainingScreen, rewinding: bool = False
+        self,
+        run: Run,
+        state: TrainState,
+        session: Session,
+        screen: TrainingScreen,
+        rewinding: bool = False,
     ) -> None:
         self._rewinding = rewinding
         self._run, self._state, self._session, self._screen = run, state, session, screen
@@ -98,7 +108,9 @@ class Logbook:
             if row["val_loss"] is not None:
                 self.val_loss = row["val_loss"]
             for notice in self._watch.read(row):
-                self._run.event("spike" if isinstance(notice, Spike) else "warning", notice._asdict())
+                self._run.event(
+                    "spike" if isinstance(notice, Spike) else "warning", notice._asdict()
+                )
                 self._screen.say(message(notice))
             if self._rewinding and self._watch.spikes.lasting >= LASTING:
                 raise_spiked(self._run, record.progress, row["loss"], self._watch.spikes.usual)
@@ -107,7 +119,9 @@ class Logbook:
                 best = [row["loss"] for row in rows[:bad] if row.get("loss") is not None]
                 self._good = records[bad - 1].progress._replace(
                     train_seconds=rows[bad - 1]["train_seconds"],
-                    best_loss=min([*best, *([] if self._good.best_loss is None else [self._good.best_loss])]),
+                    best_loss=min(
+                        [*best, *([] if self._good.best_loss is None else [self._good.best_loss])]
+                    ),
                 )
             raise_diverged(self._run, self._state, self._session, records[bad], self._good)
         for record, row in zip(records, rows, strict=True):
@@ -126,9 +140,14 @@ class Logbook:
             self._tokenizer = load_run_tokenizer(self._run.path)
         sampling = Sampling(seed=self._session.recipe.seed)
         with self._session.ranks.interruptible():
-            text = "".join(generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS))
+            text = "".join(
+                generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS)
+            )
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
-        shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + text)
+        shown = "".join(
+            c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+            for c in prompt + text
+        )
         self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
@@ -136,7 +155,11 @@ class Logbook:
         had been abandoned by a stop."""
         if record.plan is None and record.progress.step > 0:
             written = self._run.last_row(record.progress.step) or {}
-            row |= {key: value for key, value in written.items() if row.get(key) is None or key not in row}
+            row |= {
+                key: value
+                for key, value in written.items()
+                if row.get(key) is None or key not in row
+            }
         wall = self._last_read - self._started
         row["checkpoint_seconds"], self._checkpoint_seconds = self._checkpoint_seconds, 0.0
         row["wall_seconds"] = wall
@@ -165,7 +188,9 @@ class Logbook:
             if self._run.gone:
                 raise
             # Stopping would lose the steps since the last checkpoint; going on may find room at the next one.
-            self._run.event("save_failed", {"step": self._state.progress.step, "reason": str(error)})
+            self._run.event(
+                "save_failed", {"step": self._state.progress.step, "reason": str(error)}
+            )
             print(f"warning: not saved, training goes on. {error}", file=sys.stderr)
             seconds = 0.0
         now = time.monotonic()
@@ -182,7 +207,12 @@ class Logbook:
 
 
 def train_and_log(
-    run: Run, state: TrainState, session: Session, until: int | None, screen: TrainingScreen, rewinding: bool = False
+    run: Run,
+    state: TrainState,
+    session: Session,
+    until: int | None,
+    screen: TrainingScreen,
+    rewinding: bool = False,
 ) -> float | None:
     """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the
     end; returns the last validation loss, nats per token.
@@ -193,7 +223,11 @@ def train_and_log(
             validation loss were not finite, and nothing is saved; or, with `rewinding`, a spike lasted.
         DiskError: the last checkpoint could not be written.
     """
-    recipe, ranks, book = session.recipe, session.ranks, Logbook(run, state, session, screen, rewinding)
+    recipe, ranks, book = (
+        session.recipe,
+        session.ranks,
+        Logbook(run, state, session, screen, rewinding),
+    )
 
     def stop() -> None:
         book.flush()
@@ -204,7 +238,9 @@ def train_and_log(
             screen.say(f"{what}: continue from the newest checkpoint")
 
     with stopped_by(stop, state, lambda: print(report_stop(run, state), file=sys.stderr)):
-        for record in train_stages(state, recipe, session.train_data, session.val_windows, until, ranks):
+        for record in train_stages(
+            state, recipe, session.train_data, session.val_windows, until, ranks
+        ):
             if isinstance(record, GrowthRecord):
                 book.add_growth(record)
                 continue
@@ -221,7 +257,9 @@ def train_and_log(
 
 
 @contextmanager
-def stopped_by(stop: Callable[[], None], state: TrainState, report: Callable[[], None]) -> Iterator[None]:
+def stopped_by(
+    stop: Callable[[], None], state: TrainState, report: Callable[[], None]
+) -> Iterator[None]:
     """Training inside that a signal or a lost process ends calls `stop`, which keeps what there is; and `report` after
     it, where another thread must do it."""
 

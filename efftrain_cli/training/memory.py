@@ -37,13 +37,25 @@ def peak_resident_bytes() -> int:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage where this can be had: there a child starts with the peak of the process that began it.
-        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+        return 1024 * int(
+            next(
+                line.split()[1]
+                for line in status.read_text().splitlines()
+                if line.startswith("VmHWM")
+            )
+        )
     scale = 1 if sys.platform == "darwin" else 1024
     return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def checkpoints_activations(
-    recipe: Recipe, config: GPTConfig, device: torch.device, *, dtype: str, compiled: bool, ranks: int = 1
+    recipe: Recipe,
+    config: GPTConfig,
+    device: torch.device,
+    *,
+    dtype: str,
+    compiled: bool,
+    ranks: int = 1,
 ) -> bool:
     """Whether blocks are computed again in the backward pass: as the recipe says; "auto" where a full micro-batch would
     not fit the CUDA device otherwise."""
@@ -55,7 +67,14 @@ def checkpoints_activations(
     rows, seq_len, copies = config.padded_vocab_size, config.seq_len, gradient_copies(recipe, ranks)
     sequences = min(train.batch_size, max(1, train.micro_batch_tokens // seq_len))
     needed = training_bytes(
-        config, rows, sequences, seq_len, dtype=dtype, compiled=compiled, recompute=False, gradients=copies
+        config,
+        rows,
+        sequences,
+        seq_len,
+        dtype=dtype,
+        compiled=compiled,
+        recompute=False,
+        gradients=copies,
     )
     return needed > USABLE * torch.cuda.get_device_properties(device).total_memory
 
@@ -83,7 +102,9 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
 
 
 @contextmanager
-def building_errors(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> Iterator[None]:
+def building_errors(
+    recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0
+) -> Iterator[None]:
     """Refuses, by an OutOfMemoryError, a model that cannot fit before it is built, and one where memory runs out
     meanwhile.
 

@@ -88,7 +88,10 @@ def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Late, dict[s
     for module in range(1, modules.count + 1):
         staleness, fresh = modules.count - module, modules.take(module)
         if staleness:
-            after |= {f"{PREFIX}gradient.{step}.{module}.{name}": gradient for name, gradient in fresh.items()}
+            after |= {
+                f"{PREFIX}gradient.{step}.{module}.{name}": gradient
+                for name, gradient in fresh.items()
+            }
             late.append(pop(after, f"{PREFIX}gradient.{step - staleness}.{module}.") or None)
         else:
             late.append(fresh)
@@ -96,7 +99,11 @@ def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Late, dict[s
 
 
 def replay(
-    modules: Modules, in_flight: Tensors, step: int, micro_batches: Sequence[MicroBatch], tokens: int
+    modules: Modules,
+    in_flight: Tensors,
+    step: int,
+    micro_batches: Sequence[MicroBatch],
+    tokens: int,
 ) -> tuple[Late, dict[str, Tensor], Tensor]:
     """One step of features replay, at weights that stay as they are throughout: the forward wave of the batch, then
     each module's backward pass of batch step - tau_k, from its stored input and with what the module after it left one
@@ -117,7 +124,10 @@ def replay(
     for module in range(count - 1, 0, -1):
         late[module - 1], deltas = replayed(modules, module, step, after)
         batch = step - count + module
-        after |= {f"{PREFIX}delta.{batch}.{module - 1}.{number}": delta for number, delta in deltas.items()}
+        after |= {
+            f"{PREFIX}delta.{batch}.{module - 1}.{number}": delta
+            for number, delta in deltas.items()
+        }
     return late, after, reduce(add, losses)
 
 
@@ -141,27 +151,42 @@ def replayed(
     return modules.take(module), by_input
 
 
-def joined(modules: Modules, late: Late, names: Sequence[str], mean: bool) -> dict[str, Tensor | None]:
+def joined(
+    modules: Modules, late: Late, names: Sequence[str], mean: bool
+) -> dict[str, Tensor | None]:
     """The gradient of each parameter: None where nothing is due. One of two modules gets the sum of what is,
     the last module's first, halved with `mean`."""
     order = [modules.count - 1, *range(modules.count - 1)]
     found: dict[str, Tensor | None] = {}
     for name in names:
         users = [number for number in order if name in modules.leaves[number]]
-        due = [gradients[name] for number in users if (gradients := late[number]) is not None and name in gradients]
+        due = [
+            gradients[name]
+            for number in users
+            if (gradients := late[number]) is not None and name in gradients
+        ]
         gradient = reduce(add, due) if due else None
-        found[name] = gradient * 0.5 if mean and gradient is not None and len(users) > 1 else gradient
+        found[name] = (
+            gradient * 0.5 if mean and gradient is not None and len(users) > 1 else gradient
+        )
     return found
 
 
 def norms_of(gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """The l2 norm of each gradient that there is, 0-d."""
     present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    return dict(zip(present, torch._foreach_norm(list(present.values())), strict=True)) if present else {}
+    return (
+        dict(zip(present, torch._foreach_norm(list(present.values())), strict=True))
+        if present
+        else {}
+    )
 
 
 def clipped(
-    gradients: Mapping[str, Tensor | None], norms: Tensors, groups: Sequence[Sequence[str]], largest: float
+    gradients: Mapping[str, Tensor | None],
+    norms: Tensors,
+    groups: Sequence[Sequence[str]],
+    largest: float,
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not
     at all). `norms` are of all parameters' gradients, including those that another rank has."""
@@ -197,7 +222,11 @@ def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def fault(after: Tensors, before: Tensors) -> Tensor:
     """0-d: 0 where all that is newly in flight is finite, else not a number, though it is applied only later."""
-    new = [tensor for name, tensor in after.items() if name not in before and tensor.is_floating_point()]
+    new = [
+        tensor
+        for name, tensor in after.items()
+        if name not in before and tensor.is_floating_point()
+    ]
     return 0.0 * torch.nn.utils.get_total_norm(new)
 
 
@@ -222,7 +251,10 @@ def cut_gpt(
             leaves[-1][name] = parameter
     leaves[0]["wte.weight"] = lookup
     every = range(len(model.h))
-    masks = [[end - blocks <= block < end for block in every] for blocks, end in zip(split, ends, strict=True)]
+    masks = [
+        [end - blocks <= block < end for block in every]
+        for blocks, end in zip(split, ends, strict=True)
+    ]
 
     def run_module(module: int, x: Tensor, targets: Tensor | None) -> Tensor:
         with lookup_apart(model, lookup) if module == 1 else nullcontext():
@@ -265,7 +297,12 @@ class LateGradients:
     flight itself."""
 
     def __init__(
-        self, section: Ouroboros, model: GPT, modules: Modules, split: Sequence[int], grad_clip: float
+        self,
+        section: Ouroboros,
+        model: GPT,
+        modules: Modules,
+        split: Sequence[int],
+        grad_clip: float,
     ) -> None:
         self.section, self.modules = section, modules
         self.parameters = dict(model.named_parameters())
@@ -309,7 +346,9 @@ class LateGradients:
         if self.section.cosine_every:
             none = torch.full((), math.nan, device=self._model.device)
             cosines = {} if step is None else step.cosines
-            found |= {f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self.modules.count)}
+            found |= {
+                f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self.modules.count)
+            }
         return found
 
     def step(
@@ -334,13 +373,20 @@ class LateGradients:
             cosines = self._cosines(late, after, micro_batches, plan.step, backward)
         # A longer warmup than the run began with leaves gradients that are never due.
         oldest = plan.step - modules.count + 1
-        after = {name: t for name, t in after.items() if name.endswith("layout") or int(name.split(".")[2]) >= oldest}
+        after = {
+            name: t
+            for name, t in after.items()
+            if name.endswith("layout") or int(name.split(".")[2]) >= oldest
+        }
         gradients = self.joined(late, delayed=True)
         grad_norm = self.leave(gradients, norms_of(gradients))
         after[f"{PREFIX}layout"] = self.layout
         grad_norm = grad_norm + fault(after, in_flight)
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
-        staleness = [math.nan if due is None else float(section.staleness(k)) for k, due in enumerate(late, 1)]
+        staleness = [
+            math.nan if due is None else float(section.staleness(k))
+            for k, due in enumerate(late, 1)
+        ]
         return LateStep(losses, grad_norm, None if self._stopped else after, staleness, cosines)
 
     def _cosines(
@@ -354,16 +400,29 @@ class LateGradients:
         """Where `step` measures: of each module but the last, the cosine between its late gradient and that of the same
         batch at today's weights. Keeps today's batch, and drops the oldest."""
         for number, tokens, targets in micro_batches:
-            after[f"{PREFIX}tokens.{step}.{number}"], after[f"{PREFIX}targets.{step}.{number}"] = tokens, targets
+            after[f"{PREFIX}tokens.{step}.{number}"], after[f"{PREFIX}targets.{step}.{number}"] = (
+                tokens,
+                targets,
+            )
         cosines = {}
         for module, gradients in enumerate(late[:-1], 1):
             batch = step - self.section.staleness(module)
-            kept = {name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")}
+            kept = {
+                name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")
+            }
             if gradients is None or not self.section.measures_cosine_at(step) or not kept:
                 continue
-            with lookup_apart(self._model, self.modules.leaves[0]["wte.weight"]), unnoticed(self._model):
+            with (
+                lookup_apart(self._model, self.modules.leaves[0]["wte.weight"]),
+                unnoticed(self._model),
+            ):
                 # Their number is not that of the step: 0 is as good as any, where nothing is drawn by it.
-                backward([MicroBatch(0, part, after[name.replace("tokens", "targets")]) for name, part in kept.items()])
+                backward(
+                    [
+                        MicroBatch(0, part, after[name.replace("tokens", "targets")])
+                        for name, part in kept.items()
+                    ]
+                )
             fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
             cosines[module] = cosine(gradients, fresh[module - 1])
         oldest = step - self.section.staleness(1)

@@ -120,7 +120,9 @@ class Ranks:
             raise Rewinding
         if latest != -earliest and not back:
             steps = f"{-earliest} and {latest}"
-            raise EfftrainError(f"the ranks of this run are at different steps, {steps}: please report it")
+            raise EfftrainError(
+                f"the ranks of this run are at different steps, {steps}: please report it"
+            )
         return bool(asked)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -130,7 +132,9 @@ class Ranks:
         with self.adding(tensors[0]):
             self.add_up_in(None, tensors)
 
-    def _by_buckets(self, tensors: Sequence[Tensor], collective: Callable[[Any, Tensor], object]) -> None:
+    def _by_buckets(
+        self, tensors: Sequence[Tensor], collective: Callable[[Any, Tensor], object]
+    ) -> None:
         """Has `collective(torch.distributed, flat)` change the tensors in place, bucket by bucket."""
         for bucket in buckets(tensors):
             flat = flattened(bucket)
@@ -160,7 +164,10 @@ class Ranks:
 
             def exchange(dist: Any, flat: Tensor, partner: int = self.rank ^ distance) -> None:
                 theirs = torch.empty_like(flat)
-                sending, receiving = dist.P2POp(dist.isend, flat, partner), dist.P2POp(dist.irecv, theirs, partner)
+                sending, receiving = (
+                    dist.P2POp(dist.isend, flat, partner),
+                    dist.P2POp(dist.irecv, theirs, partner),
+                )
                 for work in dist.batch_isend_irecv([sending, receiving]):
                     work.wait()
                 flat += theirs  # a + b = b + a: only the shape of the tree counts
@@ -175,7 +182,9 @@ class Ranks:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, all of one shape, on rank 0; nothing on the others."""
-        parts = [torch.empty_like(tensor) for _ in range(self.world_size)] if self.rank == 0 else None
+        parts = (
+            [torch.empty_like(tensor) for _ in range(self.world_size)] if self.rank == 0 else None
+        )
         self._carry(lambda dist: dist.gather(tensor, parts))
         return parts or []
 
@@ -208,8 +217,15 @@ class Ranks:
         be alone. All ranks call it with the same lists."""
         groups: list[Any] = []
         if len(members[0]) > 1:
-            self._carry(lambda dist: groups.extend(dist.new_group(list(ranks), timeout=FOREVER) for ranks in members))
-        return next((group for group, ranks in zip(groups, members, strict=False) if self.rank in ranks), None)
+            self._carry(
+                lambda dist: groups.extend(
+                    dist.new_group(list(ranks), timeout=FOREVER) for ranks in members
+                )
+            )
+        return next(
+            (group for group, ranks in zip(groups, members, strict=False) if self.rank in ranks),
+            None,
+        )
 
     def add_up_in(self, group: Any, tensors: Sequence[Tensor]) -> None:
         """As `add_up`, over the ranks of a `group`; None: over all. It is not timed."""
@@ -263,7 +279,9 @@ class Ranks:
         """
         if self.alone:
             return
-        first, *others = self.everyones(facts)  # a collective rather than the store: it notices a rank that has ended
+        first, *others = self.everyones(
+            facts
+        )  # a collective rather than the store: it notices a rank that has ended
         different = [
             f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
             for rank, theirs in enumerate(others, 1)
@@ -296,17 +314,24 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            out_of_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+            out_of_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(
+                error
+            )
             if out_of_memory or not any(word in str(error) for word in words):
                 raise
             if self.watch is not None and self.watch.verdict is not None:
                 raise HungError(self.watch.verdict) from error
-            raise _lost(self.rank, f"see its message, or the system's log ({str(error).splitlines()[0]})") from error
+            raise _lost(
+                self.rank, f"see its message, or the system's log ({str(error).splitlines()[0]})"
+            ) from error
 
 
 def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:
     """Shape and type of each tensor, as JSON."""
-    return {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
+    return {
+        name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
+    }
 
 
 def as_described(described: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:

@@ -34,7 +34,15 @@ from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.plan.step import MicroBatch, StepPlan
-from efftrain_cli.training.ouroboros import PREFIX, LateGradients, LateStep, fault, norms_of, pop, replayed
+from efftrain_cli.training.ouroboros import (
+    PREFIX,
+    LateGradients,
+    LateStep,
+    fault,
+    norms_of,
+    pop,
+    replayed,
+)
 from efftrain_cli.training.ranks import Ranks, as_described, described
 from efftrain_cli.training.state import TrainState
 
@@ -47,7 +55,9 @@ class Ring:
     """This rank's share of the rings. One per training; the gradients in flight of its modules are kept here until they
     are gathered."""
 
-    def __init__(self, late: LateGradients, state: TrainState, ranks: Ranks, boundary: torch.dtype) -> None:
+    def __init__(
+        self, late: LateGradients, state: TrainState, ranks: Ranks, boundary: torch.dtype
+    ) -> None:
         self._late, self._state, self._ranks, self._boundary = late, state, ranks, boundary
         self._section, self._modules, self._parameters = late.section, late.modules, late.parameters
         size = late.section.devices
@@ -55,9 +65,18 @@ class Ring:
         self.rings = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
         """Which ring this is, of how many: they share the batch."""
         first = ranks.rank - self._position
-        self._next, self._before = first + (self._position + 1) % size, first + (self._position - 1) % size
-        self._mine = [k for k in range(1, late.modules.count + 1) if late.section.device_of(k) == self._position]
-        self._peers = ranks.group([range(position, ranks.world_size, size) for position in range(size)])
+        self._next, self._before = (
+            first + (self._position + 1) % size,
+            first + (self._position - 1) % size,
+        )
+        self._mine = [
+            k
+            for k in range(1, late.modules.count + 1)
+            if late.section.device_of(k) == self._position
+        ]
+        self._peers = ranks.group(
+            [range(position, ranks.world_size, size) for position in range(size)]
+        )
         """The ranks with these modules in every ring; None where there is one ring."""
         self._mailbox: list[Tensor] = []  # where the ring is one rank
         self._sent: list[Any] = []
@@ -78,8 +97,13 @@ class Ring:
                 continue
             if kind != "gradient":
                 prefix = name.rpartition(".")[0] + "."
-                numbers = sorted(int(other.removeprefix(prefix)) for other in tensors if other.startswith(prefix))
-                if numbers.index(int(rest[2])) * self.rings.world_size // len(numbers) != self.rings.rank:
+                numbers = sorted(
+                    int(other.removeprefix(prefix)) for other in tensors if other.startswith(prefix)
+                )
+                if (
+                    numbers.index(int(rest[2])) * self.rings.world_size // len(numbers)
+                    != self.rings.rank
+                ):
                     continue
             found[name] = tensor
         return found
@@ -102,9 +126,15 @@ class Ring:
         self._ranks.enter("forward and backward")
         after = dict(self._in_flight)
         delayed = self._section.delays_at(plan.step)
-        late, losses = self._delayed(micro_batches, plan, after) if delayed else self._fresh(micro_batches, plan)
+        late, losses = (
+            self._delayed(micro_batches, plan, after)
+            if delayed
+            else self._fresh(micro_batches, plan)
+        )
         gradients = self._late.joined(late, delayed)
-        norms, due, loss, wrong = self._together(gradients, late, losses, fault(after, self._in_flight))
+        norms, due, loss, wrong = self._together(
+            gradients, late, losses, fault(after, self._in_flight)
+        )
         present = {
             name: norm
             for name, norm in norms.items()
@@ -114,7 +144,9 @@ class Ring:
         self.stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
         if not self.stopped:
             self._in_flight = after
-        ages = [float(self._section.staleness(k)) if delayed else 0.0 for k in range(1, len(due) + 1)]
+        ages = [
+            float(self._section.staleness(k)) if delayed else 0.0 for k in range(1, len(due) + 1)
+        ]
         staleness = [age if here else float("nan") for age, here in zip(ages, due, strict=True)]
         return LateStep({"ce": loss}, grad_norm, None, staleness, {})
 
@@ -127,8 +159,13 @@ class Ring:
         module = self._mine[0]
         late: list[dict[str, Tensor] | None] = [None] * last
         if self._section.variant == "stash":
-            stashed = {name: leaf.detach().clone() for name, leaf in modules.leaves[module - 1].items()}
-            after |= {f"{PREFIX}weights.{step}.{module}.{name}": tensor for name, tensor in stashed.items()}
+            stashed = {
+                name: leaf.detach().clone() for name, leaf in modules.leaves[module - 1].items()
+            }
+            after |= {
+                f"{PREFIX}weights.{step}.{module}.{name}": tensor
+                for name, tensor in stashed.items()
+            }
         for number, tokens, _ in micro_batches:
             x = tokens if module == 1 else self._receive(tokens.shape, self._before)
             after[f"{PREFIX}input.{step}.{module}.{number}"] = x
@@ -138,7 +175,9 @@ class Ring:
         if module == 1:
             late[0], _ = self._backward(module, step, after)
             for _, tokens, targets in micro_batches:
-                loss, by_input = modules.last(self._receive(tokens.shape, self._before), targets, plan.tokens)
+                loss, by_input = modules.last(
+                    self._receive(tokens.shape, self._before), targets, plan.tokens
+                )
                 losses.append(loss)
                 backward.append(by_input)
             late[-1] = self._added_up(modules.take(last))
@@ -148,14 +187,18 @@ class Ring:
         self._exchange(backward, module, step, after)
         return late, losses
 
-    def _exchange(self, backward: Sequence[Tensor], module: int, step: int, after: dict[str, Tensor]) -> None:
+    def _exchange(
+        self, backward: Sequence[Tensor], module: int, step: int, after: dict[str, Tensor]
+    ) -> None:
         """Sends the gradients by this rank's inputs, and takes those of the module after `module` for the next step: it
         has run backward what this rank still has the inputs of."""
         for delta in backward:
             self._send(delta, self._before)
         batch = step - self._section.staleness(module + 1)
         prefix = f"{PREFIX}input.{batch}.{module}."
-        for number in sorted((name.removeprefix(prefix) for name in after if name.startswith(prefix)), key=int):
+        for number in sorted(
+            (name.removeprefix(prefix) for name in after if name.startswith(prefix)), key=int
+        ):
             shape = after[prefix + number].shape[:2]
             after[f"{PREFIX}delta.{batch}.{module}.{number}"] = self._receive(shape, self._next)
         self._wait()
@@ -181,11 +224,17 @@ class Ring:
         losses: list[Tensor] = []
         tied: Tensor | None = None
         for _, tokens, targets in micro_batches:
-            x = tokens if module == 1 else self._receive(tokens.shape, self._before).requires_grad_()
+            x = (
+                tokens
+                if module == 1
+                else self._receive(tokens.shape, self._before).requires_grad_()
+            )
             out = modules.run(module, x, None)
             self._send(out.detach(), self._next)
             if module == 1:
-                loss, by_input = modules.last(self._receive(tokens.shape, self._before), targets, plan.tokens)
+                loss, by_input = modules.last(
+                    self._receive(tokens.shape, self._before), targets, plan.tokens
+                )
                 losses.append(loss)
                 self._send(by_input, self._before)
             out.backward(self._receive(tokens.shape, self._next))
@@ -205,10 +254,16 @@ class Ring:
         if tied is not None and fresh[0] is not None and fresh[-1] is not None:
             fresh[-1]["wte.weight"] = tied
             del fresh[0]["wte.weight"]
-        return [None if gradients is None else self._added_up(gradients) for gradients in fresh], losses
+        return [
+            None if gradients is None else self._added_up(gradients) for gradients in fresh
+        ], losses
 
     def _together(
-        self, gradients: Mapping[str, Tensor | None], late: Sequence[object], losses: Sequence[Tensor], wrong: Tensor
+        self,
+        gradients: Mapping[str, Tensor | None],
+        late: Sequence[object],
+        losses: Sequence[Tensor],
+        wrong: Tensor,
     ) -> tuple[dict[str, Tensor], list[bool], Tensor, Tensor]:
         """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, the
         loss, and `wrong`, the `fault`; and whether rank 0 wants to save. One sum of numbers of which all but one are
@@ -217,8 +272,14 @@ class Ring:
         norms = norms_of(gradients)
         zero = torch.zeros((), device=device)
         values = [norms[name] if leading and name in norms else zero for name in self._parameters]
-        values += [torch.full_like(zero, float(leading and gradient is not None)) for gradient in late]
-        values += [sum(losses, zero), wrong.to(device), torch.full_like(zero, float(self._state.wanted))]
+        values += [
+            torch.full_like(zero, float(leading and gradient is not None)) for gradient in late
+        ]
+        values += [
+            sum(losses, zero),
+            wrong.to(device),
+            torch.full_like(zero, float(self._state.wanted)),
+        ]
         everywhere = torch.stack([value.float() for value in values]).cpu()
         self._ranks.sum_of(everywhere)
         self.asked = bool(everywhere[-1])
@@ -264,8 +325,12 @@ class Ring:
         ranks.enter("exchange")
         optimizer = state.optimizer.tensors() if everything else {}
         for position, names in enumerate(self._late.of_devices):
-            tensors = [parameter.detach() for name, parameter in self._parameters.items() if name in names]
-            tensors += [tensor for name, tensor in optimizer.items() if name.split(".", 1)[1] in names]
+            tensors = [
+                parameter.detach() for name, parameter in self._parameters.items() if name in names
+            ]
+            tensors += [
+                tensor for name, tensor in optimizer.items() if name.split(".", 1)[1] in names
+            ]
             ranks.share_from(position, tensors)
         if not everything:
             return
@@ -281,10 +346,15 @@ class Ring:
         for later in range(step + 1, step + self._section.modules):
             batch = later - self._section.staleness(module)
             gradients, by_input = None, dict[str, Tensor]()
-            if batch <= step and not any(name.startswith(f"{PREFIX}gradient.{batch}.{module}.") for name in after):
+            if batch <= step and not any(
+                name.startswith(f"{PREFIX}gradient.{batch}.{module}.") for name in after
+            ):
                 gradients, by_input = self._backward(module, later, after)
             if gradients is not None:
-                after |= {f"{PREFIX}gradient.{batch}.{module}.{name}": gradient for name, gradient in gradients.items()}
+                after |= {
+                    f"{PREFIX}gradient.{batch}.{module}.{name}": gradient
+                    for name, gradient in gradients.items()
+                }
             self._exchange(list(by_input.values()) if module > 1 else [], module, later, after)
 
     def _collect(self, number: int) -> None:
@@ -299,7 +369,9 @@ class Ring:
             return
         found = dict(mine)
         for rank in range(1, ranks.world_size):
-            for name, tensor in as_described(ranks.hear(f"ring/{number}/{rank}"), torch.device("cpu")).items():
+            for name, tensor in as_described(
+                ranks.hear(f"ring/{number}/{rank}"), torch.device("cpu")
+            ).items():
                 ranks.receive(tensor, rank)
                 found[name] = tensor.to(state.model.device)
         state.method_tensors.clear()

@@ -62,7 +62,9 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         UsageError: there is no such device, or one is named for several ranks.
     """
     if "," in name:
-        raise UsageError(f"--device {name}: names one device\nuse --devices N to train on N of them")
+        raise UsageError(
+            f"--device {name}: names one device\nuse --devices N to train on N of them"
+        )
     if not ranks.alone and name not in ("auto", "cpu", "cuda"):
         what = f"each of the {ranks.world_size} processes takes its own device"
         raise UsageError(f"--device {name}: {what}\nuse --device cuda or cpu")
@@ -75,11 +77,15 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     except RuntimeError:
         raise UsageError(f"--device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device; use --device cpu")
+        raise UsageError(
+            f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device; use --device cpu"
+        )
     if device.type == "cuda" and device.index is not None:
         count = torch.cuda.device_count()
         if device.index >= count:
-            there = "there is only cuda:0" if count == 1 else f"there are cuda:0 to cuda:{count - 1}"
+            there = (
+                "there is only cuda:0" if count == 1 else f"there are cuda:0 to cuda:{count - 1}"
+            )
             hidden = "CUDA_VISIBLE_DEVICES may hide others"
             raise UsageError(f"--device {name}: {there}; {hidden}. Use --device cuda for the first")
         # What is allocated, timed and compiled without naming a device then belongs to this one.
@@ -106,9 +112,13 @@ def prepare_session(recipe: Recipe, device: torch.device) -> Session:
         DataError: the data is missing, damaged, or smaller than the budget needs.
     """
     corpus = prepare_shown(recipe.data, limits=limits_of(recipe))
-    train_data = Windows(corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda")
+    train_data = Windows(
+        corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda"
+    )
     val_windows = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
-    return Session(recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device)
+    return Session(
+        recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device
+    )
 
 
 def fresh_state(session: Session, stage: int = 0) -> TrainState:
@@ -128,13 +138,17 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     per token of a second, warm run. Leaves the state as it was."""
     sequences, seq_len = summary.largest_micro_batch
     alone = replace(session.recipe, parallel=None)  # one micro-batch has no lanes
-    forward_backward = build_forward_backward(alone, state.model, session.device, dict(state.method_tensors))
+    forward_backward = build_forward_backward(
+        alone, state.model, session.device, dict(state.method_tensors)
+    )
     # A step that measures needs memory for the gradient of one half while it computes the other's.
     micro_batches = 2 if "steps" in session.recipe.varies else 1
     sequences *= micro_batches
     # Sums of lanes that wait for their neighbours, as memory that is really used.
     waiting = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
-    held = [torch.ones_like(parameter) for _ in range(waiting) for parameter in state.model.parameters()]
+    held = [
+        torch.ones_like(parameter) for _ in range(waiting) for parameter in state.model.parameters()
+    ]
     tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=session.device)
     plan = full_plan(session.recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
     seconds = 0.0
@@ -168,13 +182,20 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
     last bits."""
     now = environment_of(session)
     recipe = session.recipe
-    starts = (event for event in reversed(run.events()) if event.get("event") in ("start", "resume"))
+    starts = (
+        event for event in reversed(run.events()) if event.get("event") in ("start", "resume")
+    )
     origin = read_origin(run.path)
-    before = {**{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}, **next(starts, {})}
+    before = {
+        **{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")},
+        **next(starts, {}),
+    }
     different = [key for key in now if before.get(key) not in (None, now[key])]
     changed = {key: f"{key} {printable(str(before[key]))} -> {now[key]}" for key in different}
     if str(before.get("device")).partition(":")[0] == session.device.type:
-        changed.pop("device", None)  # which one it is of several decides nothing: its name is compared too
+        changed.pop(
+            "device", None
+        )  # which one it is of several decides nothing: its name is compared too
     if session.device.type != "cpu":
         changed.pop("threads", None)
     if not changed:
@@ -192,7 +213,11 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
 def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
     """Where a run comes from: everything that could explain a difference between two runs. Holds no environment
     variables, so no keys."""
-    corpus, recipe, root = session.corpus, session.recipe, Path(__file__).resolve().parent.parent.parent
+    corpus, recipe, root = (
+        session.corpus,
+        session.recipe,
+        Path(__file__).resolve().parent.parent.parent,
+    )
     return {
         "recipe": recipe_name,
         "command": list(arguments),
@@ -230,7 +255,10 @@ def project_commit(folder: Path) -> dict[str, object] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    return {"git_commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+    return {
+        "git_commit": commit,
+        "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no")),
+    }
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -52,7 +52,9 @@ class Shards:
         if device.type == "cuda":  # as `build_model` chooses
             state.model.residual_dtype = torch.bfloat16
         self._sharded = dict(state.model.named_parameters())
-        self.local = {name: nn.Parameter(_local(parameter)) for name, parameter in self._sharded.items()}
+        self.local = {
+            name: nn.Parameter(_local(parameter)) for name, parameter in self._sharded.items()
+        }
         """This rank's rows, in the memory of the model's parameters."""
 
     def rows(self, tensor: Tensor, name: str) -> Tensor:

@@ -17,7 +17,12 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import LostProcessError
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.methods.growth_operators import GrowthState, grow, width_asymmetry
-from efftrain_cli.methods.staged_growth import SYMMETRY_CHECK_STEPS, SYMMETRY_TOLERANCE, StagedGrowth, parse_operator
+from efftrain_cli.methods.staged_growth import (
+    SYMMETRY_CHECK_STEPS,
+    SYMMETRY_TOLERANCE,
+    StagedGrowth,
+    parse_operator,
+)
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.gradient import build_state, compute_dtype
@@ -104,7 +109,11 @@ def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthReco
 def load_grown(state: TrainState, grown: GrowthState) -> None:
     """Copies grown tensors into a state of their size. Without optimizer tensors the optimizer is as if it had never
     stepped."""
-    optimizer = {f"{key}.{name}": t for key, tensors in grown.optimizer.items() for name, t in tensors.items()}
+    optimizer = {
+        f"{key}.{name}": t
+        for key, tensors in grown.optimizer.items()
+        for name, t in tensors.items()
+    }
     load_tensors(state, dict(grown.parameters), optimizer or state.optimizer.tensors())
 
 
@@ -124,12 +133,16 @@ def train_stages(
     def measure() -> float:
         ranks.enter("evaluate")
         with ranks.interruptible():
-            return float(evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks))
+            return float(
+                evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
+            )
 
     while True:
         yield from train(state, recipe, train_data, val_windows, until, ranks)
         progress = state.progress
-        over = progress.tokens >= recipe.train.tokens or (until is not None and progress.step >= until)
+        over = progress.tokens >= recipe.train.tokens or (
+            until is not None and progress.step >= until
+        )
         if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
             return
         ranks.go_on(progress.step)

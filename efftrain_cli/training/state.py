@@ -63,18 +63,25 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
     Raises:
         CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied then.
     """
-    pairs = {"model": (model_tensors(state), model), "optimizer": (state.optimizer.tensors(), optimizer)}
+    pairs = {
+        "model": (model_tensors(state), model),
+        "optimizer": (state.optimizer.tensors(), optimizer),
+    }
     problems = []
     for kind, (have, given) in pairs.items():
         problems += [f"{kind} tensor {name} is missing" for name in have.keys() - given.keys()]
-        problems += [f"{kind} tensor {name} is not part of this model" for name in given.keys() - have.keys()]
+        problems += [
+            f"{kind} tensor {name} is not part of this model" for name in given.keys() - have.keys()
+        ]
         problems += [
             f"{kind} tensor {name} has shape {tuple(given[name].shape)}, the recipe's model needs {tuple(have[name].shape)}"
             for name in have.keys() & given.keys()
             if have[name].shape != given[name].shape
         ]
     if problems:
-        raise CheckpointError("the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20]))
+        raise CheckpointError(
+            "the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20])
+        )
     with torch.no_grad():
         for have, given in pairs.values():
             for name, tensor in have.items():
@@ -84,7 +91,11 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
 def nonfinite_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that hold a NaN or an infinity. One pass over each, without a copy; one wait for the
     device."""
-    there = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    there = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.numel()
+    }
     if not there:
         return []
     largest = torch._foreach_norm(list(there.values()), ord=float("inf"))
@@ -123,7 +134,11 @@ def _as_tuples(value: object) -> object:
 
 def whole_tensors(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(model tensors, optimizer tensors); of shards gathered, on rank 0."""
-    return (model_tensors(state), state.optimizer.tensors()) if state.shards is None else state.shards.whole(state)
+    return (
+        (model_tensors(state), state.optimizer.tensors())
+        if state.shards is None
+        else state.shards.whole(state)
+    )
 
 
 def write_checkpoint(
@@ -150,7 +165,10 @@ def write_checkpoint(
     files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
     if state.method_tensors:
         files["method.safetensors"] = state.method_tensors
-    texts = {"progress.json": json.dumps(progress_to_json(state.progress), indent=1), "recipe.toml": recipe_toml}
+    texts = {
+        "progress.json": json.dumps(progress_to_json(state.progress), indent=1),
+        "recipe.toml": recipe_toml,
+    }
     try:
         # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
         with ThreadPoolExecutor(max_workers=4) as pool:
@@ -174,7 +192,9 @@ def write_checkpoint(
         raise
 
 
-def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+def read_checkpoint(
+    directory: Path,
+) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Verifies a checkpoint and reads it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
     Files that the manifest does not list are not looked at.
 
@@ -187,7 +207,9 @@ def read_checkpoint(directory: Path) -> tuple[Progress, dict[str, Tensor], dict[
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{directory / 'progress.json'} is not a JSON object, although it matches its sha256")
+        raise CheckpointError(
+            f"{directory / 'progress.json'} is not a JSON object, although it matches its sha256"
+        )
     return (
         progress_from_json(values),
         read_tensors(directory / "model.safetensors"),
@@ -208,4 +230,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file, although it matches its sha256: {error}") from None
+        raise CheckpointError(
+            f"{path} is not a safetensors file, although it matches its sha256: {error}"
+        ) from None

@@ -39,7 +39,11 @@ def tensor_buffers(tensors: Mapping[str, Tensor]) -> list[memoryview]:
         tensor = tensors[name]
         buffer = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         end = start + buffer.nbytes
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
         buffers.append(buffer)
         start = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()

@@ -49,12 +49,16 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
     recipe = load_recipe(str(path / "recipe.toml"))
     progress = progress_from_json(json.loads((path / "progress.json").read_text(encoding="utf-8")))
     # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products add in fp32.
-    model = build_model(replace(recipe, chunked_accumulation=None), tokenizer.vocab_size, device, progress.stage)
+    model = build_model(
+        replace(recipe, chunked_accumulation=None), tokenizer.vocab_size, device, progress.stage
+    )
     weights = path / "model.safetensors"
     try:
         model.load_state_dict(read_tensors(weights))
     except RuntimeError as error:
-        raise CheckpointError(f"{weights} does not fit the recipe beside it and the run's tokenizer: {error}") from None
+        raise CheckpointError(
+            f"{weights} does not fit the recipe beside it and the run's tokenizer: {error}"
+        ) from None
     model = folded(model).eval()
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     return TrainedModel(
@@ -93,7 +97,9 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     return TrainedModel(
         run=directory,
         checkpoint=directory,
-        model_sha256=sha256_of(weights if weights.exists() else directory / "model.safetensors.index.json"),
+        model_sha256=sha256_of(
+            weights if weights.exists() else directory / "model.safetensors.index.json"
+        ),
         recipe=recipe,
         progress=progress,
         model=model,
@@ -121,7 +127,9 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
                 verify_checkpoint(path, needed)
                 return path
         steps = ", ".join(str(checkpoint_step(path)) for path in there)
-        raise UsageError(f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {steps}")
+        raise UsageError(
+            f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {steps}"
+        )
     found, passed_over = newest_sound(there, needed)
     if found is None:
         reasons = "\n  ".join(str(error) for _, error in passed_over)
@@ -140,7 +148,9 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
         raise DataError(f"{path} is missing: without it the model's tokens have no meaning")
     tokenizer = load_tokenizer(path)
     try:
-        expected = json.loads((run / "origin.json").read_text(encoding="utf-8"))["data"]["tokenizer_hash"]
+        expected = json.loads((run / "origin.json").read_text(encoding="utf-8"))["data"][
+            "tokenizer_hash"
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         expected = None  # a run that says nothing about it
     if expected is not None and expected != tokenizer.sha256:

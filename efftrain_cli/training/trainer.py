@@ -25,12 +25,29 @@ from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.plan.plan import after_evaluation, after_step, method_columns, plan_step, reads_val_loss, stage_ended
+from efftrain_cli.plan.plan import (
+    after_evaluation,
+    after_step,
+    method_columns,
+    plan_step,
+    reads_val_loss,
+    stage_ended,
+)
 from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint
-from efftrain_cli.training.compiling import compile_seconds, compiles, freeze_objects, micro_batch_shapes
-from efftrain_cli.training.gradient import autocast, build_forward_backward, build_ring, compute_dtype
+from efftrain_cli.training.compiling import (
+    compile_seconds,
+    compiles,
+    freeze_objects,
+    micro_batch_shapes,
+)
+from efftrain_cli.training.gradient import (
+    autocast,
+    build_forward_backward,
+    build_ring,
+    compute_dtype,
+)
 from efftrain_cli.training.ranks import ALONE, CONNECTION, Ranks
 from efftrain_cli.training.sharding import GO
 from efftrain_cli.training.state import TrainState
@@ -60,7 +77,9 @@ class StepRecord:
     """Seconds of the step that went into compilation; they are not training time."""
 
 
-def evaluate(model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE) -> Tensor:
+def evaluate(
+    model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
+) -> Tensor:
     """Mean cross-entropy over validation windows (n, seq_len + 1) at full length with all blocks: 0-d fp32, nats per
     token. Touches no training state and no random generator. The ranks share the windows; the result is that of one
     process, bit for bit."""
@@ -109,7 +128,10 @@ def loss_by_position(
     ranks.add_up([sums])
     means = sums.sum(0) / windows.shape[0]
     starts = position_starts(seq_len)
-    return {f"val_loss_from_{start}": means[start:end].mean() for start, end in itertools.pairwise([*starts, seq_len])}
+    return {
+        f"val_loss_from_{start}": means[start:end].mean()
+        for start, end in itertools.pairwise([*starts, seq_len])
+    }
 
 
 def train(
@@ -130,7 +152,9 @@ def train(
     device = next(state.model.parameters()).device
     dtype = compute_dtype(recipe.train.dtype, device)
     ring = build_ring(recipe, state, ranks)
-    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors, ranks, ring)
+    forward_backward = build_forward_backward(
+        recipe, state.model, device, state.method_tensors, ranks, ring
+    )
     sharing = ranks if ring is None else ring.rings  # who shares a batch
     may_compile, shapes = compiles(recipe, device), set[tuple[int, int]]()
     gc.unfreeze()  # what an earlier training froze may be garbage by now
@@ -143,8 +167,12 @@ def train(
         with ranks.interruptible(), _together(state, ranks):
             loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
             if recipe.eval.positions:
-                positions = loss_by_position(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
-        return replace(record, val_loss=loss, position_losses=positions, evaluation=watch.stop()), loss
+                positions = loss_by_position(
+                    state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks
+                )
+        return replace(
+            record, val_loss=loss, position_losses=positions, evaluation=watch.stop()
+        ), loss
 
     def batch_of(plan: StepPlan) -> Batch:
         return train_data.batch(plan, sharing.rank, sharing.world_size).to(device)
@@ -170,7 +198,10 @@ def train(
         ranks.enter(phase, plan.step)
         shapes |= new_shapes
         # A new shape may have to be compiled, while the device is still busy with earlier steps.
-        training, compiled = Stopwatch(device, idle=may_compile and bool(new_shapes)), compile_seconds()
+        training, compiled = (
+            Stopwatch(device, idle=may_compile and bool(new_shapes)),
+            compile_seconds(),
+        )
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with ranks.interruptible(rescuable=True), _together(state, ranks):
             batch = ahead[1] if ahead is not None and ahead[0] == plan else batch_of(plan)
@@ -181,7 +212,9 @@ def train(
                 next_plan = plan_step(recipe, progress, sharing.world_size)
                 ahead = next_plan, batch_of(next_plan)
         ranks.enter("update")
-        grad_norm = update(state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm)
+        grad_norm = update(
+            state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm
+        )
         if result.method_tensors is not None:
             state.method_tensors.clear()
             state.method_tensors.update(result.method_tensors)
@@ -236,7 +269,9 @@ def _together(state: TrainState, ranks: Ranks) -> AbstractContextManager[None]:
     return nullcontext() if state.shards is None else ranks.carrying(CONNECTION)
 
 
-def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_norm: Tensor | None = None) -> Tensor:
+def update(
+    state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_norm: Tensor | None = None
+) -> Tensor:
     """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr`
     and drops them. With their norm given, they are clipped already. Returns their norm before clipping, 0-d fp32.
 
@@ -247,7 +282,9 @@ def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_no
     if state.shards is None:
         parameters = list(state.model.parameters())
         if grad_norm is None:
-            grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            grad_norm = torch.nn.utils.get_total_norm(
+                [p.grad for p in parameters if p.grad is not None]
+            )
     else:
         parameters = list(state.shards.local.values())
         grad_norm = state.shards.norm(state.shards.take_gradients())
@@ -262,7 +299,9 @@ def update(state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_no
     return grad_norm
 
 
-def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+def read_records(
+    state: TrainState, recipe: Recipe, records: Sequence[StepRecord]
+) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl for `records`, in one transfer from the device.
 
     The only writer of `progress.best_loss` and `progress.train_seconds`: call it on every record, in order, and before
@@ -271,7 +310,11 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
     if not records:
         return []
     device = state.nonfinite.device
-    scalars = [(i, name, value) for i, record in enumerate(records) for name, value in _scalars(record).items()]
+    scalars = [
+        (i, name, value)
+        for i, record in enumerate(records)
+        for name, value in _scalars(record).items()
+    ]
     read: list[dict[str, float]] = [{} for _ in records]
     if scalars:
         values = torch.stack([value.float() for _, _, value in scalars]).tolist()
@@ -279,12 +322,19 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
             read[i][name] = value
     peak = None
     if device.type == "cuda":
-        peak = peak_flops(torch.cuda.get_device_name(device), compute_dtype(recipe.train.dtype, device))
+        peak = peak_flops(
+            torch.cuda.get_device_name(device), compute_dtype(recipe.train.dtype, device)
+        )
     best, train_seconds = state.progress.best_loss, state.progress.train_seconds
     rows = []
     for record, measured in zip(records, read, strict=True):
         val_loss = measured.pop("val_loss", math.nan)
-        progress, plan, result, exchanged = record.progress, record.plan, record.result, record.exchanged
+        progress, plan, result, exchanged = (
+            record.progress,
+            record.plan,
+            record.result,
+            record.exchanged,
+        )
         row: dict[str, object] = {
             "step": progress.step,
             "segment": progress.segment,
@@ -316,7 +366,9 @@ def read_records(state: TrainState, recipe: Recipe, records: Sequence[StepRecord
                 "cpu_seconds": record.training.cpu_seconds if record.devices == 1 else None,
                 "compile_seconds": record.compile_seconds,
                 # What FSDP2 sends is part of the passes, where no stopwatch sees it.
-                "comm_seconds": exchanged.comm_seconds() if exchanged and state.shards is None else None,
+                "comm_seconds": exchanged.comm_seconds()
+                if exchanged and state.shards is None
+                else None,
                 "wait_seconds": exchanged.wait_seconds if exchanged else None,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,

@@ -76,7 +76,13 @@ class Watch:
         """What has ended the run, once a rank is found to hang."""
         self._rank, self._world_size = rank, world_size
         self._limit = limit_seconds()
-        self._step, self._phase, self._since, self._longest, self._beat = 0, "prepare", time.monotonic(), 0.0, 0
+        self._step, self._phase, self._since, self._longest, self._beat = (
+            0,
+            "prepare",
+            time.monotonic(),
+            0.0,
+            0,
+        )
         self._store = open_store()
         self._ended = threading.Event()
         self._tell()
@@ -113,7 +119,13 @@ class Watch:
     def _tell(self) -> None:
         self._beat += 1
         seconds = time.monotonic() - self._since
-        place = [self._beat, self._step, self._phase, seconds, max(self._limit, LONGEST * self._longest)]
+        place = [
+            self._beat,
+            self._step,
+            self._phase,
+            seconds,
+            max(self._limit, LONGEST * self._longest),
+        ]
         self._store.set(f"place/{self._rank}", json.dumps(place))
 
     def _run(self) -> None:
@@ -125,7 +137,9 @@ class Watch:
                     self._store.compare_set("verdict", "", json.dumps([self._rank, *found]))
                 if self._store.check(["verdict"]):
                     self._end(*json.loads(self._store.get("verdict")))
-            except RuntimeError:  # the store's process has died: the main thread will find out by itself
+            except (
+                RuntimeError
+            ):  # the store's process has died: the main thread will find out by itself
                 self._ended.set()
             self._answered = time.monotonic()
 
@@ -164,7 +178,9 @@ class Watch:
         # The others' end breaks off what the main thread is waiting in; it then saves the last step and says the
         # verdict itself.
         patience = time.monotonic() + (0 if 0 in hung else min(30.0, self._limit))
-        while not self._ended.is_set() and (self._phase in UNLIMITED or time.monotonic() < patience):
+        while not self._ended.is_set() and (
+            self._phase in UNLIMITED or time.monotonic() < patience
+        ):
             time.sleep(0.05)
         if not self._ended.is_set():
             _say(text)
@@ -179,20 +195,30 @@ class Watch:
         return True
 
 
-def judge(places: Mapping[int, Place], silent: Mapping[int, float], limit: float) -> tuple[list[int], str] | None:
+def judge(
+    places: Mapping[int, Place], silent: Mapping[int, float], limit: float
+) -> tuple[list[int], str] | None:
     """The ranks that hang, and a message that names rank, step and phase; None while all is well. `silent`: seconds
     since each rank's watcher was heard last."""
     limited = {rank: place for rank, place in places.items() if place.phase not in UNLIMITED}
     still = {rank for rank in limited if silent[rank] > limit}
-    hung = still | {rank for rank, p in limited.items() if p.phase not in WAITING and p.seconds > p.limit}
-    if not hung and all(place.phase in WAITING and place.seconds > limit for place in places.values()):
+    hung = still | {
+        rank for rank, p in limited.items() if p.phase not in WAITING and p.seconds > p.limit
+    }
+    if not hung and all(
+        place.phase in WAITING and place.seconds > limit for place in places.values()
+    ):
         hung = set(places)  # nobody works, and nobody's sum arrives
     if not hung:
         return None
     named = sorted(hung)[:4]
     said = ", ".join(
         f"rank {rank} (step {places[rank].step:,}, {places[rank].phase}, "
-        + (f"silent for {silent[rank]:.0f} s)" if rank in still else f"for {places[rank].seconds:.0f} s)")
+        + (
+            f"silent for {silent[rank]:.0f} s)"
+            if rank in still
+            else f"for {places[rank].seconds:.0f} s)"
+        )
         for rank in named
     )
     more = f" and {len(hung) - len(named)} more" if len(hung) > len(named) else ""

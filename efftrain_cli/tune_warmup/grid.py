@@ -37,7 +37,9 @@ LONGEST_LR_WARMUP = 1 / 3
 """Share of a full run's steps; beyond it the learning rate climbs for most of the run."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)  # known by itself: its methods keep what they counted
+@dataclass(
+    frozen=True, kw_only=True, eq=False
+)  # known by itself: its methods keep what they counted
 class Grid:
     """The settings that a search over `recipe` may choose from.
 
@@ -61,7 +63,9 @@ class Grid:
                 "set it, for example --set optim.warmup_steps=100"
             )
         if self.recipe.stages:
-            raise UsageError("tune-warmup searches recipes without stages; give it the recipe of one stage")
+            raise UsageError(
+                "tune-warmup searches recipes without stages; give it the recipe of one stage"
+            )
         for name in varying(self.recipe.methods, "steps"):
             raise UsageError(
                 f"tune-warmup counts a probe's tokens before it runs, and {name} decides the batch while training; "
@@ -120,7 +124,10 @@ class Grid:
     @property
     def baseline_steps(self) -> int:
         """Steps of a run whose every step is a full one."""
-        return max(1, self.recipe.train.tokens // (self.recipe.train.batch_size * self.recipe.model.seq_len))
+        return max(
+            1,
+            self.recipe.train.tokens // (self.recipe.train.batch_size * self.recipe.model.seq_len),
+        )
 
     # --- the grid ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +144,11 @@ class Grid:
             assert recipe.batch_size_warmup is not None
             return recipe.batch_size_warmup.start, recipe.batch_size_warmup.steps_of_ramp(self.full)
         if self.kind == "two-stage":
-            return (max(1, full // 8), third) if warmup is None else (warmup.lengths[0], warmup.until[0])
+            return (
+                (max(1, full // 8), third)
+                if warmup is None
+                else (warmup.lengths[0], warmup.until[0])
+            )
         if warmup is not None:
             assert warmup.steps is not None
             return warmup.start, warmup.steps
@@ -166,7 +177,9 @@ class Grid:
             allowed = range(first - first % multiple + multiple, self.full, multiple)
         wanted = (first * 2 ** (k / 2) for k in range(1, 64) if first * 2 ** (k / 2) < self.full)
         nearest = {
-            allowed[min(len(allowed) - 1, max(0, round((x - allowed.start) / allowed.step)))] for x in wanted if allowed
+            allowed[min(len(allowed) - 1, max(0, round((x - allowed.start) / allowed.step)))]
+            for x in wanted
+            if allowed
         }
         return (first, *sorted(nearest)) if first < self.full else ()
 
@@ -174,7 +187,9 @@ class Grid:
     def _shortest(self) -> int:
         """Steps below which no duration is searched: an eighth of the recipe's learning-rate warmup where that is what
         is tuned, else the learning-rate warmup, or the recipe's own duration if that is shorter."""
-        return max(1, self.window // 8) if self.kind == "lr" else min(self.window, max(1, self.own[1]))
+        return (
+            max(1, self.window // 8) if self.kind == "lr" else min(self.window, max(1, self.own[1]))
+        )
 
     @cache  # noqa: B019  grids are few
     def durations(self, start: int) -> tuple[int, ...]:
@@ -182,12 +197,16 @@ class Grid:
         warmups of lengths and batches grow longer, that of the learning rate shorter."""
         own = max(1, self.own[1])
         shorter = takewhile(
-            lambda steps: steps >= self._shortest, (two_digits(own / 2 ** (k / 2)) for k in range(1, 64))
+            lambda steps: steps >= self._shortest,
+            (two_digits(own / 2 ** (k / 2)) for k in range(1, 64)),
         )
         longer = takewhile(
-            lambda steps: self._fits(start, steps), (two_digits(own * 2 ** (k / 2)) for k in range(1, 64))
+            lambda steps: self._fits(start, steps),
+            (two_digits(own * 2 ** (k / 2)) for k in range(1, 64)),
         )
-        fitting = sorted({*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer})
+        fitting = sorted(
+            {*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer}
+        )
         return tuple(reversed(fitting) if self.kind == "lr" else fitting)
 
     def home(self, start: int) -> int:
@@ -222,7 +241,11 @@ class Grid:
             if warmup is None:
                 return SeqLenWarmup(pacing="discrete", lengths=lengths, until=until)
             return replace(warmup, lengths=lengths, until=until)
-        return SeqLenWarmup(start=start, steps=steps) if warmup is None else replace(warmup, start=start, steps=steps)
+        return (
+            SeqLenWarmup(start=start, steps=steps)
+            if warmup is None
+            else replace(warmup, start=start, steps=steps)
+        )
 
     def recipe_with(self, start: int, steps: int) -> Recipe:
         """The recipe with this setting and nothing else changed."""
@@ -241,7 +264,11 @@ class Grid:
     @cache  # noqa: B019  grids are few
     def tokens(self, start: int, steps: int, through: int) -> int:
         """Tokens that a run with this setting has trained after `through` steps."""
-        recipe, batch_size, full = self.recipe, self.recipe.train.batch_size, self.recipe.model.seq_len
+        recipe, batch_size, full = (
+            self.recipe,
+            self.recipe.train.batch_size,
+            self.recipe.model.seq_len,
+        )
         own = recipe.batch_size_warmup or recipe.seq_len_warmup
         warmup = own if self.kind == "lr" else self._warmup_with(start, steps)
         if isinstance(warmup, BatchSizeWarmup):
@@ -261,7 +288,9 @@ class Grid:
 
     def horizon(self, start: int, steps: int) -> int:
         """Steps that a duration is seen for: `multiples` - 1 learning-rate warmups more than the critical step."""
-        return self._within_run(start, steps, self.critical(steps) + (self.multiples - 1) * self.window)
+        return self._within_run(
+            start, steps, self.critical(steps) + (self.multiples - 1) * self.window
+        )
 
     def named(self, start: int, steps: str) -> str:
         """A setting in words, its duration as it is to be written."""
@@ -272,7 +301,12 @@ class Grid:
         budget = self.recipe.train.tokens
         if self.tokens(start, steps, horizon) <= budget:
             return horizon
-        return bisect_left(range(1, horizon + 1), budget, key=lambda step: self.tokens(start, steps, step)) + 1
+        return (
+            bisect_left(
+                range(1, horizon + 1), budget, key=lambda step: self.tokens(start, steps, step)
+            )
+            + 1
+        )
 
     def settings(self) -> Iterator[tuple[int, int]]:
         """Every (start, duration) of the grid."""
@@ -284,7 +318,11 @@ def kind_of(recipe: Recipe) -> Kind:
     none."""
     if recipe.batch_size_warmup is not None:
         return "batch"
-    return "two-stage" if recipe.seq_len_warmup is not None and recipe.seq_len_warmup.steps is None else "length"
+    return (
+        "two-stage"
+        if recipe.seq_len_warmup is not None and recipe.seq_len_warmup.steps is None
+        else "length"
+    )
 
 
 def two_digits(number: float) -> int:

@@ -72,7 +72,11 @@ class Answer(NamedTuple):
         # given.
         low, _ = share_interval(self.stable_seeds, self.of)
         _, high = share_interval(self.stable_seeds + self.of - self.seeds, self.of)
-        probed = f"{self.seeds} seeds" if self.seeds == self.of else f"{self.seeds} seeds probed, {self.of} given"
+        probed = (
+            f"{self.seeds} seeds"
+            if self.seeds == self.of
+            else f"{self.seeds} seeds probed, {self.of} given"
+        )
         return (
             f"{'stable by majority, on' if self.stable else 'unstable by majority, stable on'} {self.stable_seeds} of {probed} "
             f"(95 % interval of the share {low:.0%} to {high:.0%}){f', unstable first{where}' if where else ''}"
@@ -105,15 +109,21 @@ class Inquiry:
             start = grid.starts[at]
             if grid.kind != "lr" and not starts[start].stable:
                 return self._unverified(start, grid.home(start), _listed(starts, below=start))
-            outcome = yield from self._furthest_stable_duration(start, at == len(grid.starts) - 1, starts)
+            outcome = yield from self._furthest_stable_duration(
+                start, at == len(grid.starts) - 1, starts
+            )
             if outcome is not None:
                 left_out = any(answer.stable is None for answer in starts.values())
                 statement = outcome.statement + _listed(starts, below=start)
-                return replace(outcome, statement=statement, complete=outcome.complete and not left_out)
+                return replace(
+                    outcome, statement=statement, complete=outcome.complete and not left_out
+                )
             # A duration failed while the learning rate was still climbing: that is a matter of the start.
             too_short = at
 
-    def _first_stable_start(self, too_short: int, answers: dict[int, Answer]) -> Generator[Question, Answer, int]:
+    def _first_stable_start(
+        self, too_short: int, answers: dict[int, Answer]
+    ) -> Generator[Question, Answer, int]:
         """Index of the first start after `too_short` that is stable while the learning rate climbs, found by doubling
         and then bisecting; len(starts) where none is; the one in question where the budget ends before any is.
         `answers` by start."""
@@ -124,16 +134,24 @@ class Inquiry:
         while high - low > 1:
             at = (low + high) // 2
             if high == len(starts):
-                double = (index for index, start in enumerate(starts) if index > low and start >= 2 * starts[low])
+                double = (
+                    index
+                    for index, start in enumerate(starts)
+                    if index > low and start >= 2 * starts[low]
+                )
                 at = 0 if low < 0 else next(double, len(starts) - 1)
             duration = grid.home(starts[at])
-            answer = answers[starts[at]] = yield Question(starts[at], duration, grid.climb(starts[at], duration))
+            answer = answers[starts[at]] = yield Question(
+                starts[at], duration, grid.climb(starts[at], duration)
+            )
             if answer.stable is None:
                 return high if high < len(starts) else at
             low, high = (low, at) if answer.stable else (at, high)
         return high
 
-    def _furthest_stable_duration(self, start: int, last: bool, starts: dict[int, Answer]) -> Conversation:
+    def _furthest_stable_duration(
+        self, start: int, last: bool, starts: dict[int, Answer]
+    ) -> Conversation:
         """The longest stable duration from `start`: the recipe's own first, where it is stable the next longer one,
         then whichever makes the rest of the search cheapest. None where every one so far failed, the last while the
         learning rate climbed, and a longer start is left; that failure is then the answer about `start`."""
@@ -151,7 +169,11 @@ class Inquiry:
                 starts[start] = answer
                 return None
             # The setting to begin with is the likeliest answer, and its neighbour is what shows it.
-            at = at + 1 if len(answers) == 1 and answer.stable else self._cheapest(start, low, high)[1]
+            at = (
+                at + 1
+                if len(answers) == 1 and answer.stable
+                else self._cheapest(start, low, high)[1]
+            )
         # Far beyond what is unstable: the furthest duration has the cheapest probe, and shows whether the verdicts turn
         # again.
         end = len(durations) - 1
@@ -179,8 +201,12 @@ class Inquiry:
         grid, steps = self.grid, self.grid.durations(start)[at]
         horizon = grid.horizon(start, steps)
         half_way = (min(grid.climb(start, steps), horizon) + horizon) // 2
-        stable = (high - at) * (grid.tokens(start, steps, horizon) + self._cheapest(start, at, high)[0])
-        unstable = (at - low) * (grid.tokens(start, steps, half_way) + self._cheapest(start, low, at)[0])
+        stable = (high - at) * (
+            grid.tokens(start, steps, horizon) + self._cheapest(start, at, high)[0]
+        )
+        unstable = (at - low) * (
+            grid.tokens(start, steps, half_way) + self._cheapest(start, low, at)[0]
+        )
         return (stable + unstable) / (high - low)
 
     def _judge(self, start: int, answers: dict[int, Answer], low: int, high: int) -> Outcome:
@@ -208,7 +234,11 @@ class Inquiry:
         steps, word = durations[at], "shortest" if grid.kind == "lr" else "longest"
         horizon, seen = grid.horizon(start, steps), answers[at].seen
         statement = f"{self._named(start, steps)}: {answers[at]}, seen for "
-        statement += f"{horizon:,} steps." if seen >= horizon else f"{seen:,} of {horizon:,} steps, as it was calm."
+        statement += (
+            f"{horizon:,} steps."
+            if seen >= horizon
+            else f"{seen:,} of {horizon:,} steps, as it was calm."
+        )
         for index in sorted(answers):
             if answers[index].stable is False:
                 statement += f" {durations[index]:,} steps: {answers[index]}."
@@ -217,7 +247,9 @@ class Inquiry:
             statement += f" {durations[high]:,} steps failed while the learning rate climbed; no start above {start} was probed with them."
         if not unasked and at == len(durations) - 1 and low >= 0:
             limit = (
-                "an eighth of the recipe's" if grid.kind == "lr" else f"--max-share {grid.max_share:g} of the budget"
+                "an eighth of the recipe's"
+                if grid.kind == "lr"
+                else f"--max-share {grid.max_share:g} of the budget"
             )
             statement += f" It is the {word} allowed ({limit})."
             if all(answer.stable for answer in answers.values()):
@@ -227,7 +259,9 @@ class Inquiry:
                     f"probes do not tell durations apart, and the rule takes the {word}."
                 )
                 if never:
-                    statement += " If plain training is stable as well, no warmup is needed for stability."
+                    statement += (
+                        " If plain training is stable as well, no warmup is needed for stability."
+                    )
         if unasked:
             statement += f" The budget ended before {durations[unasked[0]]:,} steps could be judged: whether that is stable is not known."
         for index in again:
@@ -235,7 +269,9 @@ class Inquiry:
                 f" The verdicts are not in order: stable again at {durations[index]:,} steps. One seed may have misled; "
                 "probe more of them (--seeds)."
             )
-        return Outcome(start=start, steps=steps, verified=True, complete=not unasked, statement=statement)
+        return Outcome(
+            start=start, steps=steps, verified=True, complete=not unasked, statement=statement
+        )
 
     def _unverified(self, start: int, steps: int, known: str) -> Outcome:
         label, rule = f"a rule of thumb, {self.grid.rule_of_thumb}", ""
@@ -258,5 +294,7 @@ class Inquiry:
 
 def _listed(starts: dict[int, Answer], below: int) -> str:
     """What is known of the starts below `below`, as a sentence."""
-    shorter = "; ".join(f"{start} {answer}" for start, answer in sorted(starts.items()) if start < below)
+    shorter = "; ".join(
+        f"{start} {answer}" for start, answer in sorted(starts.items()) if start < below
+    )
     return f" Starts below it: {shorter}." if shorter else ""

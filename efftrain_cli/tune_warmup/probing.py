@@ -53,10 +53,14 @@ def run_probe(
     with _open_probe(folder / "probes", probe, session, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
-            for row in (run.rows(state.progress.step) if state.progress.step else ())  # the beginning is validated anew
+            for row in (
+                run.rows(state.progress.step) if state.progress.step else ()
+            )  # the beginning is validated anew
             if row.get("val_loss") is not None
         ]
-        with TrainingScreen(console, search.tokens_of(probe), state.progress.tokens, probe.horizon) as screen:
+        with TrainingScreen(
+            console, search.tokens_of(probe), state.progress.tokens, probe.horizon
+        ) as screen:
             try:
                 check_disk(run.path, state, recipe)
                 with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
@@ -68,7 +72,11 @@ def run_probe(
         worst, at = fluctuation(curve)
         stable = worst <= search.threshold
         # The search may ask it for more, and needs its checkpoint then.
-        goes_on = stable and calm is None and probe.horizon < search.grid.horizon(probe.start, probe.steps)
+        goes_on = (
+            stable
+            and calm is None
+            and probe.horizon < search.grid.horizon(probe.start, probe.steps)
+        )
         if goes_on:
             session.ranks.enter("save")
             save(run, state, recipe)
@@ -78,7 +86,9 @@ def run_probe(
         def largest(column: str) -> float | None:
             return max((row[column] for row in rows if row.get(column) is not None), default=None)
 
-        lost_tokens, lost_seconds = (before.lost_tokens, before.lost_seconds) if before else (0, 0.0)
+        lost_tokens, lost_seconds = (
+            (before.lost_tokens, before.lost_seconds) if before else (0, 0.0)
+        )
         receipt = Receipt(
             probe=probe,
             stable=stable,
@@ -86,7 +96,8 @@ def run_probe(
             fluctuation_step=at,
             stopped_at_step=state.progress.step,
             tokens=lost_tokens + state.progress.tokens,
-            seconds=lost_seconds + sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
+            seconds=lost_seconds
+            + sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
             curve=tuple(curve),
             calm=calm,
             max_grad_norm=largest("grad_norm"),
@@ -108,11 +119,15 @@ def forget_checkpoints(path: Path) -> None:
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
 
 
-def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, state: TrainState) -> Run:
+def _open_probe(
+    root: Path, probe: Probe, session: Session, recipe_name: str, state: TrainState
+) -> Run:
     """The probe's run directory: a new one, or the one that was left, whose newest checkpoint goes into `state`."""
     if not (root / probe.name / "recipe.toml").is_file():
         origin = origin_of(session, recipe_name, sys.argv)
-        run = Run.create(probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root)
+        run = Run.create(
+            probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root
+        )
         run.event("start", environment_of(session))
         return run
     run = Run.open(probe.name, root)
@@ -121,7 +136,9 @@ def _open_probe(root: Path, probe: Probe, session: Session, recipe_name: str, st
         load_checkpoint(checkpoint, state, session.recipe)
     segment = run.next_segment()
     state.progress = state.progress._replace(segment=segment)
-    run.event("resume", {"step": state.progress.step, "segment": segment, **environment_of(session)})
+    run.event(
+        "resume", {"step": state.progress.step, "segment": segment, **environment_of(session)}
+    )
     return run
 
 
@@ -149,7 +166,12 @@ def _train_until_clear(
 
     with stopped_by(stop, state, report):
         for record in train(
-            state, session.recipe, session.train_data, session.val_windows, probe.horizon, session.ranks
+            state,
+            session.recipe,
+            session.train_data,
+            session.val_windows,
+            probe.horizon,
+            session.ranks,
         ):
             book.add(record)
             if record.val_loss is None:

@@ -17,8 +17,12 @@ from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 def write_receipt(path: Path, receipt: Receipt) -> None:
     """Writes probe.json into the probe's run directory; infinity becomes null."""
     values = {"schema_version": SCHEMA_VERSION, **asdict(receipt)}
-    values["curve"] = [[step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve]
-    values["max_fluctuation"] = receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
+    values["curve"] = [
+        [step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve
+    ]
+    values["max_fluctuation"] = (
+        receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
+    )
     write_whole(path / "probe.json", json.dumps(values, indent=1))
 
 
@@ -31,7 +35,9 @@ def read_receipts(folder: Path, seed: int) -> list[Receipt]:
         values.pop("schema_version")
         values["probe"].pop("phase", None)
         values["probe"] = Probe(**{"seed": seed, **values["probe"]})
-        values["curve"] = tuple((step, math.inf if loss is None else loss) for step, loss in values["curve"])
+        values["curve"] = tuple(
+            (step, math.inf if loss is None else loss) for step, loss in values["curve"]
+        )
         if values["max_fluctuation"] is None:
             values["max_fluctuation"] = math.inf
         found.append((path.stat().st_mtime_ns, Receipt(**values)))
@@ -51,7 +57,12 @@ def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> N
     rows: list[list[object]] = []
     for receipt in receipts:
         probe = receipt.probe
-        beside = (receipt.calm, receipt.max_grad_norm, receipt.max_adam_sqrt_v, receipt.max_loss_ratio)
+        beside = (
+            receipt.calm,
+            receipt.max_grad_norm,
+            receipt.max_adam_sqrt_v,
+            receipt.max_loss_ratio,
+        )
         rows.append([
             *(probe.name, probe.start, probe.steps, search.grid.ramp(probe.start, probe.steps), probe.seed),
             *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),

@@ -30,14 +30,19 @@ def plan_values(search: Search) -> dict[str, Any]:
         "seeds": list(search.all_seeds),
         "budget": search.budget,
         "smallest_budget": search.smallest_budget(),
-        "cost": {name: {"probes": cost.probes, "tokens": cost.tokens} for name, cost in costs_of(search).items()},
+        "cost": {
+            name: {"probes": cost.probes, "tokens": cost.tokens}
+            for name, cost in costs_of(search).items()
+        },
     }
 
 
 def costs_of(search: Search) -> dict[str, Cost]:
     """By what the answer is: the recipe's own setting, any other one on average, and the dearest."""
     ends = [cost for _, cost in search.ends(late=False)]
-    mean = Cost(sum(cost.probes for cost in ends) / len(ends), sum(cost.tokens for cost in ends) / len(ends))
+    mean = Cost(
+        sum(cost.probes for cost in ends) / len(ends), sum(cost.tokens for cost in ends) / len(ends)
+    )
     own = {"own": search.own_cost(late=False), "own_at_most": search.own_cost(late=True)}
     return {**own, "mean": mean, "worst": search.worst_case()}
 
@@ -50,15 +55,27 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
     horizon = grid.horizon(start, home)
     every = search.recipe_of(Probe(start=start, steps=home, seed=0, horizon=1)).eval.every
     unit = "sequences per step" if search.kind == "batch" else "tokens"
-    starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then " if grid.start_name else ""
+    starts = (
+        f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then "
+        if grid.start_name
+        else ""
+    )
     own = grid.named(start, f"{home:,}")
-    length = f"the length of the ramp ({grid.duration_name})" if search.kind == "batch" else grid.duration_name
+    length = (
+        f"the length of the ramp ({grid.duration_name})"
+        if search.kind == "batch"
+        else grid.duration_name
+    )
     given = ", ".join(map(str, search.all_seeds))
     seeds = "" if len(search.all_seeds) == 1 else f"; each with seeds {given}, by the majority"
-    beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(search.kind, "")
+    beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(
+        search.kind, ""
+    )
     within = f"{grid.window:,} steps for the start, " if grid.start_name else ""
     # A forward pass, as validation is, is a third of a step's FLOPs.
-    validated = (1 + horizon // every) * search.recipe.eval.windows * search.recipe.model.seq_len / 3
+    validated = (
+        (1 + horizon // every) * search.recipe.eval.windows * search.recipe.model.seq_len / 3
+    )
     costs = costs_of(search)
     lines = [
         f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
@@ -102,7 +119,9 @@ def show_plan(console: Console, search: Search, receipts: Sequence[Receipt] = ()
     for line in lines:
         console.print(line, markup=False)
     if receipts:
-        console.print(f"resuming   {len(receipts)} probes are finished and will not be repeated", markup=False)
+        console.print(
+            f"resuming   {len(receipts)} probes are finished and will not be repeated", markup=False
+        )
 
 
 def _cost_text(cost: Cost, budget: int) -> str:
@@ -146,7 +165,11 @@ def announce(console: Console, search: Search, probe: Probe, receipts: Sequence[
 
 
 def _setting(search: Search, probe: Probe) -> str:
-    ramped = f" ({search.grid.ramp(probe.start, probe.steps)} sequences)" if search.kind == "batch" else ""
+    ramped = (
+        f" ({search.grid.ramp(probe.start, probe.steps)} sequences)"
+        if search.kind == "batch"
+        else ""
+    )
     named = search.grid.named(probe.start, f"{probe.steps:,}")
     return f"{named}{ramped}{_seed(search, probe)}, seen for {probe.horizon:,}"
 
@@ -181,7 +204,9 @@ def show_table(console: Console, search: Search, receipts: Sequence[Receipt]) ->
             *(f"{receipt.max_fluctuation:.2f} at {receipt.fluctuation_step}", receipt.verdict),
         ))  # fmt: skip
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
-    for line in table_lines((*columns, "seen", "tokens", "of run", "s", "fluctuation", "verdict"), rows):
+    for line in table_lines(
+        (*columns, "seen", "tokens", "of run", "s", "fluctuation", "verdict"), rows
+    ):
         console.print(line, markup=False)
 
 
@@ -204,7 +229,10 @@ def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("validation perplexity (full length)")
     axes.axvline(search.grid.window, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_title(f"probes; the dotted line ends the learning-rate warmup (step {search.grid.window})", fontsize=9)
+    axes.set_title(
+        f"probes; the dotted line ends the learning-rate warmup (step {search.grid.window})",
+        fontsize=9,
+    )
     axes.legend(fontsize=7)
     figure.tight_layout()
     temporary = path.with_name(f".{path.name}")
@@ -221,7 +249,9 @@ def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receip
     plotext.plot_size(min(100, console.width), 18)
     markers = "12345678"
     for marker, receipt in zip(markers, receipts[-8:], strict=False):
-        points = [(step, loss / math.log(10)) for step, loss in receipt.curve if math.isfinite(loss)]
+        points = [
+            (step, loss / math.log(10)) for step, loss in receipt.curve if math.isfinite(loss)
+        ]
         plotext.plot(
             [step for step, _ in points],
             [value for _, value in points],

@@ -120,7 +120,12 @@ class Search:
     """Tokens that all probes together may train; None: no limit."""
 
     def __post_init__(self) -> None:
-        if self.multiples < 1 or self.threshold <= 1 or not 0 < self.max_share <= 1 or not 0 <= self.calm < 1:
+        if (
+            self.multiples < 1
+            or self.threshold <= 1
+            or not 0 < self.max_share <= 1
+            or not 0 <= self.calm < 1
+        ):
             raise UsageError(
                 f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g} above 1, --max-share "
                 f"{self.max_share:g} above 0 and at most 1, and --calm {self.calm:g} at least 0 and below 1"
@@ -133,7 +138,9 @@ class Search:
 
     @cached_property
     def grid(self) -> Grid:
-        return Grid(recipe=self.recipe, kind=self.kind, multiples=self.multiples, max_share=self.max_share)
+        return Grid(
+            recipe=self.recipe, kind=self.kind, multiples=self.multiples, max_share=self.max_share
+        )
 
     @cached_property
     def inquiry(self) -> Inquiry:
@@ -147,7 +154,11 @@ class Search:
 
     def next(self, receipts: Sequence[Receipt]) -> Probe | Outcome:
         """The probe to run after those that `receipts` are of, or the outcome when nothing is left to ask."""
-        left = math.inf if self.budget is None else self.budget - sum(receipt.tokens for receipt in receipts)
+        left = (
+            math.inf
+            if self.budget is None
+            else self.budget - sum(receipt.tokens for receipt in receipts)
+        )
         known = {receipt.probe.name: receipt for receipt in receipts}
         conversation = self.inquiry.conversation()
         question = next(conversation)
@@ -181,7 +192,9 @@ class Search:
         for seed in self.all_seeds:
             if 2 * stable > seeds or 2 * len(failed) >= seeds:
                 break
-            probe = Probe(start=question.start, steps=question.steps, seed=seed, horizon=question.horizon)
+            probe = Probe(
+                start=question.start, steps=question.steps, seed=seed, horizon=question.horizon
+            )
             receipt = known.get(probe.name)
             found = None if receipt is None else receipt.answers(question.horizon)
             if receipt is None or found is None:
@@ -191,7 +204,9 @@ class Search:
                 seen = min(seen, receipt.stopped_at_step)
             else:
                 failed.append(receipt.fluctuation_step)
-        return Answer(2 * stable > seeds, stable, stable + len(failed), seeds, min(failed, default=None), seen)
+        return Answer(
+            2 * stable > seeds, stable, stable + len(failed), seeds, min(failed, default=None), seen
+        )
 
     def recipe_of(self, probe: Probe) -> Recipe:
         """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
@@ -213,7 +228,11 @@ class Search:
         small enough to end the probe as calm."""
         critical = self.grid.critical(probe.steps)
         first_look = critical + self.grid.window
-        chance = chance_of_fluctuation(curve, critical, first_look, probe.horizon, self.threshold) if self.calm else 1.0
+        chance = (
+            chance_of_fluctuation(curve, critical, first_look, probe.horizon, self.threshold)
+            if self.calm
+            else 1.0
+        )
         return chance if chance < self.calm else None
 
     # --- cost --------------------------------------------------------------------------------------------------------
@@ -246,7 +265,9 @@ class Search:
         tokens = sum(receipt.tokens for receipt in found.values()) - spent
         return probe, Cost(len(asked), tokens, tuple(found[name] for name in asked))
 
-    def fails_where(self, start: int, steps: float, late: bool) -> Callable[[int, int], float | None]:
+    def fails_where(
+        self, start: int, steps: float, late: bool
+    ) -> Callable[[int, int], float | None]:
         """The answers under which (start, steps) is what is searched for: shorter starts are unstable while the
         learning rate climbs, further durations after that; `late`: at the last step possible, else half-way."""
         grid = self.grid
@@ -273,7 +294,9 @@ class Search:
         out of order, for all."""
         grid = self.grid
         nothing = math.inf if self.kind == "lr" else 0
-        settings = [(start, steps) for start in grid.starts for steps in (*grid.durations(start), nothing)]
+        settings = [
+            (start, steps) for start in grid.starts for steps in (*grid.durations(start), nothing)
+        ]
         settings += [(grid.full, 0)] * (self.kind != "lr")
         answers = [self.fails_where(start, steps, late) for start, steps in settings]
         left = [fails for fails in answers if all(_agrees(fails, receipt) for receipt in receipts)]
@@ -288,11 +311,15 @@ class Search:
         """Tokens with which the recipe's own setting can be verified at all: the least that is worth a --budget."""
         start = self.grid.starts[0]
         steps = self.grid.home(start)
-        return (len(self.all_seeds) // 2 + 1) * self.grid.tokens(start, steps, self.grid.horizon(start, steps))
+        return (len(self.all_seeds) // 2 + 1) * self.grid.tokens(
+            start, steps, self.grid.horizon(start, steps)
+        )
 
 
 def _agrees(fails: Callable[[int, int], float | None], receipt: Receipt) -> bool:
     failure = fails(receipt.probe.start, receipt.probe.steps)
     if receipt.stable:
         return failure is None or failure > receipt.stopped_at_step
-    return failure is not None and failure >= receipt.fluctuation_step  # an answer fails as late as it can
+    return (
+        failure is not None and failure >= receipt.fluctuation_step
+    )  # an answer fails as late as it can

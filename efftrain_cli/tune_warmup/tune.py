@@ -48,10 +48,14 @@ if TYPE_CHECKING:
 
 def default_name(recipe_name: str, search: Search) -> str:
     """Name of a search's directory: what is tuned is part of it where that is not the recipe's own warmup."""
-    return f"{recipe_name}-tune" + ("" if search.tune in (None, kind_of(search.recipe)) else f"-{search.kind}")
+    return f"{recipe_name}-tune" + (
+        "" if search.tune in (None, kind_of(search.recipe)) else f"-{search.kind}"
+    )
 
 
-def tune(search: Search, *, recipe_name: str, name: str | None = None, device: str = "auto") -> Path:
+def tune(
+    search: Search, *, recipe_name: str, name: str | None = None, device: str = "auto"
+) -> Path:
     """Runs the search, or what is left of it, and returns its directory.
 
     Raises:
@@ -68,21 +72,33 @@ def tune(search: Search, *, recipe_name: str, name: str | None = None, device: s
         _claim(folder, search)
         probes = count()
         try:
-            session = replace(prepare_session(search.recipe, choose_device(device, ranks)), ranks=ranks)
+            session = replace(
+                prepare_session(search.recipe, choose_device(device, ranks)), ranks=ranks
+            )
             _check_ranks(search, ranks)
             # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
             start = search.grid.starts[0]
-            longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
+            longest = summarize_plan(
+                search.grid.recipe_with(start, search.grid.durations(start)[-1])
+            )
             session.train_data.check_budget(longest.windows, search.recipe.data)
-            receipts = _calm_judged_again(console, search, read_receipts(folder, search.recipe.seed))
+            receipts = _calm_judged_again(
+                console, search, read_receipts(folder, search.recipe.seed)
+            )
             screen.show_plan(console, search, _as_they_stand(folder, search, receipts))
-            while isinstance(probe := search.next(standing := _as_they_stand(folder, search, receipts)), Probe):
+            while isinstance(
+                probe := search.next(standing := _as_they_stand(folder, search, receipts)), Probe
+            ):
                 screen.announce(console, search, probe, standing)
-                before = next((receipt for receipt in standing if receipt.probe.name == probe.name), None)
+                before = next(
+                    (receipt for receipt in standing if receipt.probe.name == probe.name), None
+                )
                 if before is not None and before not in receipts:
                     # Before it begins anew: afterwards there are checkpoints again.
                     write_receipt(folder / "probes" / probe.name, before)
-                receipt = run_probe(folder, search, probe, before, session, recipe_name, console, next(probes))
+                receipt = run_probe(
+                    folder, search, probe, before, session, recipe_name, console, next(probes)
+                )
                 screen.show_receipt(console, receipt)
                 receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
                 write_receipts(folder / "receipts.csv", search, receipts)
@@ -153,23 +169,33 @@ def _as_they_stand(folder: Path, search: Search, receipts: Sequence[Receipt]) ->
     more, as its checkpoint is gone: after the end of a search, say, that other seeds continue."""
 
     def begins_anew(receipt: Receipt) -> bool:
-        more = receipt.answers(search.grid.horizon(receipt.probe.start, receipt.probe.steps)) is None
+        more = (
+            receipt.answers(search.grid.horizon(receipt.probe.start, receipt.probe.steps)) is None
+        )
         return more and not checkpoints_of(folder / "probes" / receipt.probe.name)
 
     return [
-        replace(receipt, lost_tokens=receipt.tokens, lost_seconds=receipt.seconds) if begins_anew(receipt) else receipt
+        replace(receipt, lost_tokens=receipt.tokens, lost_seconds=receipt.seconds)
+        if begins_anew(receipt)
+        else receipt
         for receipt in receipts
     ]
 
 
-def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
+def _calm_judged_again(
+    console: Console, search: Search, receipts: Sequence[Receipt]
+) -> list[Receipt]:
     """The receipts, without the verdict of those that ended early by a weaker bound than this version's: such a probe
     was seen for as long as it was, and no longer."""
     kept = [
-        receipt if receipt.calm is None else replace(receipt, calm=search.calm_bound(receipt.probe, receipt.curve))
+        receipt
+        if receipt.calm is None
+        else replace(receipt, calm=search.calm_bound(receipt.probe, receipt.curve))
         for receipt in receipts
     ]
-    again = sum(new.calm is None and old.calm is not None for new, old in zip(kept, receipts, strict=True))
+    again = sum(
+        new.calm is None and old.calm is not None for new, old in zip(kept, receipts, strict=True)
+    )
     if again:
         console.print(
             f"again      {counted(again, 'probe')} ended early by an older, weaker bound; run to the end if asked for"
@@ -181,7 +207,12 @@ def _calm_judged_again(console: Console, search: Search, receipts: Sequence[Rece
 
 
 def _finish(
-    console: Console, folder: Path, search: Search, receipts: Sequence[Receipt], outcome: Outcome, recipe_name: str
+    console: Console,
+    folder: Path,
+    search: Search,
+    receipts: Sequence[Receipt],
+    outcome: Outcome,
+    recipe_name: str,
 ) -> Path:
     """Writes what the search found, and says what it cost.
 
@@ -220,13 +251,21 @@ def _finish(
         setting += f", a ramp of {search.grid.ramp(outcome.start, outcome.steps)} sequences"
     if not outcome.complete:
         more = share_up(search.budget_to_go_on(_as_they_stand(folder, search, receipts)), budget)
-        console.print(f"more       the same command with {more} or more goes on from here", markup=False)
+        console.print(
+            f"more       the same command with {more} or more goes on from here", markup=False
+        )
     word = "tuned" if outcome.verified else "untuned"
-    run = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")  # the rival's name, where one was tuned
+    run = default_name(recipe_name, search).removeprefix(
+        f"{recipe_name}-tune"
+    )  # the rival's name, where one was tuned
     console.print(
         f"{word:<10} {setting}: {tuned}\n\nnext\n"
         f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-{word}{run}-seed{search.recipe.seed}"
-        + (f"\n  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}" if receipts else ""),
+        + (
+            f"\n  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}"
+            if receipts
+            else ""
+        ),
         markup=False,
     )
     return folder
@@ -238,16 +277,30 @@ def _advise(console: Console, folder: Path, search: Search, tried_start: int | N
     tuned = f" --tune {search.tune}" if search.tune else ""
     grid = search.grid
     setting = grid.named(grid.own[0], str(grid.own[1]))
-    lines = [f"NOT STABLE {grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}", "", "next, one of"]
+    lines = [
+        f"NOT STABLE {grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}",
+        "",
+        "next, one of",
+    ]
     if tried_start is not None:
-        longer = next(start for start in grid.starts if start >= 2 * tried_start or start == grid.starts[-1])
+        longer = next(
+            start for start in grid.starts if start >= 2 * tried_start or start == grid.starts[-1]
+        )
         start = f"{grid.start_name}={longer}"
         if search.kind == "two-stage":  # quoted: brackets mean something to shells
             start = f"'{grid.start_name}=[{longer},{grid.full}]'"
-        from_tuned = f"efftrain tune-warmup --recipe {folder / 'tuned.toml'}{_options_of(search)}{tuned}"
-        lines += ["  a longer start", f"    {from_tuned} --set {start} --name {folder.name}-start{longer}"]
+        from_tuned = (
+            f"efftrain tune-warmup --recipe {folder / 'tuned.toml'}{_options_of(search)}{tuned}"
+        )
+        lines += [
+            "  a longer start",
+            f"    {from_tuned} --set {start} --name {folder.name}-start{longer}",
+        ]
     if search.kind != "lr":
-        lines += ["  is a longer learning-rate warmup stable?", f"    {searched} --tune lr --name {folder.name}-lr"]
+        lines += [
+            "  is a longer learning-rate warmup stable?",
+            f"    {searched} --tune lr --name {folder.name}-lr",
+        ]
     lines += [
         "  a lower learning rate",
         f"    {searched}{tuned} --set optim.lr={search.recipe.optim.lr / 2:g} --name {folder.name}-lower-lr",
@@ -270,17 +323,28 @@ def _options_of(search: Search) -> str:
         "--eval-every": (search.eval_every, None),
         "--calm": (search.calm, Search.calm),
     }
-    return "".join(f" {option} {value}" for option, (value, default) in given.items() if value != default)
+    return "".join(
+        f" {option} {value}" for option, (value, default) in given.items() if value != default
+    )
 
 
 def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:
     """The text of tuned.toml: the searched recipe with the setting to take, or the one to begin with where none is
     stable, and what is known of it."""
     if outcome.start is None or outcome.steps is None:
-        (start, steps), word = search.grid.own, f"NOT STABLE in the probes; {search.grid.rule_of_thumb}"
+        (start, steps), word = (
+            search.grid.own,
+            f"NOT STABLE in the probes; {search.grid.rule_of_thumb}",
+        )
     else:
-        start, steps, word = outcome.start, outcome.steps, "found" if outcome.verified else "NOT VERIFIED by a probe"
-    comments = {search.grid.duration_name: f"{word}: {steps} steps" if search.kind == "batch" else word}
+        start, steps, word = (
+            outcome.start,
+            outcome.steps,
+            "found" if outcome.verified else "NOT VERIFIED by a probe",
+        )
+    comments = {
+        search.grid.duration_name: f"{word}: {steps} steps" if search.kind == "batch" else word
+    }
     if search.grid.start_name:
         comments[search.grid.start_name] = word
     return (

@@ -30,7 +30,9 @@ def fluctuation(curve: Curve) -> tuple[float, int]:
     return worst, at
 
 
-def chance_of_fluctuation(curve: Curve, critical: int, first_look: int, horizon: int, threshold: float) -> float:
+def chance_of_fluctuation(
+    curve: Curve, critical: int, first_look: int, horizon: int, threshold: float
+) -> float:
     """A bound for the chance that a probe is called calm at one of its looks and fluctuates above `threshold` after it,
     up to `horizon`, if its validations go on as those since the `critical` step did.
 
@@ -52,7 +54,10 @@ def chance_of_fluctuation(curve: Curve, critical: int, first_look: int, horizon:
     n, last = len(excess), curve[-1][0]
     if last < first_look or n < FEWEST or not all(map(math.isfinite, excess)):
         return 1.0
-    if linear_regression(steps[-FEWEST:], [max(0.0, value) for value in excess[-FEWEST:]]).slope > 0:
+    if (
+        linear_regression(steps[-FEWEST:], [max(0.0, value) for value in excess[-FEWEST:]]).slope
+        > 0
+    ):
         return 1.0
     every = last - curve[-2][0]
     looks = -(-(horizon - first_look) // every)

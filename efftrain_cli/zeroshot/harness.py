@@ -24,7 +24,12 @@ from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.zeroshot import squad_metrics
 from efftrain_cli.zeroshot.local_data import FORMS, example, local_file, read_items
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, Task
-from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, without
+from efftrain_cli.zeroshot.task_score import (
+    TaskScore,
+    mean_and_error,
+    perplexity_and_error,
+    without,
+)
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -98,8 +103,15 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
         return
     missing = [task for task in remote if not _in_hub_cache(str(task.hub))]
     if missing:
-        where = f"their files are not in {data_dir}" if data_dir is not None else "there is no --data-dir"
-        lines = [f"  {task.name}: {task.hub} of the Hub, or {task.file} in --data-dir" for task in missing]
+        where = (
+            f"their files are not in {data_dir}"
+            if data_dir is not None
+            else "there is no --data-dir"
+        )
+        lines = [
+            f"  {task.name}: {task.hub} of the Hub, or {task.file} in --data-dir"
+            for task in missing
+        ]
         raise DataError(
             f"{len(missing)} evaluation set{'s are' if len(missing) > 1 else ' is'} missing: {where}, "
             f"and the Hugging Face Hub cannot be asked: {reason}.\n" + "\n".join(lines) + "\n"
@@ -146,7 +158,10 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
             "task": task.name,
             "dataset_path": "json",
             "dataset_name": None,
-            "dataset_kwargs": {"data_files": {"test": str(path.resolve())}, "cache_dir": str(scratch / "datasets")},
+            "dataset_kwargs": {
+                "data_files": {"test": str(path.resolve())},
+                "cache_dir": str(scratch / "datasets"),
+            },
             "training_split": None,
             "validation_split": None,
             "fewshot_split": None,
@@ -171,7 +186,11 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
 
 
 def evaluate_task(
-    task: Task, language_model: LanguageModel, data_dir: Path | None, limit: int | None, scratch: Path
+    task: Task,
+    language_model: LanguageModel,
+    data_dir: Path | None,
+    limit: int | None,
+    scratch: Path,
 ) -> TaskScore:
     """Runs one of the harness's tasks by the harness's own evaluator."""
     harness_task = load_task(task, data_dir, scratch)
@@ -184,7 +203,11 @@ def evaluate_task(
 
 
 def _run(
-    task: Task, harness_task: ConfigurableTask, language_model: LanguageModel, limit: int | None, protocol: str
+    task: Task,
+    harness_task: ConfigurableTask,
+    language_model: LanguageModel,
+    limit: int | None,
+    protocol: str,
 ) -> TaskScore:
     """One task by the harness's evaluator. Items with an answer too long for the context are left out and named."""
     import lm_eval
@@ -197,7 +220,9 @@ def _run(
         language_model.begin(name)
         kept = [number for number in range(total)[:limit] if number not in left_out]
         if not kept:
-            raise DataError(f"none of {len(left_out)} items fits a context of {language_model.max_length} tokens")
+            raise DataError(
+                f"none of {len(left_out)} items fits a context of {language_model.max_length} tokens"
+            )
         try:
             # Its bootstrap takes most of a minute for one standard error that has a closed form.
             results = lm_eval.evaluate(
@@ -212,21 +237,35 @@ def _run(
         except DoesNotFitError as error:  # before anything was scored
             left_out |= error.items
     found = results["results"][name]
-    values = {key.split(",")[0]: value for key, value in found.items() if isinstance(value, (int, float))}
-    metrics = task.metrics or tuple(key for key in values if not key.endswith("_stderr") and key != "sample_len")
+    values = {
+        key.split(",")[0]: value for key, value in found.items() if isinstance(value, (int, float))
+    }
+    metrics = task.metrics or tuple(
+        key for key in values if not key.endswith("_stderr") and key != "sample_len"
+    )
     samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
     shares = {key: [sample.get(key) for sample in samples] for key in metrics}
     stderr: dict[str, float | None] = {}
     for key in metrics:
         if key == "perplexity":
             stderr[key] = perplexity_and_error(shares[key])[1]
-        elif name == "wikitext" or not all(isinstance(share, (int, float)) for share in shares[key]):
-            stderr[key] = None  # a ratio of sums over documents, or another sum: the harness has none either
+        elif name == "wikitext" or not all(
+            isinstance(share, (int, float)) for share in shares[key]
+        ):
+            stderr[key] = (
+                None  # a ratio of sums over documents, or another sum: the harness has none either
+            )
         else:
             mean, spread = mean_and_error([float(share) for share in shares[key]])
-            stderr[key] = spread if math.isclose(mean, values[key], rel_tol=1e-6, abs_tol=1e-9) else None
+            stderr[key] = (
+                spread if math.isclose(mean, values[key], rel_tol=1e-6, abs_tol=1e-9) else None
+            )
     items = [
-        {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], **{key: sample.get(key) for key in metrics}}
+        {
+            "doc_id": sample["doc_id"],
+            "doc_hash": sample["doc_hash"],
+            **{key: sample.get(key) for key in metrics},
+        }
         for sample in samples
     ]
     return TaskScore(
@@ -264,7 +303,10 @@ def _is_defined(name: str) -> bool:
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
     word = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
-    return any(word.search(path.read_bytes()) for path in (Path(spec.origin).parent / "tasks").rglob("*.yaml"))
+    return any(
+        word.search(path.read_bytes())
+        for path in (Path(spec.origin).parent / "tasks").rglob("*.yaml")
+    )
 
 
 def evaluate_foreign(
@@ -280,10 +322,15 @@ def evaluate_foreign(
 
     is_file = name.endswith((".yaml", ".yml"))
     if not is_file:
-        print(f"{name}: looking it up among the tasks of lm_eval {harness_version()} ...", file=sys.stderr)
+        print(
+            f"{name}: looking it up among the tasks of lm_eval {harness_version()} ...",
+            file=sys.stderr,
+        )
     manager = lm_eval.tasks.TaskManager(include_defaults=not is_file)
     if not is_file and name not in manager.task_index:
-        raise UsageError(f"lm_eval {harness_version()} has no task {name!r}; `lm-eval ls tasks` lists all")
+        raise UsageError(
+            f"lm_eval {harness_version()} has no task {name!r}; `lm-eval ls tasks` lists all"
+        )
     try:
         loaded = manager.load([str(Path(name).resolve()) if is_file else name])["tasks"]
     except Exception as error:  # the Hub's libraries raise a dozen classes
@@ -292,12 +339,18 @@ def evaluate_foreign(
     for own_name, harness_task in loaded.items():
         harness_task.set_fewshot_seed(1234)
         shots = harness_task.config.num_fewshot or 0
-        protocol = f"harness's default protocol: lm-eval {own_name} v{harness_task.VERSION} {shots}-shot"
-        task = Task(name=own_name, metric="", metrics=(), about="as lm-evaluation-harness defines it")
+        protocol = (
+            f"harness's default protocol: lm-eval {own_name} v{harness_task.VERSION} {shots}-shot"
+        )
+        task = Task(
+            name=own_name, metric="", metrics=(), about="as lm-evaluation-harness defines it"
+        )
         score = _run(task, harness_task, language_model, limit, protocol)
         if not score.values:
             raise DataError(f"{own_name} gives no number")
-        scored.append((replace(task, metric=next(iter(score.values)), metrics=tuple(score.values)), score))
+        scored.append(
+            (replace(task, metric=next(iter(score.values)), metrics=tuple(score.values)), score)
+        )
     return scored
 
 

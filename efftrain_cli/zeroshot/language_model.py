@@ -52,11 +52,15 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def max_length(self) -> int:
         return self.evaluator.context_length
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
         """Token ids; nothing is added, whatever is asked: it would break the split of context and continuation."""
         return self.text.encode([string])[0].tolist()
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """`TemplateLM.loglikelihood` with all texts encoded at once; a test holds the two together.
 
         Raises:
@@ -67,7 +71,11 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             context, continuation = request.args
             # The harness's rule: a space between the two belongs to the continuation.
             stripped = context.rstrip()
-            pairs.append((stripped, context[len(stripped) :] + continuation) if stripped else (context, continuation))
+            pairs.append(
+                (stripped, context[len(stripped) :] + continuation)
+                if stripped
+                else (context, continuation)
+            )
         contexts = list(dict.fromkeys(context for context, _ in pairs if context))
         encoded = dict(zip(contexts, self._encode(contexts), strict=True))
         wholes = self._encode([context + continuation for context, continuation in pairs])
@@ -75,14 +83,20 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         for (context, _), whole in zip(pairs, wholes, strict=True):
             if not context:
                 # Conditioned on end-of-text, unless the text begins with it.
-                whole = whole if whole[0] == self.prefix_token_id else (self.prefix_token_id, *whole)
+                whole = (
+                    whole if whole[0] == self.prefix_token_id else (self.prefix_token_id, *whole)
+                )
                 asked.append(Request(whole[:1], whole[1:]))
                 continue
             tokens = encoded[context]
             self.boundary_mismatches += whole[: len(tokens)] != tokens
             asked.append(Request(tokens, whole[len(tokens) :]))
         most = self.evaluator.context_length
-        too_long = {int(r.doc_id) for r, one in zip(requests, asked, strict=True) if len(one.continuation) > most}
+        too_long = {
+            int(r.doc_id)
+            for r, one in zip(requests, asked, strict=True)
+            if len(one.continuation) > most
+        }
         if too_long:
             raise DoesNotFitError(too_long)
         return [(score.logprob, score.greedy) for score in self._score(asked)]
@@ -90,15 +104,21 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        asked = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        asked = [
+            Request(tuple(context), tuple(continuation)) for _, context, continuation in requests
+        ]
         return [(score.logprob, score.greedy) for score in self._score(asked)]
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """Log-probability of whole texts: disjoint windows, only the last one sees more context than itself."""
         length = self.evaluator.context_length
         texts = self._encode([request.args[0] for request in requests])
         cut = [windows(text, length, stride=length, prefix=self.prefix_token_id) for text in texts]
-        scores = iter(self._score([window for document in cut for window in document], may_overlap=True))
+        scores = iter(
+            self._score([window for document in cut for window in document], may_overlap=True)
+        )
         return [sum(score.logprob for score in islice(scores, len(document))) for document in cut]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -110,7 +130,9 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         for i, (request, context) in enumerate(zip(requests, contexts, strict=True)):
             asked = normalize_gen_kwargs(request.args[1])
             if asked["do_sample"]:
-                raise ValueError(f"{self.task} asks for sampled text; only greedy text can be repeated")
+                raise ValueError(
+                    f"{self.task} asks for sampled text; only greedy text can be repeated"
+                )
             # The harness reserves the limit's whole length; a short model would have no room left for the question.
             limit = min(asked["max_gen_toks"], self.evaluator.context_length // 2)
             room = self.evaluator.context_length - limit
@@ -123,7 +145,10 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         batches = []
         for (length, until, limit), members in groups.items():
             rows = max(1, self.evaluator.batch_tokens // (length + limit))
-            batches += [(members[start : start + rows], until, limit) for start in range(0, len(members), rows)]
+            batches += [
+                (members[start : start + rows], until, limit)
+                for start in range(0, len(members), rows)
+            ]
         batches = sharing.deal(batches)
         with meter(self.task, "answers", sum(len(members) for members, _, _ in batches)) as advance:
             for members, until, limit in sharing.announced(batches):
@@ -134,7 +159,9 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         by_index = dict(sharing.gather(f"{self.task} {asked}", answers))
         return [by_index[i] for i in range(len(requests))]
 
-    def _write(self, contexts: Sequence[tuple[int, ...]], until: tuple[str, ...], limit: int) -> list[str]:
+    def _write(
+        self, contexts: Sequence[tuple[int, ...]], until: tuple[str, ...], limit: int
+    ) -> list[str]:
         """What follows each of some contexts of one length, up to the first stop string."""
         evaluator = self.evaluator
         prompt = torch.tensor(contexts, device=evaluator.device)
@@ -156,7 +183,9 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
                 if not open_rows:
                     break
         return [
-            postprocess_generated_text(self.text.decode(tokens), stop=list(until), think_end_token=None)
+            postprocess_generated_text(
+                self.text.decode(tokens), stop=list(until), think_end_token=None
+            )
             for tokens in written
         ]
 

@@ -20,7 +20,9 @@ _NO_OR_YES = {"label": "number below 2"}
 FORMS: dict[str, dict[str, str]] = {
     "lambada_openai": {"text": "text"},
     "wikitext": {"page": "text"},
-    **dict.fromkeys(("hellaswag", "arc_challenge", "arc_easy", "boolq", "copa", "openbookqa"), _CHOICES),
+    **dict.fromkeys(
+        ("hellaswag", "arc_challenge", "arc_easy", "boolq", "copa", "openbookqa"), _CHOICES
+    ),
     "piqa": {"goal": "text", "sol1": "text", "sol2": "text", **_NO_OR_YES},
     **dict.fromkeys(("winogrande", "wsc273"), _CONTEXTS),
     "triviaqa": {"question": "text", "aliases": "texts"},
@@ -28,7 +30,13 @@ FORMS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("anli_r1", "anli_r2", "anli_r3"), _PREMISE),
     "race": {"article": "text", "problems": "text"},
     "rte": {"sentence1": "text", "sentence2": "text", **_NO_OR_YES},
-    "wsc": {"text": "text", "span1_text": "text", "span2_text": "text", "span2_index": "number", **_NO_OR_YES},
+    "wsc": {
+        "text": "text",
+        "span1_text": "text",
+        "span2_text": "text",
+        "span2_index": "number",
+        **_NO_OR_YES,
+    },
     "multirc": {"paragraph": "text", "question": "text", "answer": "text", **_NO_OR_YES},
     "record": {"passage": "text", "query": "text", "entities": "texts", "answers": "texts"},
 }
@@ -80,7 +88,9 @@ def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     if not isinstance(item, dict):
-        raise DataError(f"{where}: a {type(item).__name__}, not an object; a line looks like {example(form)}")
+        raise DataError(
+            f"{where}: a {type(item).__name__}, not an object; a line looks like {example(form)}"
+        )
     texts = next((field for field, kind in form.items() if kind == "texts"), None)
     for field, kind in form.items():
         if field not in item:
@@ -92,7 +102,11 @@ def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
         if kind == "text":
             right, rule = isinstance(value, str), "a text"
         elif kind == "texts":
-            right = isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+            right = (
+                isinstance(value, list)
+                and bool(value)
+                and all(isinstance(text, str) for text in value)
+            )
             rule = "a list of one text or more"
         elif kind == "choice":
             right = whole and 0 <= value < len(item[texts or ""])

@@ -16,7 +16,13 @@ from typing import Any
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.score import Evaluator, Request, windows
-from efftrain_cli.zeroshot.task_score import TaskScore, mean_and_error, perplexity_and_error, safe_exp, without
+from efftrain_cli.zeroshot.task_score import (
+    TaskScore,
+    mean_and_error,
+    perplexity_and_error,
+    safe_exp,
+    without,
+)
 
 CLOZE_WORDS = 50
 """Words of context before the word that is asked for."""
@@ -36,11 +42,17 @@ def lambada_last_token(
     kept = texts[:limit]
     encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(list(kept))]
     requests = [Request(tokens[:-1] or (tokenizer.eot_id,), tokens[-1:]) for tokens in encoded]
-    return _cloze_score(evaluator, "lambada_last_token", requests, kept, len(texts), "last token of LAMBADA")
+    return _cloze_score(
+        evaluator, "lambada_last_token", requests, kept, len(texts), "last token of LAMBADA"
+    )
 
 
 def wikitext_strided(
-    evaluator: Evaluator, tokenizer: Tokenizer, pages: Sequence[tuple[str, str]], limit: int | None, stride: int
+    evaluator: Evaluator,
+    tokenizer: Tokenizer,
+    pages: Sequence[tuple[str, str]],
+    limit: int | None,
+    stride: int,
 ) -> TaskScore:
     """Perplexity of all pages as one stream of tokens, in windows that overlap: Megatron-LM's evaluation of WikiText.
 
@@ -81,7 +93,9 @@ def wikitext_strided(
     )
 
 
-def offline_cloze(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None) -> TaskScore:
+def offline_cloze(
+    evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
+) -> TaskScore:
     """Last word of passages of the run's validation documents: all its tokens by greedy decoding; perplexity per
     word."""
     passages = cloze_passages(documents)
@@ -99,7 +113,9 @@ def offline_cloze(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequenc
         requests.append(request)
         texts.append("".join(kept[number]))
     if not requests:
-        raise DataError(f"offline_cloze: none of {len(kept)} words fits a context of {evaluator.context_length} tokens")
+        raise DataError(
+            f"offline_cloze: none of {len(kept)} words fits a context of {evaluator.context_length} tokens"
+        )
     protocol = f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}"
     protocol += without(len(left_out), evaluator.context_length)
     score = _cloze_score(evaluator, "offline_cloze", requests, texts, len(passages), protocol)
@@ -128,12 +144,17 @@ def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
     return [passages[i * len(passages) // CLOZE_ITEMS] for i in range(CLOZE_ITEMS)]
 
 
-def offline_bytes(evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None) -> TaskScore:
+def offline_bytes(
+    evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
+) -> TaskScore:
     """Perplexity of the run's validation documents, one by one, each after end-of-text, in disjoint windows: the
     harness's rolling likelihood. Bits per byte compare across tokenizers."""
     kept = list(documents[:limit])
     encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(kept)]
-    cut = [windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id) for ids in encoded]
+    cut = [
+        windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id)
+        for ids in encoded
+    ]
     requests = [window for document in cut for window in document]
     scores = iter(evaluator.score(requests, "offline_bytes"))
     items: list[dict[str, Any]] = [
@@ -171,7 +192,12 @@ def fingerprint(documents: Sequence[str]) -> str:
 
 
 def _cloze_score(
-    evaluator: Evaluator, task: str, requests: Sequence[Request], texts: Sequence[str], total: int, protocol: str
+    evaluator: Evaluator,
+    task: str,
+    requests: Sequence[Request],
+    texts: Sequence[str],
+    total: int,
+    protocol: str,
 ) -> TaskScore:
     """Accuracy of greedy decoding, and perplexity, of one request per text."""
     scores = evaluator.score(requests, task)
@@ -181,7 +207,12 @@ def _cloze_score(
         values={"acc": accuracy, "perplexity": perplexity},
         stderr={"acc": accuracy_error, "perplexity": perplexity_error},
         items=[
-            {"doc_id": i, "doc_hash": _hash(text), "acc": float(score.greedy), "perplexity": score.logprob}
+            {
+                "doc_id": i,
+                "doc_hash": _hash(text),
+                "acc": float(score.greedy),
+                "perplexity": score.logprob,
+            }
             for i, (text, score) in enumerate(zip(texts, scores, strict=True))
         ],
         scored=len(scores),

@@ -55,14 +55,36 @@ REFERENCES: tuple[Reference, ...] = (
     Reference("GPT-2 117M", "lambada_openai", "perplexity", 35.13, *_GPT2_PAPER),
     Reference("GPT-2 117M", "lambada_openai", "acc", 0.3256, *_HARNESS_GPT2),
     Reference("GPT-2 117M", "lambada_openai", "perplexity", 40.055, *_HARNESS_GPT2),
-    Reference("GPT-2 117M", "lambada_last_token", "acc", 0.4667, "last token", "transformers, issue 13761"),
-    Reference("GPT-2 117M", "wikitext", "word_perplexity", 37.37, "lm-eval", "transformers, issue 13761"),
+    Reference(
+        "GPT-2 117M", "lambada_last_token", "acc", 0.4667, "last token", "transformers, issue 13761"
+    ),
+    Reference(
+        "GPT-2 117M", "wikitext", "word_perplexity", 37.37, "lm-eval", "transformers, issue 13761"
+    ),
     Reference("GPT-2 117M", "wikitext_strided", "token_perplexity", 29.41, *_GPT2_PAPER),
-    Reference("GPT-2 117M", "hellaswag", "acc", 0.2892, "lm-eval", "karpathy/llm.c, dev/data/hellaswag.py"),
-    Reference("GPT-2 117M", "hellaswag", "acc_norm", 0.3114, "lm-eval", "karpathy/llm.c, dev/data/hellaswag.py"),
-    *(Reference("GPT-3 125M", task, metric, value, *_GPT3) for (task, metric), value in _GPT3_125M.items()),
-    *(Reference("Pythia-160M", task, metric, value, *_PYTHIA) for (task, metric), value in _PYTHIA_160M.items()),
-    *(Reference("untrained 160M", task, metric, value, *_PYTHIA) for (task, metric), value in _UNTRAINED.items()),
+    Reference(
+        "GPT-2 117M", "hellaswag", "acc", 0.2892, "lm-eval", "karpathy/llm.c, dev/data/hellaswag.py"
+    ),
+    Reference(
+        "GPT-2 117M",
+        "hellaswag",
+        "acc_norm",
+        0.3114,
+        "lm-eval",
+        "karpathy/llm.c, dev/data/hellaswag.py",
+    ),
+    *(
+        Reference("GPT-3 125M", task, metric, value, *_GPT3)
+        for (task, metric), value in _GPT3_125M.items()
+    ),
+    *(
+        Reference("Pythia-160M", task, metric, value, *_PYTHIA)
+        for (task, metric), value in _PYTHIA_160M.items()
+    ),
+    *(
+        Reference("untrained 160M", task, metric, value, *_PYTHIA)
+        for (task, metric), value in _UNTRAINED.items()
+    ),
 )
 
 

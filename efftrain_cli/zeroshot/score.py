@@ -97,7 +97,9 @@ class Evaluator:
                 advance(len(batch))
         if self.sharing.ranks is not None:
             asked = hashlib.sha256(repr(requests).encode()).hexdigest()
-            scores = [(i, Score(*score)) for i, score in self.sharing.gather(f"{task} {asked}", scores)]
+            scores = [
+                (i, Score(*score)) for i, score in self.sharing.gather(f"{task} {asked}", scores)
+            ]
         by_index = dict(scores)
         return [by_index[i] for i in range(len(requests))]
 
@@ -126,9 +128,13 @@ class Evaluator:
 
     # Requests one by one: (context + continuation) as one sequence.
 
-    def _batches_of_alone(self, requests: Sequence[Request], indices: list[int]) -> Iterator[list[int]]:
+    def _batches_of_alone(
+        self, requests: Sequence[Request], indices: list[int]
+    ) -> Iterator[list[int]]:
         def input_length(i: int) -> int:
-            return min(len(requests[i].context) + len(requests[i].continuation) - 1, self.context_length)
+            return min(
+                len(requests[i].context) + len(requests[i].continuation) - 1, self.context_length
+            )
 
         batch: list[int] = []
         for i in sorted(indices, key=input_length, reverse=True):
@@ -139,8 +145,13 @@ class Evaluator:
         if batch:
             yield batch
 
-    def _score_alone(self, requests: Sequence[Request], indices: Sequence[int]) -> list[tuple[int, Score]]:
-        inputs = [(requests[i].context + requests[i].continuation)[-(self.context_length + 1) : -1] for i in indices]
+    def _score_alone(
+        self, requests: Sequence[Request], indices: Sequence[int]
+    ) -> list[tuple[int, Score]]:
+        inputs = [
+            (requests[i].context + requests[i].continuation)[-(self.context_length + 1) : -1]
+            for i in indices
+        ]
         hidden = self._run(self._pad(inputs))
         lengths = [len(requests[i].continuation) for i in indices]
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
@@ -151,7 +162,10 @@ class Evaluator:
         ]
         targets = [token for i in indices for token in requests[i].continuation]
         of_tokens = iter(self._read(hidden[rows, columns], targets))
-        return [(i, _together(islice(of_tokens, length))) for i, length in zip(indices, lengths, strict=True)]
+        return [
+            (i, _together(islice(of_tokens, length)))
+            for i, length in zip(indices, lengths, strict=True)
+        ]
 
     # Several continuations of one context: the context once, its keys and values repeated for each continuation.
 
@@ -213,7 +227,9 @@ class Evaluator:
     def _pad(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Token ids (sequences, longest), padded on the right with token 0, which nothing ever looks at."""
         longest = max(len(tokens) for tokens in sequences)
-        return torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device)
+        return torch.tensor(
+            [[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device
+        )
 
     def _run(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Residual stream after the last block, (sequences, tokens, n_embd)."""

@@ -48,7 +48,11 @@ class Sharing:
 
     def deal(self, batches: Sequence[T]) -> list[T]:
         """This process's batches."""
-        return list(batches) if self.ranks is None else list(batches[self.ranks.rank :: self.ranks.world_size])
+        return (
+            list(batches)
+            if self.ranks is None
+            else list(batches[self.ranks.rank :: self.ranks.world_size])
+        )
 
     def announced(self, batches: Sequence[T]) -> Iterator[T]:
         """The batches, one by one, while the others' watchers can see them pass."""
@@ -88,7 +92,9 @@ class Sharing:
         except (FailedElsewhereError, LostProcessError):
             raise
         except Exception as error:
-            self.ranks.everyones({"failed": f"rank {self.ranks.rank}: {type(error).__name__}: {error}"})
+            self.ranks.everyones(
+                {"failed": f"rank {self.ranks.rank}: {type(error).__name__}: {error}"}
+            )
             raise
         _check(self.ranks.everyones({"what": f"the end of {name}"}))
 

@@ -18,7 +18,9 @@ _PLACE = "transformers.data.metrics"
 
 def normalize(answer: str) -> str:
     """Lower case, without punctuation, articles and extra spaces, in this order."""
-    text = "".join(character for character in answer.lower() if character not in set(string.punctuation))
+    text = "".join(
+        character for character in answer.lower() if character not in set(string.punctuation)
+    )
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 

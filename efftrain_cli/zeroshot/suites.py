@@ -38,7 +38,12 @@ _PAGES = {"hub": "EleutherAI/wikitext_document_level", "file": "wikitext2_test_p
 
 
 def _task(
-    name: str, metrics: str, about: str, definition: str | None = None, hub: str | None = None, file: str | None = None
+    name: str,
+    metrics: str,
+    about: str,
+    definition: str | None = None,
+    hub: str | None = None,
+    file: str | None = None,
 ) -> Task:
     """A task whose first metric counts."""
     names = tuple(metrics.split())
@@ -49,7 +54,9 @@ def _choice(name: str, chance: float, definition: str, hub: str, about: str) -> 
     """A task of answers to choose from, counted as acc_norm where their lengths differ."""
     metrics = ("acc", "acc_norm") if name in _LENGTH_NORMED else ("acc",)
     file = f"{name}.jsonl"
-    return Task(name, metrics[-1], metrics, about, chance=chance, definition=definition, hub=hub, file=file)
+    return Task(
+        name, metrics[-1], metrics, about, chance=chance, definition=definition, hub=hub, file=file
+    )
 
 
 TASKS: dict[str, Task] = {task.name: task for task in (
@@ -131,7 +138,9 @@ def task_names(wanted: Iterable[str]) -> list[str]:
             hint = nearest(name, [*SUITES, *TASKS], cutoff=0.4)
             unknown.append(f"{name!r}" + (f" ({hint})" if hint else ""))
     if unknown:
-        raise UsageError(f"unknown task {', '.join(unknown)}. Suites: {', '.join(SUITES)}. Tasks: {', '.join(TASKS)}")
+        raise UsageError(
+            f"unknown task {', '.join(unknown)}. Suites: {', '.join(SUITES)}. Tasks: {', '.join(TASKS)}"
+        )
     return list(found)
 
 

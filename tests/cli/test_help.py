@@ -35,7 +35,9 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def help_of(*path: str) -> str:
-    done = CliRunner().invoke(app, [*path, "--help"], prog_name="efftrain", env={"COLUMNS": "80", "TERM": "dumb"})
+    done = CliRunner().invoke(
+        app, [*path, "--help"], prog_name="efftrain", env={"COLUMNS": "80", "TERM": "dumb"}
+    )
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -75,4 +77,6 @@ def test_commands_stand_in_the_panel_of_their_purpose() -> None:
 def test_version_names_the_program_pytorch_and_python() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert done.exit_code == 0
-    assert re.fullmatch(rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output)
+    assert re.fullmatch(
+        rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output
+    )

@@ -143,7 +143,9 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> No
         assert "small-seed1" in str(said), f"{name}: {said}"
     for name, (code, said) in answers(root, WRONG_RECIPE).items():
         assert code == 2, f"{name}: {said}"
-        assert name in ("import-folder", "tasks") or "did you mean small" in str(said), f"{name}: {said}"
+        assert name in ("import-folder", "tasks") or "did you mean small" in str(said), (
+            f"{name}: {said}"
+        )
 
 
 def test_a_run_named_twice_is_counted_once_and_said(root: Path) -> None:

@@ -53,7 +53,9 @@ def plan(*words: str) -> dict[str, str]:
 
 def rate(flops: float, source: str, layers: int = 2, device: str = "cpu", day: int = 1) -> Rate:
     time = f"2026-01-{day:02}T00:00:00+00:00"
-    return Rate(flops_per_second=flops, n_layer=layers, n_embd=32, device=device, source=source, time=time)
+    return Rate(
+        flops_per_second=flops, n_layer=layers, n_embd=32, device=device, source=source, time=time
+    )
 
 
 def test_flops_memory_and_disk_are_those_of_the_formulas(home: Path) -> None:
@@ -65,13 +67,18 @@ def test_flops_memory_and_disk_are_those_of_the_formulas(home: Path) -> None:
     assert "in fp32" in shown["memory"] and "8 x 32 tokens" in shown["memory"]
     assert shown["time"].startswith("not known")
     assert plan("--steps", "20")["compute"].startswith("1.22 GFLOPs in 20 steps")
-    assert plan("--set", "data.tokenizer=elsewhere/")["cost"].startswith("known once the data is prepared")
+    assert plan("--set", "data.tokenizer=elsewhere/")["cost"].startswith(
+        "known once the data is prepared"
+    )
 
 
 def test_time_is_estimated_by_the_bench_of_this_machine(home: Path) -> None:
     remember_bench(rate(2.446e7, "bench of same", day=1))
     remember_bench(rate(1e9, "bench of other", layers=9, day=2))
-    assert plan()["time"] == "about 1 min 40 s of training, at the 24.5 MFLOP/s of bench of same (cpu, 2026-01-01)"
+    assert (
+        plan()["time"]
+        == "about 1 min 40 s of training, at the 24.5 MFLOP/s of bench of same (cpu, 2026-01-01)"
+    )
     remember_bench(rate(2.446e8, "bench of same, later", day=3))
     assert "about 10 s of training" in plan()["time"], "the newest of the same shape"
     remember_bench(rate(1e15, "bench of same", device="NVIDIA H100", day=4))
@@ -95,17 +102,26 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
     assert plan()["time"].startswith("not known"), "one damaged run hides nothing else"
 
 
-def test_a_narrow_terminal_cuts_no_number_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_cuts_no_number_short(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     done = CliRunner().invoke(app, ["pretrain", "--recipe", "tiny.toml", "--plan"])
-    assert [line.split()[:6] for line in done.stdout.splitlines() if line.endswith(("first step", "last step"))] == [
+    assert [
+        line.split()[:6]
+        for line in done.stdout.splitlines()
+        if line.endswith(("first step", "last step"))
+    ] == [
         ["1", "256", "32", "8", "256", "0.003"],
         ["40", "10,240", "32", "8", "256", "0"],
     ]
 
 
 def test_a_plan_needs_no_pytorch(home: Path) -> None:
-    code = NO_TORCH + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
+    code = (
+        NO_TORCH
+        + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
+    )
     words = ["pretrain", "--recipe", "tiny.toml", "--plan"]
     done = python(code, *words, cwd=home)
     assert done.returncode == 0, done.stderr
@@ -113,5 +129,7 @@ def test_a_plan_needs_no_pytorch(home: Path) -> None:
 
 
 def test_json_stays_one_object_a_line(home: Path) -> None:
-    done = CliRunner().invoke(app, ["pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json"])
+    done = CliRunner().invoke(
+        app, ["pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json"]
+    )
     assert [json.loads(line)["step"] for line in done.stdout.splitlines()][-1] == 40

@@ -40,7 +40,12 @@ def on_terminal(cwd: Path, columns: int, *args: str) -> str:
     for name in ("COLUMNS", "LINES", "CI", "GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
         environment.pop(name, None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", *args], cwd=cwd, env=environment, stdin=child, stdout=child, stderr=child
+        [sys.executable, "-m", "efftrain_cli", *args],
+        cwd=cwd,
+        env=environment,
+        stdin=child,
+        stdout=child,
+        stderr=child,
     )
     os.close(child)
     shown = b""
@@ -70,7 +75,10 @@ def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -
 
 
 def test_list_as_json(efftrain: Efftrain, mine: Path) -> None:
-    cards = {card["name"]: card for card in json.loads(efftrain("recipes", "list", "--format", "json").stdout)}
+    cards = {
+        card["name"]: card
+        for card in json.loads(efftrain("recipes", "list", "--format", "json").stdout)
+    }
     small = load_recipe("small")
     assert cards["mine"] == {
         "name": "mine",
@@ -110,7 +118,9 @@ def test_list_fits_the_terminal(tmp_path: Path, mine: Path, columns: int) -> Non
 # --- show ------------------------------------------------------------------------------------------------------------
 
 
-def test_show_is_toml_that_loads_and_names_origins(efftrain: Efftrain, mine: Path, tmp_path: Path) -> None:
+def test_show_is_toml_that_loads_and_names_origins(
+    efftrain: Efftrain, mine: Path, tmp_path: Path
+) -> None:
     done = efftrain("recipes", "show", "mine", "--set", "seed=7")
     assert done.returncode == 0
     copy = tmp_path / "copy.toml"
@@ -137,7 +147,9 @@ def test_show_warns_of_unwise_settings(efftrain: Efftrain) -> None:
 
 
 def test_mistakes_exit_with_2_and_no_traceback(efftrain: Efftrain) -> None:
-    done = efftrain("recipes", "show", "small", "--set", "optim.learning_rate=1", "--set", "train.tokens=soon")
+    done = efftrain(
+        "recipes", "show", "small", "--set", "optim.learning_rate=1", "--set", "train.tokens=soon"
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     assert "did you mean optim.lr?" in done.stderr
@@ -161,7 +173,9 @@ def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
 def test_a_new_recipe_loads_and_overwrites_nothing(
     efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = efftrain("recipes", "new", "books", "--set", "data.train=books/", "--set", "train.tokens=5M")
+    done = efftrain(
+        "recipes", "new", "books", "--set", "data.train=books/", "--set", "train.tokens=5M"
+    )
     assert done.returncode == 0, done.stderr
     path = tmp_path / "recipes" / "books.toml"
     assert "recipes/books.toml written" in done.stdout
@@ -194,7 +208,9 @@ def test_diff_shows_exactly_what_differs(efftrain: Efftrain, mine: Path) -> None
         ["optim.lr", str(small.optim.lr), "0.004"],
         ["train.tokens", f"{small.train.tokens:_}", "3_000_000"],
     ]
-    as_json = json.loads(efftrain("recipes", "diff", "small", "recipes/mine.toml", "--format", "json").stdout)
+    as_json = json.loads(
+        efftrain("recipes", "diff", "small", "recipes/mine.toml", "--format", "json").stdout
+    )
     assert as_json == [
         {"key": "optim.lr", "a": small.optim.lr, "b": 4e-3},
         {"key": "train.tokens", "a": small.train.tokens, "b": 3_000_000},
@@ -257,8 +273,13 @@ def test_tab_offers_recipes_paths_and_keys(tmp_path: Path, mine: Path) -> None:
 
 def test_tab_descriptions_stay_on_one_line(tmp_path: Path) -> None:
     """Shells with descriptions take a broken line for one more candidate."""
-    asked = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "efftrain recipes show gpt2-"}
-    lines = python(COMPLETING, cwd=tmp_path, _EFFTRAIN_COMPLETE="complete_fish", **asked).stdout.splitlines()
+    asked = {
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": "efftrain recipes show gpt2-",
+    }
+    lines = python(
+        COMPLETING, cwd=tmp_path, _EFFTRAIN_COMPLETE="complete_fish", **asked
+    ).stdout.splitlines()
     assert len(lines) >= 3
     assert all(line.startswith("gpt2-") and "\t" in line for line in lines)
 

@@ -32,14 +32,18 @@ class Recorder:
 
 def test_the_products_are_those_of_training() -> None:
     """What is taken from each layer gives back the gradient of its weight, as training computes it."""
-    config = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=60, padded_vocab_size=64)
+    config = GPTConfig(
+        n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=60, padded_vocab_size=64
+    )
     model = random_gpt(config, 0.3, seed=0)
     tokens = torch.randint(60, (3, 9), generator=torch.Generator().manual_seed(0))
     recorder = Recorder()
     accumulation._sums(model, tokens[:, :-1], tokens[:, 1:], recorder)  # type: ignore[arg-type]
     (model.loss_sum(tokens[:, :-1], tokens[:, 1:]) / 24).backward()
     names = [
-        f"h.{block}.{name}" for block in (0, 1) for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+        f"h.{block}.{name}"
+        for block in (0, 1)
+        for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     ]
     assert recorder.seen.keys() == {*names, "head"}
     for name in names:
@@ -79,9 +83,15 @@ def test_every_layer_and_role_is_there_with_its_length(analysis: accumulation.An
     assert lengths["h.0.attn.c_attn", "forward"] == 32
     assert lengths["h.0.attn.c_attn", "grad_input"] == 96
     assert lengths["h.1.mlp.c_proj", "forward"] == 128
-    assert lengths["h.1.mlp.c_proj", "grad_weight"] == lengths["head", "grad_weight"] == analysis.tokens == 512
+    assert (
+        lengths["h.1.mlp.c_proj", "grad_weight"]
+        == lengths["head", "grad_weight"]
+        == analysis.tokens
+        == 512
+    )
     assert [report.role for report in analysis.reports] == sorted(
-        (report.role for report in analysis.reports), key=("forward", "grad_input", "grad_weight").index
+        (report.role for report in analysis.reports),
+        key=("forward", "grad_input", "grad_weight").index,
     )
 
 
@@ -89,17 +99,28 @@ def test_errors_behave_as_they_must(analysis: accumulation.Analysis) -> None:
     for report in analysis.reports:
         assert report.errors.keys() == {(bits, chunk) for bits in BITS for chunk in CHUNKS}
         for chunk in CHUNKS:
-            assert report.errors[12, chunk][0] < report.errors[8, chunk][0] < report.errors[4, chunk][0]
+            assert (
+                report.errors[12, chunk][0]
+                < report.errors[8, chunk][0]
+                < report.errors[4, chunk][0]
+            )
             if chunk >= report.n:
                 assert report.errors[8, chunk] == report.errors[8, 0]
         cheapest = report.cheapest(0.04)
         assert cheapest is not None
         assert report.errors[cheapest][0] <= 0.04
-        assert all(report.errors[bits, chunk][0] > 0.04 for bits in BITS if bits < cheapest[0] for chunk in CHUNKS)
+        assert all(
+            report.errors[bits, chunk][0] > 0.04
+            for bits in BITS
+            if bits < cheapest[0]
+            for chunk in CHUNKS
+        )
         assert report.cheapest(1e-9) is None
     longest = [report for report in analysis.reports if report.role == "grad_weight"]
     assert all(report.errors[5, 64][0] < report.errors[5, 0][0] for report in longest)
-    assert min(report.errors[4, 0][1] for report in longest) < -0.02  # swamped: the sums come out too small
+    assert (
+        min(report.errors[4, 0][1] for report in longest) < -0.02
+    )  # swamped: the sums come out too small
 
 
 def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_path: Path) -> None:
@@ -110,7 +131,9 @@ def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_pa
     written = list(csv.DictReader(as_csv(analysis).splitlines()))
     assert len(written) == len(analysis.reports) * len(BITS) * len(CHUNKS)
     row = next(
-        r for r in written if (r["layer"], r["role"], r["bits"], r["chunk"]) == ("head", "grad_weight", "7", "64")
+        r
+        for r in written
+        if (r["layer"], r["role"], r["bits"], r["chunk"]) == ("head", "grad_weight", "7", "64")
     )
     report = next(r for r in analysis.reports if (r.layer, r.role) == ("head", "grad_weight"))
     assert float(row["relative_error"]) == pytest.approx(report.errors[7, 64][0], rel=1e-5)
@@ -120,10 +143,14 @@ def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_pa
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_measures_a_run(efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_measures_a_run(
+    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
-    done = efftrain("accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01")
+    done = efftrain(
+        "accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01"
+    )
     assert done.returncode == 0, done.stderr
     assert "bf16 operands" in done.stdout
     assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == [
@@ -136,7 +163,9 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain: Efftrain) -> None:
     done = efftrain("accumulation", "--shape", "48x1600", "--tokens", "524288")
     assert done.returncode == 0, done.stderr
     (row,) = [
-        line.split() for line in done.stdout.splitlines() if line.startswith("attn.c_attn") and "grad_weight" in line
+        line.split()
+        for line in done.stdout.splitlines()
+        if line.startswith("attn.c_attn") and "grad_weight" in line
     ]
     assert row[2:7] == ["524288", "5", "14", "9", "9"]  # of the table of needed bits
     assert "predicted, not measured" in done.stdout
@@ -151,7 +180,9 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain: Efftrain) -> None:
         (["no-such-run"], "no-such-run"),
     ],
 )
-def test_a_users_mistake_is_one_message(efftrain: Efftrain, arguments: list[str], words: str) -> None:
+def test_a_users_mistake_is_one_message(
+    efftrain: Efftrain, arguments: list[str], words: str
+) -> None:
     done = efftrain("accumulation", *arguments)
     assert done.returncode == UsageError.exit_code
     assert words in done.stderr
@@ -168,7 +199,10 @@ def test_lengths_of_a_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "n", "chunk", "measured"), [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)]
+    ("bits", "n", "chunk", "measured"),
+    [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)],
 )
-def test_the_rule_of_thumb_is_near_simulations(bits: int, n: int, chunk: int, measured: float) -> None:
+def test_the_rule_of_thumb_is_near_simulations(
+    bits: int, n: int, chunk: int, measured: float
+) -> None:
     assert random_walk_error(bits, n, chunk) == pytest.approx(measured, rel=0.15)

@@ -24,9 +24,15 @@ RECIPE = Recipe(
 
 def test_figures_belong_together(tmp_path: Path) -> None:
     result = bench(RECIPE, torch.device("cpu"), steps=4, profile=tmp_path / "trace.json")
-    assert result.tokens_per_step == 512 and result.accumulation_steps == 2 and result.vocab_size == 512
+    assert (
+        result.tokens_per_step == 512
+        and result.accumulation_steps == 2
+        and result.vocab_size == 512
+    )
     assert result.tokens_per_second == pytest.approx(512 / result.seconds_per_step)
-    assert result.flops_per_second == pytest.approx(result.flops_per_token * result.tokens_per_second)
+    assert result.flops_per_second == pytest.approx(
+        result.flops_per_token * result.tokens_per_second
+    )
     assert result.seconds_per_step_low <= result.seconds_per_step <= result.seconds_per_step_high
     assert result.mfu is None and result.compiled_graphs == 0
     assert set(result.phases) == {*PHASES, "other"}
@@ -45,11 +51,21 @@ def test_the_profiler_sees_the_same_two_steps(tmp_path: Path) -> None:
     assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
 
 
-def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_command_prints_json_and_remembers_the_rate_for_plans(
+    efftrain: Efftrain, tmp_path: Path
+) -> None:
     shrunk = ["--set", "train.batch_size=2", "--set", "model.n_layer=1"]
     cache = str(tmp_path / "cache")
     done = efftrain(
-        "bench", "--recipe", "quickstart", *shrunk, "--steps", "2", "--format", "json", EFFTRAIN_CACHE=cache
+        "bench",
+        "--recipe",
+        "quickstart",
+        *shrunk,
+        "--steps",
+        "2",
+        "--format",
+        "json",
+        EFFTRAIN_CACHE=cache,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

@@ -35,9 +35,18 @@ def efftrain(*args: str) -> Any:
     return CliRunner().invoke(app, args)
 
 
-def test_export_and_import_give_the_model_back(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
+def test_export_and_import_give_the_model_back(
+    exported: tuple[TrainedModel, Path], tmp_path: Path
+) -> None:
     before, directory = exported
-    settings = ("--set", f"data.train={tmp_path / 'text.txt'}", "--set", "optim.lr=1e-3", "--set", "train.tokens=3000")
+    settings = (
+        "--set",
+        f"data.train={tmp_path / 'text.txt'}",
+        "--set",
+        "optim.lr=1e-3",
+        "--set",
+        "train.tokens=3000",
+    )
     result = efftrain("import", str(directory), "--name", "back", *settings)
     assert result.exit_code == 0, result.output
     after = load_trained_model("back", None, CPU)
@@ -50,24 +59,35 @@ def test_export_and_import_give_the_model_back(exported: tuple[TrainedModel, Pat
     # And it trains on: the loss before step 1 is the imported model's.
     result = efftrain("pretrain", "--resume", "back", "--steps", "2", "--no-probe")
     assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in (tmp_path / "runs" / "back" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "back" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert load_trained_model("back", None, CPU).progress.step == 2
     origin = json.loads((tmp_path / "runs" / "back" / "origin.json").read_text())
-    assert origin["imported"]["directory"] == "hf" and origin["data"]["train_hash"] and origin["data"]["valid_windows"]
+    assert (
+        origin["imported"]["directory"] == "hf"
+        and origin["data"]["train_hash"]
+        and origin["data"]["valid_windows"]
+    )
     # Data that change from here on are noticed, as in every run.
     (tmp_path / "text.txt").write_text("other text, and more of it\n" * 3000)
     error = efftrain("pretrain", "--resume", "back", "--steps", "3", "--no-probe").exception
     assert isinstance(error, UsageError) and "the text has changed" in str(error)
 
 
-def test_what_transformers_saved_itself(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
+def test_what_transformers_saved_itself(
+    exported: tuple[TrainedModel, Path], tmp_path: Path
+) -> None:
     """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings (dropout 0.1 among
     them)."""
     transformers = pytest.importorskip("transformers")
     _, directory = exported
     size = json.loads((directory / "config.json").read_text())["vocab_size"]
-    config = transformers.GPT2Config(vocab_size=size, n_positions=40, n_embd=24, n_layer=2, n_head=3)
+    config = transformers.GPT2Config(
+        vocab_size=size, n_positions=40, n_embd=24, n_layer=2, n_head=3
+    )
     theirs = transformers.GPT2LMHeadModel(config).eval()
     theirs.save_pretrained(tmp_path / "saved")
     (tmp_path / "saved" / "tokenizer.json").write_text((directory / "tokenizer.json").read_text())
@@ -91,7 +111,10 @@ def test_rows_beyond_the_tokenizer_are_padding(exported: tuple[TrainedModel, Pat
     (directory / "config.json").write_text(json.dumps(config))
     import_hf(directory, "padded")
     after = load_trained_model("padded", None, CPU).model
-    assert after.config.vocab_size == wte.shape[0] and after.config.padded_vocab_size == wte.shape[0] + 20
+    assert (
+        after.config.vocab_size == wte.shape[0]
+        and after.config.padded_vocab_size == wte.shape[0] + 20
+    )
     tokens = torch.arange(40)[None]
     assert torch.allclose(after(tokens), before.model(tokens), atol=1e-6)
 
@@ -120,7 +143,10 @@ def test_training_on_asks_for_text_where_the_import_named_none(
     exported: tuple[TrainedModel, Path], tmp_path: Path
 ) -> None:
     _, directory = exported
-    assert efftrain("import", str(directory), "--name", "back", "--set", "train.tokens=3000").exit_code == 0
+    assert (
+        efftrain("import", str(directory), "--name", "back", "--set", "train.tokens=3000").exit_code
+        == 0
+    )
     error = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe").exception
     assert (
         isinstance(error, UsageError)
@@ -166,14 +192,18 @@ def test_a_model_of_the_hub_by_its_name(
     origin = json.loads((tmp_path / "runs" / "gpt2" / "origin.json").read_text())
     assert origin["imported"]["source"] == "openai-community/gpt2@main"
     (directory / "model.safetensors").rename(directory / "part-1.safetensors")
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "part-1.safetensors"}})
+    )
     assert efftrain("import", "openai-community/gpt2", "--name", "shards").exit_code == 0
     for name in ("no-such", "./no-such", "a/b/c"):
         error = efftrain("import", name).exception
         assert isinstance(error, UsageError) and "the Hub as owner/name" in str(error)
 
 
-def test_hostile_directories_end_in_a_message(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
+def test_hostile_directories_end_in_a_message(
+    exported: tuple[TrainedModel, Path], tmp_path: Path
+) -> None:
     """F74, F75: sizes that nothing could hold, values of wrong kinds, and weights that are not finite."""
     from safetensors.torch import load_file, save_file
 
@@ -193,13 +223,17 @@ def test_hostile_directories_end_in_a_message(exported: tuple[TrainedModel, Path
         assert re.search(said, str(error)), (changed, str(error)[:300])
     for content in ("[]", "null", "3", "[" * 100_000):
         (directory / "config.json").write_text(content)
-        assert isinstance(efftrain("import", str(directory), "--name", "x").exception, CheckpointError), content[:10]
+        assert isinstance(
+            efftrain("import", str(directory), "--name", "x").exception, CheckpointError
+        ), content[:10]
     (directory / "config.json").write_text(json.dumps(config))
     weights = load_file(directory / "model.safetensors")
     weights["transformer.h.1.mlp.c_fc.bias"][3] = float("nan")
     save_file(weights, directory / "model.safetensors")
     error = efftrain("import", str(directory), "--name", "x").exception
-    assert isinstance(error, CheckpointError) and "h.1.mlp.c_fc.bias: the weights hold NaN or infinity" in str(error)
+    assert isinstance(
+        error, CheckpointError
+    ) and "h.1.mlp.c_fc.bias: the weights hold NaN or infinity" in str(error)
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["far"] = 3_000_000_000
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -208,7 +242,9 @@ def test_hostile_directories_end_in_a_message(exported: tuple[TrainedModel, Path
     assert not (tmp_path / "runs" / "x").exists()
 
 
-def test_an_export_has_a_card_and_the_modes_of_other_files(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
+def test_an_export_has_a_card_and_the_modes_of_other_files(
+    exported: tuple[TrainedModel, Path], tmp_path: Path
+) -> None:
     trained, directory = exported
     assert efftrain("eval-zeroshot", "random", "--tasks", "offline_bytes").exit_code == 0
     old = os.umask(0o027)
@@ -218,8 +254,14 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(exported: tuple[Train
         os.umask(old)
     card = (tmp_path / "second" / "README.md").read_text()
     assert "| offline_bytes | bits_per_byte | " in card and trained.model_sha256 in card
-    assert f"{trained.model.parameter_count:,} parameters" in card and 'tokenizer = "bpe:300"' in card
+    assert (
+        f"{trained.model.parameter_count:,} parameters" in card and 'tokenizer = "bpe:300"' in card
+    )
     assert "Nothing was measured" in (directory / "README.md").read_text()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "second").iterdir()} == {0o640}
     source = json.loads((tmp_path / "second" / "efftrain.json").read_text())
-    assert (source["step"], source["tokens"], source["checkpoint_sha256"]) == (10, 10_000, trained.model_sha256)
+    assert (source["step"], source["tokens"], source["checkpoint_sha256"]) == (
+        10,
+        10_000,
+        trained.model_sha256,
+    )

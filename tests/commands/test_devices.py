@@ -24,7 +24,9 @@ def recipe(tmp_path: Path) -> str:
 
 
 def test_bench_says_what_two_devices_spend_on_each_other(efftrain: Efftrain, recipe: str) -> None:
-    done = efftrain("bench", "--recipe", recipe, "--devices", "2", "--steps", "4", "--format", "json")
+    done = efftrain(
+        "bench", "--recipe", recipe, "--devices", "2", "--steps", "4", "--format", "json"
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["devices"] == 2 and list(found["phases"]) == ["work", "sum", "exchange", "wait"]
@@ -45,14 +47,31 @@ def test_bench_claims_no_share_of_communication_for_shards(efftrain: Efftrain, r
 
 
 def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) -> None:
-    done = efftrain("verify-resume", "--recipe", recipe, "--devices", "2", "--steps", "2", timeout=300)
+    done = efftrain(
+        "verify-resume", "--recipe", recipe, "--devices", "2", "--steps", "2", timeout=300
+    )
     assert done.returncode == 0, done.stderr
-    assert "continued in a new process to step 4 on 2 devices" in done.stdout and "bit for bit" in done.stdout
+    assert (
+        "continued in a new process to step 4 on 2 devices" in done.stdout
+        and "bit for bit" in done.stdout
+    )
 
 
 SEARCH = [
-    *["data.valid_fraction=0.3", "data.tokenizer=bpe:300", "data.repeat=true", "model.n_layer=1", "model.n_embd=16"],
-    *["model.n_head=2", "model.seq_len=32", "optim.warmup_steps=4", "optim.lr=1e-1", "train.tokens=8000"],
+    *[
+        "data.valid_fraction=0.3",
+        "data.tokenizer=bpe:300",
+        "data.repeat=true",
+        "model.n_layer=1",
+        "model.n_embd=16",
+    ],
+    *[
+        "model.n_head=2",
+        "model.seq_len=32",
+        "optim.warmup_steps=4",
+        "optim.lr=1e-1",
+        "train.tokens=8000",
+    ],
     *["train.batch_size=8", "eval.windows=4", "checkpoint.every=2", "parallel.lanes=2"],
 ]
 
@@ -61,7 +80,9 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_pa
     """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit the same."""
     (tmp_path / "text.txt").write_text(TEXT)
     sets = [
-        word for key in (f"data.train={json.dumps(str(tmp_path / 'text.txt'))}", *SEARCH) for word in ("--set", key)
+        word
+        for key in (f"data.train={json.dumps(str(tmp_path / 'text.txt'))}", *SEARCH)
+        for word in ("--set", key)
     ]
     command = ("tune-warmup", "--recipe", "small", *sets, "--device", "cpu")
     assert efftrain(*command, "--name", "one", timeout=300).returncode == 0
@@ -83,12 +104,25 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_pa
 
 def _receipts(folder: Path) -> list[dict[str, str]]:
     with (folder / "receipts.csv").open(newline="") as file:
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+        return [
+            {key: value for key, value in row.items() if key != "seconds"}
+            for row in csv.DictReader(file)
+        ]
 
 
-def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain: Efftrain, recipe: str) -> None:
+def test_what_two_devices_cannot_share_of_a_search_is_refused_once(
+    efftrain: Efftrain, recipe: str
+) -> None:
     done = efftrain(
-        "tune-warmup", "--recipe", recipe, "--set", "train.batch_size=1", "--devices", "2", "--device", "cpu"
+        "tune-warmup",
+        "--recipe",
+        recipe,
+        "--set",
+        "train.batch_size=1",
+        "--devices",
+        "2",
+        "--device",
+        "cpu",
     )
     assert (
         done.returncode == 2
@@ -97,7 +131,9 @@ def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain: Eff
     )
 
 
-def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_devices_score_as_one_does(
+    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     found = []
     for devices in ("1", "2"):
@@ -106,9 +142,25 @@ def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path, monke
         done = efftrain("eval-zeroshot", run.name, *options.split())
         assert done.returncode == 0, done.stderr
         entries = json.loads((run / "zeroshot.json").read_text())
-        assert [entry["value"] for entry in json.loads(done.stdout)] == [entry["value"] for entry in entries]
-        timeless = [{k: v for k, v in entry.items() if k not in ("seconds", "date")} for entry in entries]
-        found.append((timeless, (run / "zeroshot_items.jsonl").read_text(), done.stderr.count("offline_cloze: ")))
+        assert [entry["value"] for entry in json.loads(done.stdout)] == [
+            entry["value"] for entry in entries
+        ]
+        timeless = [
+            {k: v for k, v in entry.items() if k not in ("seconds", "date")} for entry in entries
+        ]
+        found.append(
+            (
+                timeless,
+                (run / "zeroshot_items.jsonl").read_text(),
+                done.stderr.count("offline_cloze: "),
+            )
+        )
     assert len(found[0][0]) == 2 and found[0][:2] == found[1][:2]
-    missing = efftrain("eval-zeroshot", "on1", "--checkpoint", "77", "--devices", "2", "--device", "cpu")
-    assert missing.returncode == 2 and missing.stderr.count("error: ") == 1 and "Traceback" not in missing.stderr
+    missing = efftrain(
+        "eval-zeroshot", "on1", "--checkpoint", "77", "--devices", "2", "--device", "cpu"
+    )
+    assert (
+        missing.returncode == 2
+        and missing.stderr.count("error: ") == 1
+        and "Traceback" not in missing.stderr
+    )

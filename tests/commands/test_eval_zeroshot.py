@@ -29,8 +29,12 @@ def efftrain(*args: str) -> Any:
     return CliRunner().invoke(app, ["eval-zeroshot", *args])
 
 
-def test_offline_is_the_default_and_needs_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "find_spec", lambda name: None)  # as if the extra were not installed
+def test_offline_is_the_default_and_needs_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        harness, "find_spec", lambda name: None
+    )  # as if the extra were not installed
     result = efftrain("random")
     assert result.exit_code == 0, result.output
     assert "offline_cloze" in result.stdout and "bits_per_byte" in result.stdout
@@ -39,19 +43,28 @@ def test_offline_is_the_default_and_needs_nothing(run: Path, monkeypatch: pytest
     entry = entries[0]
     manifest = json.loads((run / "checkpoints" / "step-00000010" / "manifest.json").read_text())
     assert entry["checkpoint_sha256"] == manifest["files"]["model.safetensors"]["sha256"]
-    assert (entry["step"], entry["limit"], entry["context_length"], entry["dtype"]) == (10, None, 64, "fp32")
+    assert (entry["step"], entry["limit"], entry["context_length"], entry["dtype"]) == (
+        10,
+        None,
+        64,
+        "fp32",
+    )
     items = [item for item in read_items(run) if item["task"] == "offline_cloze"]
     assert len(items) == entry["items"] > 5
     assert entry["value"] == pytest.approx(sum(item["acc"] for item in items) / len(items))
 
-    again = efftrain("random", "--format", "json", "--batch-tokens", "70", "--tasks", "offline_bytes")
+    again = efftrain(
+        "random", "--format", "json", "--batch-tokens", "70", "--tasks", "offline_bytes"
+    )
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)[0]["value"] == pytest.approx(entries[1]["value"], rel=1e-5)
     assert efftrain("random", "--limit", "100000").exit_code == 0  # leaves nothing out
     assert len(read_results(run)) == 2  # the same question again replaces its answer
 
 
-def test_a_missing_extra_is_said_with_its_command(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_said_with_its_command(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     error = efftrain("random", "--tasks", "piqa").exception
     assert isinstance(error, UsageError) and "pip install 'efftrain[eval]'" in str(error)
@@ -62,7 +75,10 @@ def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     folder = tmp_path / "sets"
     folder.mkdir()
-    lines = [{"goal": f"Find the {thing}", "sol1": "lantern", "sol2": "ship", "label": 0} for thing in "abc"]
+    lines = [
+        {"goal": f"Find the {thing}", "sol1": "lantern", "sol2": "ship", "label": 0}
+        for thing in "abc"
+    ]
     (folder / "piqa.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     # In its own process: the libraries' switches for the Hub and their bars are read once, at import.
     command = [
@@ -73,12 +89,24 @@ def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
         "2",
     ]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=env, check=False
+    )
     assert result.returncode == 0, result.stderr
-    assert "first 2 items only where a task has more: not comparable with full scores" in result.stdout
-    assert result.stderr.splitlines()[-1].startswith("piqa: 2 items in ") and len(result.stderr.splitlines()) < 4
+    assert (
+        "first 2 items only where a task has more: not comparable with full scores" in result.stdout
+    )
+    assert (
+        result.stderr.splitlines()[-1].startswith("piqa: 2 items in ")
+        and len(result.stderr.splitlines()) < 4
+    )
     (entry,) = read_results(run)
-    assert (entry["task"], entry["limit"], entry["items"], entry["items_total"]) == ("piqa", 2, 2, 3)
+    assert (entry["task"], entry["limit"], entry["items"], entry["items_total"]) == (
+        "piqa",
+        2,
+        2,
+        3,
+    )
     assert entry["source"] == "piqa.jsonl" and len(entry["data_sha256"]) == 64
     assert set(entry["metrics"]) == {"acc", "acc_norm"} and entry["metric"] == "acc_norm"
     with (folder / "piqa.jsonl").open("a") as file:
@@ -122,8 +150,12 @@ def sets_in(folder: Path, tmp_path: Path) -> str:
     """A task of one's own as the harness takes one: a YAML file and its items."""
     folder.mkdir()
     items = [{"q": "Anna found the", "a": ["lantern", "ship"], "gold": n % 2} for n in range(6)]
-    items.append({"q": "It was", "a": ["cold " * 200, "x"], "gold": 0})  # longer than the context of 64 by itself
-    items.append({"q": "long ago " * 300, "a": ["ship", "garden"], "gold": 0})  # its beginning is cut
+    items.append(
+        {"q": "It was", "a": ["cold " * 200, "x"], "gold": 0}
+    )  # longer than the context of 64 by itself
+    items.append(
+        {"q": "long ago " * 300, "a": ["ship", "garden"], "gold": 0}
+    )  # its beginning is cut
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     settings = {
         "task": "my_choice",
@@ -151,24 +183,44 @@ def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run: Path, tmp_path: 
     task = sets_in(tmp_path / "sets", tmp_path)
     broken = tmp_path / "broken.yaml"
     broken.write_text(
-        json.dumps({**json.loads(Path(task).read_text()), "task": "broken", "doc_to_text": "{{nothing.at.all}}"})
+        json.dumps(
+            {
+                **json.loads(Path(task).read_text()),
+                "task": "broken",
+                "doc_to_text": "{{nothing.at.all}}",
+            }
+        )
     )
     result = efftrain("random", "--tasks", f"{broken},{task},offline_bytes")
     assert isinstance(result.exception, DataError), result.output
-    assert "1 of 3 tasks could not be scored" in str(result.exception) and "broken.yaml: " in str(result.exception)
-    assert "my_choice: 1 left out, as an answer alone is longer than the context: item 6" in result.stdout
+    assert "1 of 3 tasks could not be scored" in str(result.exception) and "broken.yaml: " in str(
+        result.exception
+    )
+    assert (
+        "my_choice: 1 left out, as an answer alone is longer than the context: item 6"
+        in result.stdout
+    )
     assert "offline_bytes" in result.stdout
     entry = next(entry for entry in read_results(run) if entry["task"] == "my_choice")
-    assert (entry["items"], entry["items_total"], entry["left_out"], entry["limit"]) == (7, 8, ["item 6"], None)
+    assert (entry["items"], entry["items_total"], entry["left_out"], entry["limit"]) == (
+        7,
+        8,
+        ["item 6"],
+        None,
+    )
     assert entry["truncated"] == 2  # both answers of the item with the long context
-    assert entry["protocol"].startswith("harness's default protocol: lm-eval my_choice v3.0 0-shot without 1 items")
+    assert entry["protocol"].startswith(
+        "harness's default protocol: lm-eval my_choice v3.0 0-shot without 1 items"
+    )
     items = [item for item in read_items(run) if item["task"] == "my_choice"]
     assert [item["doc_id"] for item in items] == [0, 1, 2, 3, 4, 5, 7]
     assert entry["value"] == pytest.approx(sum(item["acc"] for item in items) / 7)
     assert entry["stderr"] is not None
 
 
-def test_several_runs_and_an_exported_directory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_runs_and_an_exported_directory(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["export", "random", "--out", "hf"]).exit_code == 0

@@ -24,7 +24,9 @@ CALLS = (
 
 def gpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "gpu"), *arguments]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1000, check=False)
+    return subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1000, check=False
+    )
 
 
 def pieces_of(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
@@ -40,7 +42,9 @@ def test_four_calls_measure_everything_and_a_fifth_prints_the_page(tmp_path: Pat
         assert done.returncode == 0, done.stdout + done.stderr
         earlier = ["--earlier", str(folder / "gpu.json")]
     pieces = pieces_of(folder)
-    assert tuple(pieces) == tuple(piece for call in CALLS for piece in call), "earlier results are carried in"
+    assert tuple(pieces) == tuple(piece for call in CALLS for piece in call), (
+        "earlier results are carried in"
+    )
     for piece, parts in pieces.items():
         for part, record in parts.items():
             assert record["status"] == "ok" and record["figures"], (piece, part, record)
@@ -57,11 +61,15 @@ def test_four_calls_measure_everything_and_a_fifth_prints_the_page(tmp_path: Pat
     before = (folder / "gpu.json").read_bytes()
     again = gpu("device", "speed", "--smoke", "--out", str(folder))
     assert again.returncode == 0 and "stability measures" in again.stdout
-    assert json.loads((folder / "gpu.json").read_text()) == json.loads(before), "what is measured is not measured again"
+    assert json.loads((folder / "gpu.json").read_text()) == json.loads(before), (
+        "what is measured is not measured again"
+    )
 
 
 @pytest.mark.slow
-def test_what_a_part_measured_before_it_failed_is_kept_and_it_alone_runs_again(tmp_path: Path) -> None:
+def test_what_a_part_measured_before_it_failed_is_kept_and_it_alone_runs_again(
+    tmp_path: Path,
+) -> None:
     code = f"""
 import sys
 sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / "benchmarks")!r}]
@@ -82,7 +90,10 @@ command.main("")
         parts = pieces_of(tmp_path)["device"]
         assert parts["whole"]["status"] == "ok" and parts["half"]["status"] == "failed"
         assert [figure["name"] for figure in parts["half"]["figures"]] == ["the first half"]  # type: ignore
-    assert "device, half: failed" in done.stdout and "device, whole: ok, 0 s\ndevice" not in done.stdout
+    assert (
+        "device, half: failed" in done.stdout
+        and "device, whole: ok, 0 s\ndevice" not in done.stdout
+    )
 
 
 def test_without_a_gpu_it_says_what_to_do(tmp_path: Path) -> None:

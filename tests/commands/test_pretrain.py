@@ -31,7 +31,9 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained: Labo
     said = done.out.read_text()
     assert "used its budget of 2,560 tokens, after step 20" in said
     assert "efftrain pretrain --resume r --set train.tokens=N" in said
-    behind = trained.call("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--steps", "20", "--no-probe")
+    behind = trained.call(
+        "pretrain", "--resume", "r", "--set", "train.tokens=5120", "--steps", "20", "--no-probe"
+    )
     assert behind.code == 0
     assert "after step 20 already, and --steps 20 ends there" in behind.out.read_text()
     changed = {name for name, value in fingerprints(trained).items() if before.get(name) != value}
@@ -58,7 +60,16 @@ def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) 
 
 def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Laboratory) -> None:
     words = (
-        *["pretrain", "--resume", "r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120", "--no-probe"],
+        *[
+            "pretrain",
+            "--resume",
+            "r",
+            "--set",
+            "train.tokens=5120",
+            "--set",
+            "optim.decay_tokens=5120",
+            "--no-probe",
+        ],
     )
     refused = trained.call(*words)
     assert refused.code == 2
@@ -90,7 +101,9 @@ def test_a_form_without_a_plan_is_refused(lab: Laboratory) -> None:
 
 
 def test_no_step_at_all_is_said(lab: Laboratory) -> None:
-    done = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "0", "--no-probe")
+    done = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "0", "--no-probe"
+    )
     assert done.code == 0
     assert "untrained: --steps 0" in done.out.read_text()
     assert "tokens/s" not in done.out.read_text()
@@ -99,7 +112,16 @@ def test_no_step_at_all_is_said(lab: Laboratory) -> None:
 def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) -> None:
     recipe = lab.recipe()
     assert lab.call("pretrain", "--recipe", recipe, "--name", "silent", "--no-probe").code == 0
-    done = lab.call("pretrain", "--recipe", recipe, "--name", "shown", "--no-probe", "--set", 'eval.sample="the ea"')
+    done = lab.call(
+        "pretrain",
+        "--recipe",
+        recipe,
+        "--name",
+        "shown",
+        "--no-probe",
+        "--set",
+        'eval.sample="the ea"',
+    )
     assert done.code == 0, done.err.read_text()
     samples = lab.events("shown", "sample")
     assert [event["step"] for event in samples] == [0, 5, 10, 15, 20]
@@ -108,14 +130,23 @@ def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) 
     lab.assert_equal_runs("shown", "silent", 20)
     # What is shown may change when a run is continued: nothing that is computed depends on it.
     more = lab.call(
-        "pretrain", "--resume", "shown", "--set", "eval.sample=x", "--set", "train.tokens=2688", "--no-probe"
+        "pretrain",
+        "--resume",
+        "shown",
+        "--set",
+        "eval.sample=x",
+        "--set",
+        "train.tokens=2688",
+        "--no-probe",
     )
     assert more.code == 0, more.err.read_text()
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
 
 
 def test_one_step_is_one_line(lab: Laboratory) -> None:
-    done = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "1", "--no-probe")
+    done = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "1", "--no-probe"
+    )
     said = done.out.read_text()
     assert said.count("step 1/1") == 1
     assert "paused     1 step, 128 tokens" in said

@@ -71,7 +71,9 @@ def test_a_locked_run_is_running(root: Path) -> None:
 def test_show_says_everything(root: Path) -> None:
     # Evaluation takes 11 x 0.25 s; 1.25 s of the wall time is nobody's.
     rows = [row | {"wall_seconds": row["step"] * 0.09} for row in rows_of(100, 0)]
-    write_run(root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}])
+    write_run(
+        root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}]
+    )
     out = run("show", "small-seed0").stdout
     for word in (
         "finished",
@@ -123,11 +125,18 @@ def test_rm_follows_no_link(root: Path, tmp_path_factory: pytest.TempPathFactory
 
 def test_show_as_json_holds_the_numbers_unrounded(root: Path) -> None:
     rows = rows_of(100, 0)
-    path = write_run(root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}])
+    path = write_run(
+        root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}]
+    )
     value = json.loads(run("show", "small", "--format", "json").stdout)
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
     assert value["measures"]["best_loss"] == min(losses)
-    assert (value["status"], value["steps"], value["tokens"], value["seed"]) == ("finished", 100, 102400, 0)
+    assert (value["status"], value["steps"], value["tokens"], value["seed"]) == (
+        "finished",
+        100,
+        102400,
+        0,
+    )
     assert value["events"] == [{"event": "start", "time": "T", "device": "cpu"}]
     assert value["recipe"]["optim"]["lr"] == 1e-3 and value["origin"]["torch"] == "2.13.0+cpu"
     (path / "metrics.jsonl").unlink()
@@ -141,18 +150,27 @@ def test_list_is_sorted_as_asked(root: Path) -> None:
     (root / "c-seed0" / "metrics.jsonl").unlink()
 
     def order(*words: str) -> str:
-        return "".join(entry["name"][0] for entry in json.loads(run("list", *words, "--format", "json").stdout))
+        return "".join(
+            entry["name"][0] for entry in json.loads(run("list", *words, "--format", "json").stdout)
+        )
 
     assert order("--sort", "name") == "abc"
-    assert order("--sort", "loss") == "bac", "the faster run has the lower loss; one without a loss comes last"
+    assert order("--sort", "loss") == "bac", (
+        "the faster run has the lower loss; one without a loss comes last"
+    )
     assert order("--sort", "tokens") == "bac"
 
 
 def test_the_last_save_is_counted(root: Path) -> None:
     """No row comes after the save at the end; its seconds are in the event."""
-    rows = [row | {"checkpoint_seconds": 1.0 if row["step"] == 51 else 0.0} for row in rows_of(100, 0)]
+    rows = [
+        row | {"checkpoint_seconds": 1.0 if row["step"] == 51 else 0.0} for row in rows_of(100, 0)
+    ]
     events = [{"event": "start", "time": "T"}]
-    events += [{"event": "checkpoint", "time": "T", "step": step, "seconds": s} for step, s in ((50, 1.0), (100, 2.5))]
+    events += [
+        {"event": "checkpoint", "time": "T", "step": step, "seconds": s}
+        for step, s in ((50, 1.0), (100, 2.5))
+    ]
     write_run(root, "small", 0, rows=rows, events=events)
     seconds = json.loads(run("show", "small", "--format", "json").stdout)["seconds"]
     assert seconds["checkpoint_seconds"] == 3.5

@@ -26,7 +26,10 @@ def read(*args: str) -> object:
 def test_a_recipe_as_json() -> None:
     about = read("recipes", "show", "small-slw", "--set", "optim.lr=0.5", "--format", "json")
     assert about["values"]["optim"]["lr"] == 0.5 and about["values"]["seq_len_warmup"]
-    assert about["origins"]["optim.lr"] == "--set optim.lr=0.5" and about["origins"]["data.format"] == "default"
+    assert (
+        about["origins"]["optim.lr"] == "--set optim.lr=0.5"
+        and about["origins"]["data.format"] == "default"
+    )
     assert [Path(base).stem for base in about["bases"]] == ["small-large-batch"]
 
 
@@ -36,7 +39,9 @@ def test_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     found = read("checkpoint", "list", "random", "--format", "json")
     assert [entry["step"] for entry in found] == [10, 20]
     path = run / "checkpoints" / "step-00000020"
-    assert found[1]["path"] == str(path) and found[1]["bytes"] == sum(file.stat().st_size for file in path.iterdir())
+    assert found[1]["path"] == str(path) and found[1]["bytes"] == sum(
+        file.stat().st_size for file in path.iterdir()
+    )
 
 
 def test_verified_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +61,10 @@ def test_verified_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_warmup_search_as_json() -> None:
     about = read("tune-warmup", "--recipe", "small-slw", "--plan", "--format", "json")
     cost = about["cost"]
-    assert about["searches"] and cost["worst"]["tokens"] >= cost["own_at_most"]["tokens"] >= cost["own"]["tokens"] > 0
+    assert (
+        about["searches"]
+        and cost["worst"]["tokens"] >= cost["own_at_most"]["tokens"] >= cost["own"]["tokens"] > 0
+    )
     assert cost["own_at_most"]["tokens"] >= about["smallest_budget"] and cost["own"]["probes"] >= 1
     assert about["starts"] == sorted(about["starts"]) and about["durations"]
 
@@ -69,16 +77,30 @@ def test_quiet_prints_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(
         "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500))
     )
-    prepared = efftrain("prepare", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache"))
+    prepared = efftrain(
+        "prepare", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache")
+    )
     assert (prepared.returncode, prepared.stdout, prepared.stderr) == (0, "", "")
-    trained = efftrain("pretrain", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache"))
+    trained = efftrain(
+        "pretrain", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache")
+    )
     assert (trained.returncode, trained.stdout) == (0, ""), trained.stderr
     assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
     cache = str(tmp_path / "cache")
     swept = efftrain(
-        "sweep", "--recipe", "tiny.toml", "--seeds", "1234,1235", "-q", "--format", "json", EFFTRAIN_CACHE=cache
+        "sweep",
+        "--recipe",
+        "tiny.toml",
+        "--seeds",
+        "1234,1235",
+        "-q",
+        "--format",
+        "json",
+        EFFTRAIN_CACHE=cache,
     )
-    assert swept.returncode == 0 and "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
+    assert (
+        swept.returncode == 0 and "val loss" not in swept.stderr and "training " not in swept.stderr
+    ), swept.stderr
     assert json.loads(swept.stdout)["groups"]
 
 
@@ -88,7 +110,9 @@ def test_the_users_own_commit_and_its_dirty_flag(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("a = 1\n")
     for args in (["init", "-q"], ["add", "recipe.toml"], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *args], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     assert project_commit(tmp_path) == {"git_commit": head, "dirty": False}
     (tmp_path / "untracked").write_text("")
     assert project_commit(tmp_path)["dirty"] is False

@@ -51,11 +51,17 @@ def test_table_in_a_pipe_folds_nothing(two: Path) -> None:
 
 def test_the_verdict_comes_first_and_every_table_fits_80_columns(two: Path) -> None:
     out = run("small", "small-slw").stdout
-    assert re.match(r"B small-slw is better than A small: final loss better by 0\.\d{4} nats/token, 95 % ", out)
+    assert re.match(
+        r"B small-slw is better than A small: final loss better by 0\.\d{4} nats/token, 95 % ", out
+    )
     notes = ("Losses in", "Every measure", "B small-slw is", "warning", "note")
     assert max(len(line.rstrip()) for line in out.splitlines() if not line.startswith(notes)) <= 80
     details = run("small", "small-slw", "--details").stdout
-    assert "could have seen" in details and "final perplexity" in details and "small-slw-seed2" in details
+    assert (
+        "could have seen" in details
+        and "final perplexity" in details
+        and "small-slw-seed2" in details
+    )
     assert "could have seen" not in out
 
 
@@ -64,10 +70,16 @@ def test_formats_agree(two: Path) -> None:
     out = run("small", "small-slw", "--format", "csv", "-o", "c.csv")
     assert out.stdout == ""
     table = pd.read_csv("c.csv").set_index(["measure", "recipe"])
-    assert table.loc[("final_loss", "small-slw"), "mean"] == value["groups"][1]["mean"]["final_loss"]
+    assert (
+        table.loc[("final_loss", "small-slw"), "mean"] == value["groups"][1]["mean"]["final_loss"]
+    )
     difference = next(d for d in value["differences"] if d["measure"] == "tokens_to_match")
     assert table.loc[("tokens_to_match", "small-slw"), "difference"] == difference["estimate"]
-    assert (value["schema_version"], difference["outcome"], difference["not_judged"]) == (2, "better", None)
+    assert (value["schema_version"], difference["outcome"], difference["not_judged"]) == (
+        2,
+        "better",
+        None,
+    )
     loss = f"{value['groups'][1]['mean']['final_loss']:.4f}"
     for kind in ("table", "markdown", "latex"):
         assert loss in run("small", "small-slw", "--format", kind).stdout
@@ -116,14 +128,23 @@ def test_figures_are_written(two: Path) -> None:
     run("small", "small-slw", "--figures", "f")
     names = {path.name for path in Path("f").iterdir()}
     assert {
-        *["difference.svg", "loss-late.png", "loss.svg", "grad-norm.svg", "loss-tokens.svg", "loss-flops.png"],
+        *[
+            "difference.svg",
+            "loss-late.png",
+            "loss.svg",
+            "grad-norm.svg",
+            "loss-tokens.svg",
+            "loss-flops.png",
+        ],
         *["loss-seconds.svg", "seq-len.png", "lr.svg", "loss-ratio.png"],
     } <= names
 
 
 def test_terminal_plot(two: Path) -> None:
     out = run("small", "small-slw", "--plot").stdout
-    assert out.count("validation loss (nats/token)") == 3 and out.count("\nA small, B small-slw") == 3
+    assert (
+        out.count("validation loss (nats/token)") == 3 and out.count("\nA small, B small-slw") == 3
+    )
     for axis in ("tokens trained", "FLOPs executed", "training time (s)"):
         assert axis in out
     assert "\x1b" not in out
@@ -149,7 +170,15 @@ def test_plan(two: Path) -> None:
 
 def test_price_and_power(two: Path) -> None:
     out = run(
-        "small", "small-slw", "--target-loss", "3.3", "--price-per-hour", "3", "--power-watts", "300", "--details"
+        "small",
+        "small-slw",
+        "--target-loss",
+        "3.3",
+        "--price-per-hour",
+        "3",
+        "--power-watts",
+        "300",
+        "--details",
     ).stdout
     assert "price at 3 per hour" in out and "energy at 300 W, kWh" in out
 
@@ -162,7 +191,9 @@ def test_refusals_exit_with_2_and_one_message(efftrain: Efftrain, two: Path) -> 
     assert refused.stderr.startswith("error: these runs cannot be compared fairly")
     assert "Traceback" not in refused.stderr
     allowed = efftrain("compare", "small", "odd", "--allow")
-    assert allowed.returncode == 0 and "NOT COMPARABLE: the validation text differs" in allowed.stdout
+    assert (
+        allowed.returncode == 0 and "NOT COMPARABLE: the validation text differs" in allowed.stdout
+    )
     assert efftrain("compare", "nothing").returncode == 2
     assert efftrain("compare", "small", "-o", "no/such/folder").returncode == 2
 
@@ -172,11 +203,15 @@ def test_a_reader_that_leaves_is_no_failure(two: Path) -> None:
     script = f"{sys.executable} -m efftrain_cli compare small small-slw | head -1; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("B small-slw is better than A small")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(
+        "B small-slw is better than A small"
+    )
 
 
 @pytest.mark.parametrize("kind", ["table", "json", "html"])
-def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two: Path, tmp_path: Path, kind: str) -> None:
+def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(
+    two: Path, tmp_path: Path, kind: str
+) -> None:
     """As under `ulimit -f`: the file of before is as it was, nothing half-written lies beside it; a link stays one."""
     (tmp_path / "earlier").write_text("earlier")
     (tmp_path / "link").symlink_to("earlier")
@@ -192,9 +227,15 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two: Path, tmp_p
     assert len((tmp_path / "earlier").read_text()) > 1000 and (tmp_path / "link").is_symlink()
 
 
-def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(efftrain: Efftrain, two: Path) -> None:
+def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(
+    efftrain: Efftrain, two: Path
+) -> None:
     full = efftrain("compare", "small", "small-slw", "--format", "csv", "-o", "/dev/full")
-    assert full.returncode == 6 and "/dev/full: the disk is full" in full.stderr and "Traceback" not in full.stderr
+    assert (
+        full.returncode == 6
+        and "/dev/full: the disk is full" in full.stderr
+        and "Traceback" not in full.stderr
+    )
     run("small", "small-slw", "--format", "csv", "-o", "/dev/null")
 
 
@@ -225,12 +266,17 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) 
 
     out = StringIO()
     console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
-    print_tables(console, tables_of(compare(read_sound(select_runs(["small", "small-slw"]))[0]), details=False))
+    print_tables(
+        console,
+        tables_of(compare(read_sound(select_runs(["small", "small-slw"]))[0]), details=False),
+    )
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
     at = lines.index("final loss")
     assert lines[at + 1].startswith("  A 3.2") and lines[at + 2].startswith("  B 3.1")
-    assert "B against A [95 %] -0.1" in " ".join(lines[at + 3 : at + 5]) and "verdict better" in " ".join(lines)
+    assert "B against A [95 %] -0.1" in " ".join(
+        lines[at + 3 : at + 5]
+    ) and "verdict better" in " ".join(lines)
 
 
 def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> None:
@@ -244,13 +290,25 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
     from efftrain_cli.compare.tables import answers
 
     for seed in range(3):
-        write_run(two, "bad", seed, steps=40, budget=102400, events=[{"event": "diverged", "step": 40}])
+        write_run(
+            two, "bad", seed, steps=40, budget=102400, events=[{"event": "diverged", "step": 40}]
+        )
     table = answers(compare(read_sound(select_runs(["small", "small-slw", "bad"]))[0]))
     for width in (80, 60):
         out = StringIO()
-        print_tables(Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False), [table])
-        lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()]
+        print_tables(
+            Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False),
+            [table],
+        )
+        lines = [
+            re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()
+        ]
         assert max(map(len, lines)) <= width
         # As a table at 80 columns, one line per recipe and question; stacked at 60, with no line of nothing.
-        assert any(re.match(r" +C 0 of 3 runs +ahead in 0 % of pairs ", line) for line in lines) == (width == 80)
-        assert "" not in lines[: lines.index(next(line for line in lines if line.startswith("Losses")))]
+        assert any(
+            re.match(r" +C 0 of 3 runs +ahead in 0 % of pairs ", line) for line in lines
+        ) == (width == 80)
+        assert (
+            ""
+            not in lines[: lines.index(next(line for line in lines if line.startswith("Losses")))]
+        )

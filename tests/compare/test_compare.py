@@ -13,7 +13,14 @@ from scipy import stats
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.formats import as_json
-from efftrain_cli.compare.measures import Costs, loss_at, match_ratio, needed_for, schedule_position, smooth_end
+from efftrain_cli.compare.measures import (
+    Costs,
+    loss_at,
+    match_ratio,
+    needed_for,
+    schedule_position,
+    smooth_end,
+)
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -56,14 +63,22 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None
     cell = comparison.cells["tokens_to_target", "base"]
     assert cell.mean is None and cell.values[:3] == ("not reached",) * 3
     tokens = comparison.difference("tokens_to_target", "method")
-    assert tokens.exact.p == pytest.approx(2 / 252) and tokens.exact.wins == 1.0 and tokens.verdict == "better"
+    assert (
+        tokens.exact.p == pytest.approx(2 / 252)
+        and tokens.exact.wins == 1.0
+        and tokens.verdict == "better"
+    )
     assert tokens.estimate.bound == 1 and tokens.estimate.mean == pytest.approx(2.12, abs=0.01)
     row = next(row for row in answers(comparison).rows if row[0] == "tokens to target")
     assert (
-        row[1] == "2 of 5 runs" and row[3].startswith("more than 2.12x") and row[3].endswith("ahead in 100 % of pairs")
+        row[1] == "2 of 5 runs"
+        and row[3].startswith("more than 2.12x")
+        and row[3].endswith("ahead in 100 % of pairs")
     )
     # Seen from the other side the method is worse: a fixed target has two sides.
-    other = of("base", "method", target_loss=2.5, baseline="method").difference("tokens_to_target", "base")
+    other = of("base", "method", target_loss=2.5, baseline="method").difference(
+        "tokens_to_target", "base"
+    )
     assert other.verdict == "worse" and other.estimate.bound == -1
 
 
@@ -79,7 +94,9 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
     assert match_ratio(a, a, "tokens") == 0
     forward = of("base", "method").difference("tokens_to_match", "method")
     back = of("base", "method", baseline="method").difference("tokens_to_match", "base")
-    assert forward.estimate.mean == pytest.approx(1.2) and back.estimate.mean == pytest.approx(1 / 1.2)
+    assert forward.estimate.mean == pytest.approx(1.2) and back.estimate.mean == pytest.approx(
+        1 / 1.2
+    )
 
 
 def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:
@@ -100,32 +117,47 @@ def test_one_seed_makes_no_claim(root: Path) -> None:
     judged = {d.verdict for d in comparison.differences if d.measure.axis != "seconds"} - {"none"}
     assert judged == {"one seed: no claim"}
     assert all(difference.p_holm is None for difference in comparison.differences)
-    assert verdict_sentences(comparison)[0].startswith("B small-slw against A small: one seed: no claim (")
+    assert verdict_sentences(comparison)[0].startswith(
+        "B small-slw against A small: one seed: no claim ("
+    )
 
 
 def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root: Path) -> None:
     pair(root)
     verdicts = {d.measure.key: d.verdict for d in of("small", "small-slw").differences}
-    assert verdicts["final_loss"] == verdicts["tokens_to_match"] == verdicts["flops_to_match"] == "better"
-    verdicts = {d.measure.key: d.verdict for d in of("small", "small-slw", baseline="small-slw").differences}
+    assert (
+        verdicts["final_loss"]
+        == verdicts["tokens_to_match"]
+        == verdicts["flops_to_match"]
+        == "better"
+    )
+    verdicts = {
+        d.measure.key: d.verdict for d in of("small", "small-slw", baseline="small-slw").differences
+    }
     assert verdicts["final_loss"] == verdicts["tokens_to_match"] == "worse"
     assert "best_loss" not in verdicts  # shown, never tested
 
 
-def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seeds(root: Path) -> None:
+def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seeds(
+    root: Path,
+) -> None:
     for seed, (a, b) in enumerate([(3.0, 3.1), (3.2, 3.0), (3.1, 3.05)]):
         curve(root, [6.0, 4.0, a], "base", seed)
         curve(root, [6.0, 4.0, b], "method", seed, more=SLW)
     comparison = of("base", "method")
     final = comparison.difference("final_loss", "method")
     sd = np.std([0.1, -0.2, -0.05], ddof=1)
-    assert final.verdict == "undecided" and final.decision.could_see == pytest.approx(3.26 * sd, rel=0.01)
+    assert final.verdict == "undecided" and final.decision.could_see == pytest.approx(
+        3.26 * sd, rel=0.01
+    )
     (sentence,) = verdict_sentences(comparison)
     assert sentence == (
         "B method against A base is undecided: final loss better by 0.0500 nats/token, 95 % -0.3226 to 0.4226, p = 0.62, 3 pairs. "
         "This study could have seen 0.49 nats/token or more."
     )
-    assert of("base", "method", margin=0.7).difference("final_loss", "method").verdict == "equivalent"
+    assert (
+        of("base", "method", margin=0.7).difference("final_loss", "method").verdict == "equivalent"
+    )
 
 
 def test_partly_shared_seeds_use_every_run(root: Path) -> None:
@@ -137,8 +169,14 @@ def test_partly_shared_seeds_use_every_run(root: Path) -> None:
         write_run(root, "small-pld", seed, speed=1.1, more=PLD)
     comparison = of("small", "small-slw", "small-pld")
     final = {d.label: d for d in comparison.differences if d.measure.key == "final_loss"}
-    means = {label: comparison.cells["final_loss", label].mean for label in ("small", "small-slw", "small-pld")}
-    assert final["small-slw"].seeds == (1, 2) and "too few to pair" in final["small-slw"].estimate.method
+    means = {
+        label: comparison.cells["final_loss", label].mean
+        for label in ("small", "small-slw", "small-pld")
+    }
+    assert (
+        final["small-slw"].seeds == (1, 2)
+        and "too few to pair" in final["small-slw"].estimate.method
+    )
     assert final["small-pld"].seeds == () and "not paired" in final["small-pld"].estimate.method
     for label, difference in final.items():  # the interval is about the means that are shown
         assert difference.estimate.mean == pytest.approx(means[label] - means["small"])
@@ -147,7 +185,9 @@ def test_partly_shared_seeds_use_every_run(root: Path) -> None:
     assert any("different seeds" in label.text for label in comparison.labels)
 
 
-def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss(root: Path) -> None:
+def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss(
+    root: Path,
+) -> None:
     pair(root)
     for seed in range(3):
         write_run(root, "small-pld", seed, speed=1.01, more=PLD)
@@ -156,10 +196,18 @@ def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss
     raw = [d.estimate.p for d in final]
     assert final[0].p_holm == pytest.approx(2 * raw[0]) and final[1].p_holm == pytest.approx(raw[1])
     # What the study could have seen is planned at the stricter alpha / 2 of two recipes.
-    assert final[1].decision.could_see == pytest.approx(inference.detectable(final[1].estimate, 0.025))
-    beside = [d for d in comparison.differences if d.measure.key != "final_loss" and d.p_holm is not None]
-    assert len(beside) == 4  # tokens and FLOPs to match, of two recipes; seconds are not judged, nothing jumped
-    assert [d.p_holm for d in beside] == pytest.approx(inference.holm([d.estimate.p for d in beside]))
+    assert final[1].decision.could_see == pytest.approx(
+        inference.detectable(final[1].estimate, 0.025)
+    )
+    beside = [
+        d for d in comparison.differences if d.measure.key != "final_loss" and d.p_holm is not None
+    ]
+    assert (
+        len(beside) == 4
+    )  # tokens and FLOPs to match, of two recipes; seconds are not judged, nothing jumped
+    assert [d.p_holm for d in beside] == pytest.approx(
+        inference.holm([d.estimate.p for d in beside])
+    )
 
 
 def test_20_seeds_are_judged_by_t_as_3_are(root: Path) -> None:
@@ -172,8 +220,17 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     """F49: crashed, stopped, diverged, rewound, resumed, unfinished."""
     start = {"event": "start"}
     write_run(root, "crashed", 0, steps=50, budget=102400)
-    write_run(root, "disk", 0, steps=50, budget=102400, events=[start, {"event": "end", "status": "disk"}])
-    write_run(root, "stopped", 0, steps=50, budget=102400, events=[start, {"event": "end", "status": "paused"}])
+    write_run(
+        root, "disk", 0, steps=50, budget=102400, events=[start, {"event": "end", "status": "disk"}]
+    )
+    write_run(
+        root,
+        "stopped",
+        0,
+        steps=50,
+        budget=102400,
+        events=[start, {"event": "end", "status": "paused"}],
+    )
     write_run(
         root,
         "diverged",
@@ -187,7 +244,9 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     bad = rows_of(60, 0)
     bad[-1] |= {"loss": None, "nonfinite": True}
     rewound = bad + rows_of(100, 0, segment=1, first=41)
-    write_run(root, "rewound", 0, rows=rewound, events=[start, {"event": "diverged"}, {"event": "rewind"}])
+    write_run(
+        root, "rewound", 0, rows=rewound, events=[start, {"event": "diverged"}, {"event": "rewind"}]
+    )
     names = ("crashed", "disk", "stopped", "diverged", "resumed", "rewound")
     numbers = {name: read_numbers(root / f"{name}-seed0") for name in names}
     assert numbers["disk"].marks == ("unfinished: crashed (disk) at step 50 (50 % of its tokens)",)
@@ -209,7 +268,9 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     assert (numbers["rewound"].rewinds, numbers["rewound"].nonfinite_stops) == (1, 1)
     labels = [label.text for label in of(*(f"{name}-seed0" for name in numbers)).labels]
     assert all(
-        any(f"{name}-seed0: {mark}" == text for text in labels) for name, n in numbers.items() for mark in n.marks
+        any(f"{name}-seed0: {mark}" == text for text in labels)
+        for name, n in numbers.items()
+        for mark in n.marks
     )
 
 
@@ -219,7 +280,9 @@ def test_tokens_that_a_rewind_abandoned_are_cost(root: Path) -> None:
     rewind = {"event": "rewind", "from_step": 60, "to_step": 40, "tokens_abandoned": 20 * 1024}
     run = read_numbers(write_run(root, "small", 0, rows=rows, events=[{"event": "start"}, rewind]))
     assert run.tokens == 120 * 1024 and run.status == "finished"
-    assert run.evaluated["tokens"].tolist() == [1024 * s for s in (0, 10, 20, 30, 40, 70, 80, 90, 100, 110, 120)]
+    assert run.evaluated["tokens"].tolist() == [
+        1024 * s for s in (0, 10, 20, 30, 40, 70, 80, 90, 100, 110, 120)
+    ]
     assert run.evaluated["schedule_tokens"][-1] == 100 * 1024
     # 100 steps' worth was spent by step 80, where the schedule, which went back with the run, has a fifth to go.
     assert schedule_position(run, "tokens", 100 * 1024) == pytest.approx(0.8)
@@ -230,7 +293,13 @@ def test_abandoned_steps_are_not_measured_twice(root: Path) -> None:
     first = rows_of(60, 0, loss_ratio=1.0)
     first[55]["loss_ratio"] = 3.0
     run = read_numbers(
-        write_run(root, "small", 0, rows=first + rows_of(50, 0, segment=1, first=41, loss_ratio=1.0), budget=102400)
+        write_run(
+            root,
+            "small",
+            0,
+            rows=first + rows_of(50, 0, segment=1, first=41, loss_ratio=1.0),
+            budget=102400,
+        )
     )
     assert (run.max_ratio, run.over_1_5, run.ratio_steps) == (1.0, 0, 51)
 
@@ -248,10 +317,13 @@ def test_groups_know_the_number_of_devices(root: Path) -> None:
     found = of("small")
     assert {group.label for group in found.groups} == {"small devices=1", "small devices=2"}
     assert found.recipe_differences == (("devices", ("1", "2")),)
-    assert "small devices=1 and small devices=2 are one recipe on 1 and on 2 devices: nothing in it differs" in [
-        label.text for label in found.labels
-    ]
-    assert as_json(found)["recipe_differences"] == {"devices": {"small devices=1": 1, "small devices=2": 2}}
+    assert (
+        "small devices=1 and small devices=2 are one recipe on 1 and on 2 devices: nothing in it differs"
+        in [label.text for label in found.labels]
+    )
+    assert as_json(found)["recipe_differences"] == {
+        "devices": {"small devices=1": 1, "small devices=2": 2}
+    }
 
 
 def test_duplicate_rows_and_torn_lines_change_nothing(root: Path) -> None:
@@ -296,17 +368,24 @@ def test_mfu_is_weighted_by_seconds_and_absent_where_unknown(root: Path) -> None
     assert read_numbers(write_run(root, "a", 0, rows=rows)).mfu is None
     for row in rows[1:]:
         row["mfu"], row["seconds"] = (0.5, 1.0) if row["step"] == 1 else (0.2, 0.1)
-    assert read_numbers(write_run(root, "b", 0, rows=rows)).mfu == pytest.approx((0.5 + 9 * 0.02) / 1.9)
+    assert read_numbers(write_run(root, "b", 0, rows=rows)).mfu == pytest.approx(
+        (0.5 + 9 * 0.02) / 1.9
+    )
 
 
 def test_seconds_add_up(root: Path) -> None:
     """F43, reader's side: evaluation is apart from training."""
     run = read_numbers(write_run(root, "small", 0))
     rows = rows_of(60, 0) + [
-        row | {"wall_seconds": (row["step"] - 40) * 0.06} for row in rows_of(100, 0, segment=1, first=41)
+        row | {"wall_seconds": (row["step"] - 40) * 0.06}
+        for row in rows_of(100, 0, segment=1, first=41)
     ]
-    assert read_numbers(write_run(root, "resumed", 0, rows=rows)).wall_seconds == pytest.approx(40 * 0.06 + 60 * 0.06)
-    assert run.seconds == pytest.approx(5.0) and run.other_seconds["eval_seconds"] == pytest.approx(11 * 0.25)
+    assert read_numbers(write_run(root, "resumed", 0, rows=rows)).wall_seconds == pytest.approx(
+        40 * 0.06 + 60 * 0.06
+    )
+    assert run.seconds == pytest.approx(5.0) and run.other_seconds["eval_seconds"] == pytest.approx(
+        11 * 0.25
+    )
 
 
 def test_plan_gives_seeds_for_wanted_differences(root: Path) -> None:
@@ -326,21 +405,29 @@ def code_blocks(kind: str) -> list[str]:
 def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -> None:
     for seed in range(3):
         rows = rows_of(60, seed) + rows_of(100, seed, segment=1, first=51)
-        rows = [row | {"loss_ratio": 1.0 + row["step"] % 7 / 10} if row["step"] > 1 else row for row in rows]
+        rows = [
+            row | {"loss_ratio": 1.0 + row["step"] % 7 / 10} if row["step"] > 1 else row
+            for row in rows
+        ]
         # Stopped during the evaluation of step 50, which the next segment makes up for.
         late = {key: rows[50][key] for key in rows[0]} | {"segment": 1}
         rows[50]["val_loss"] = None
         write_run(root, "small", seed, rows=[*rows[:61], late, *rows[61:]])
         # Slower by a tenth, so that tokens and seconds are not the same axis in disguise.
         slower = [
-            row | {"train_seconds": row["step"] * 0.055 + 0.001 * row["step"] ** 1.5} for row in rows_of(120, seed, 1.3)
+            row | {"train_seconds": row["step"] * 0.055 + 0.001 * row["step"] ** 1.5}
+            for row in rows_of(120, seed, 1.3)
         ]
         write_run(root, "small-slw", seed, steps=120, rows=slower, more=SLW)
     found = as_json(of("small", "small-slw", target_loss=3.3))
     read_one, over_seeds = code_blocks("python")
     assert len(read_one.splitlines()) <= 15
     points = {axis: point["value"] for axis, point in found["equal_points"].items()}
-    equal = {"tokens": points["tokens"], "total_flops": points["flops"], "train_seconds": points["seconds"]}
+    equal = {
+        "tokens": points["tokens"],
+        "total_flops": points["flops"],
+        "train_seconds": points["seconds"],
+    }
     by_seed: dict[str, dict[str, list[float]]] = {}
     for group in found["groups"]:
         for run in group["runs"]:
@@ -374,17 +461,23 @@ def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -
             }
             assert set(run["measures"]) == set(expected)
             for key, value in expected.items():
-                assert run["measures"][key] == (None if value is None else pytest.approx(value, rel=1e-9)), key
+                assert run["measures"][key] == (
+                    None if value is None else pytest.approx(value, rel=1e-9)
+                ), key
                 by_seed.setdefault(key, {}).setdefault(group["label"], []).append(value)
         for key, mean in group["mean"].items():
             if mean is not None:
                 column = pd.Series(by_seed[key][group["label"]])
-                assert (mean, group["sd"][key]) == pytest.approx((column.mean(), column.std()), rel=1e-9, abs=1e-12)
+                assert (mean, group["sd"][key]) == pytest.approx(
+                    (column.mean(), column.std()), rel=1e-9, abs=1e-12
+                )
     tested = 0
     for difference in found["differences"]:
         if difference["kind"] not in ("difference", "ratio"):
             continue
-        baseline, method = (by_seed[difference["measure"]][label] for label in ("small", "small-slw"))
+        baseline, method = (
+            by_seed[difference["measure"]][label] for label in ("small", "small-slw")
+        )
         values = {"np": np, "baseline": baseline, "method": method}
         exec(over_seeds, values)
         if difference["kind"] == "ratio":
@@ -394,6 +487,8 @@ def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -
         else:
             low, high, p = values["low"], values["high"], values["difference"].pvalue
             estimate = float(np.mean(method) - np.mean(baseline))
-        assert [difference[key] for key in ("estimate", "low", "high", "p")] == pytest.approx([estimate, low, high, p])
+        assert [difference[key] for key in ("estimate", "low", "high", "p")] == pytest.approx(
+            [estimate, low, high, p]
+        )
         tested += 1
     assert tested == 7  # the final loss, losses at equal tokens, FLOPs and seconds, three costs

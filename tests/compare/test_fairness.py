@@ -34,7 +34,9 @@ def test_recipe_differences_are_exactly_the_keys_that_differ(root: Path) -> None
         ({"valid_hash": None}, "the validation text of small-slw-seed0 is unknown"),
     ],
 )
-def test_incomparable_runs_are_refused_or_labelled(root: Path, data: dict[str, object], word: str) -> None:
+def test_incomparable_runs_are_refused_or_labelled(
+    root: Path, data: dict[str, object], word: str
+) -> None:
     """F49."""
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, more=SLW, data=data)
@@ -44,18 +46,27 @@ def test_incomparable_runs_are_refused_or_labelled(root: Path, data: dict[str, o
     shown = of("small", "small-slw", allow=True)
     assert any(label.severity == "allowed" and word in label.text for label in shown.labels)
     # Shown is not judged.
-    assert {d.verdict for d in shown.differences} <= {"not judged: these losses are not comparable", "none"}
+    assert {d.verdict for d in shown.differences} <= {
+        "not judged: these losses are not comparable",
+        "none",
+    }
 
 
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"origin": {"device": "Other"}}, "different device: Some CPU in small-seed0; Other in small-slw-seed0"),
+        (
+            {"origin": {"device": "Other"}},
+            "different device: Some CPU in small-seed0; Other in small-slw-seed0",
+        ),
         ({"origin": {"torch": "2.11"}}, "different torch version"),
         ({"origin": {"threads": 8}}, "seconds and throughput are not comparable"),
         ({"origin": {"git_commit": "ffff"}}, "different efftrain commit"),
         ({"origin": {"dtype": "bf16"}}, "different compute type"),
-        ({"data": {"train_hash": "d" * 64}, "origin": {"python": "3.12.1"}}, "standard library's source"),
+        (
+            {"data": {"train_hash": "d" * 64}, "origin": {"python": "3.12.1"}},
+            "standard library's source",
+        ),
         ({"budget": 100 * 1024 - 1}, "different budget: train.tokens"),
     ],
 )
@@ -63,7 +74,10 @@ def test_other_differences_are_said(root: Path, options: dict[str, object], word
     """F49."""
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, more=SLW, **options)  # type: ignore[arg-type]
-    assert any(label.severity == "warning" and word in label.text for label in of("small", "small-slw").labels)
+    assert any(
+        label.severity == "warning" and word in label.text
+        for label in of("small", "small-slw").labels
+    )
 
 
 def test_an_unsteady_machine_is_said(root: Path) -> None:
@@ -94,13 +108,19 @@ def test_names_globs_recipes_and_paths(root: Path) -> None:
 def test_seeds_are_ordered_as_numbers(root: Path) -> None:
     for seed in (10, 9, 2):
         write_run(root, "small", seed)
-    assert [path.name for path in select_runs(["small"])] == ["small-seed2", "small-seed9", "small-seed10"]
+    assert [path.name for path in select_runs(["small"])] == [
+        "small-seed2",
+        "small-seed9",
+        "small-seed10",
+    ]
 
 
 def test_copies_of_a_run_are_refused(root: Path) -> None:
     write_run(root, "small", 0)
     write_run(root, "small", 0, name="small-seed0-2", origin={"started": "2026-02-02"})
-    with pytest.raises(UsageError, match="small-seed0, small-seed0-2 are runs of one recipe and seed"):
+    with pytest.raises(
+        UsageError, match="small-seed0, small-seed0-2 are runs of one recipe and seed"
+    ):
         of("small")
     assert [run.name for run in of("small", allow=True).runs] == ["small-seed0-2"]
 
@@ -115,7 +135,10 @@ def test_unknown_baseline_is_refused(root: Path) -> None:
 def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> None:
     write_run(root, "small", 0)
     write_run(root, "small", 0, name="small-fast", lr=3e-3)
-    assert {group.label for group in of("small").groups} == {"small optim.lr=0.003", "small optim.lr=0.001"}
+    assert {group.label for group in of("small").groups} == {
+        "small optim.lr=0.003",
+        "small optim.lr=0.001",
+    }
 
 
 def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
@@ -123,6 +146,8 @@ def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
     write_run(root, "small", 0)
     for seed, norm in ((1, "layernorm"), (2, "none")):
         path = write_run(root, "small", seed) / "recipe.toml"
-        path.write_text(path.read_text().replace("seq_len = 128", f'seq_len = 128\nnorm = "{norm}"'))
+        path.write_text(
+            path.read_text().replace("seq_len = 128", f'seq_len = 128\nnorm = "{norm}"')
+        )
     groups = {group.label: group.seeds for group in of("small").groups}
     assert groups == {"small model.norm=layernorm": (0, 1), "small model.norm=none": (2,)}

@@ -23,7 +23,9 @@ from efftrain_cli.compare.inference import (
 
 def welch_t(baseline: Sequence[float], method: Sequence[float]) -> inference.Estimate:
     """The difference of two samples that share no seed."""
-    return difference_of_means(dict(enumerate(baseline)), {-1 - i: value for i, value in enumerate(method)})
+    return difference_of_means(
+        dict(enumerate(baseline)), {-1 - i: value for i, value in enumerate(method)}
+    )
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
@@ -249,7 +251,9 @@ def test_outcomes_of_ratios_are_on_the_logarithm() -> None:
     assert shows(at(-0.39), "noninferior", margin=0.5)
     assert not shows(at(-0.42), "noninferior", margin=0.5)
     assert shows(at(0.0120), "better")
-    assert decide([at(0.0)])[0].could_see == pytest.approx(np.expm1(decide([paired_t(logs)])[0].could_see))
+    assert decide([at(0.0)])[0].could_see == pytest.approx(
+        np.expm1(decide([paired_t(logs)])[0].could_see)
+    )
 
 
 def test_holm_counts_only_what_was_tested() -> None:
@@ -281,7 +285,10 @@ def test_rank_sum_with_ties_counts_every_split() -> None:
     a, b = [1.0, 2.0, 2.0, np.inf], [2.0, np.inf, np.inf, np.inf]
     ranks = stats.rankdata([*a, *b])
     expected = stats.permutation_test(
-        (ranks[:4], ranks[4:]), lambda x, y: abs(np.sum(x) - np.sum(y)), n_resamples=np.inf, alternative="greater"
+        (ranks[:4], ranks[4:]),
+        lambda x, y: abs(np.sum(x) - np.sum(y)),
+        n_resamples=np.inf,
+        alternative="greater",
     )
     assert rank_sum(a, b).p == pytest.approx(expected.pvalue)
 
@@ -291,7 +298,9 @@ def test_a_failed_run_is_the_worst_rank() -> None:
     found = rank_sum([np.inf] * 5, [3.0, 3.1, 3.2, 3.3, 9.9])
     assert (outcome(found), found.wins) == ("better", 1.0)
     assert found.p == pytest.approx(2 / 252) == found.smallest_p
-    assert outcome(rank_sum([3.0, 3.1, 3.2], [np.inf] * 3)) == "undecided"  # three seeds: p is 0.1 at best
+    assert (
+        outcome(rank_sum([3.0, 3.1, 3.2], [np.inf] * 3)) == "undecided"
+    )  # three seeds: p is 0.1 at best
     assert rank_sum([3.0, 3.1, 3.2], [np.inf] * 3).smallest_p == pytest.approx(0.1)
 
 
@@ -311,13 +320,21 @@ def test_failures_by_fisher_and_from_six_pairs_by_mcnemar() -> None:
     found = inference.failure_test(yes, no)
     assert found.method == "Fisher's exact test" and outcome(found) == "better"
     assert found.p == pytest.approx(2 / 252) == found.smallest_p
-    assert outcome(inference.failure_test(no, yes)) == "worse" and inference.failure_test(no, no).p == 1.0
+    assert (
+        outcome(inference.failure_test(no, yes)) == "worse"
+        and inference.failure_test(no, no).p == 1.0
+    )
     six = {seed: True for seed in range(6)}
     found = inference.failure_test(six, {seed: seed == 0 for seed in range(6)})
     assert found.method == "McNemar's exact test" and outcome(found) == "undecided"
     assert found.p == pytest.approx(stats.binomtest(0, 5).pvalue)
-    assert inference.failure_test(six, {seed: False for seed in range(6)}).p == pytest.approx(2 / 64)
-    assert inference.failure_test(six, {seed: False for seed in range(9, 15)}).method == "Fisher's exact test"
+    assert inference.failure_test(six, {seed: False for seed in range(6)}).p == pytest.approx(
+        2 / 64
+    )
+    assert (
+        inference.failure_test(six, {seed: False for seed in range(9, 15)}).method
+        == "Fisher's exact test"
+    )
 
 
 @pytest.mark.slow
@@ -333,7 +350,9 @@ def test_partly_paired_t_holds_its_level(paired: int) -> None:
             baseline = {i: seeds[i] + own[i] for i in range(8)}
             method = {8 - paired + i: seeds[8 - paired + i] + own[8 + i] for i in range(8)}
             estimate = difference_of_means(baseline, method)
-            assert estimate.mean == pytest.approx(np.mean(list(method.values())) - np.mean(list(baseline.values())))
+            assert estimate.mean == pytest.approx(
+                np.mean(list(method.values())) - np.mean(list(baseline.values()))
+            )
             found += estimate.p < inference.ALPHA
         assert found / 2000 <= 0.065
 

@@ -21,7 +21,12 @@ def ladder(
     draw = np.random.default_rng(seed)
     shared = np.random.default_rng(99).normal(0, 0.05, seeds)
     return {
-        i: {b: Rung(b * per_token, 10 - 0.4 * math.log(speed * b) + shared[i] + draw.normal(0, noise)) for b in BUDGETS}
+        i: {
+            b: Rung(
+                b * per_token, 10 - 0.4 * math.log(speed * b) + shared[i] + draw.normal(0, noise)
+            )
+            for b in BUDGETS
+        }
         for i in range(seeds)
     }
 
@@ -59,7 +64,10 @@ def test_the_interval_holds_the_true_gain_in_95_percent() -> None:
 def test_noise_that_lets_a_loss_rise_is_pooled() -> None:
     assert falling([5.0, 4.0, 4.4, 3.0]) == [5.0, 4.2, 4.2, 3.0]
     assert falling([3.0, 4.0, 5.0]) == [4.0, 4.0, 4.0]
-    rungs = {b: Rung(float(b), loss) for b, loss in zip((1, 10, 100, 1000), (5.0, 4.0, 4.4, 3.0), strict=True)}
+    rungs = {
+        b: Rung(float(b), loss)
+        for b, loss in zip((1, 10, 100, 1000), (5.0, 4.0, 4.4, 3.0), strict=True)
+    }
     assert log_cost_of(rungs, 4.6) == pytest.approx(0.5 * math.log(10))
     assert log_cost_of(rungs, falling([4.0, 4.4])[0]) == pytest.approx(1.5 * math.log(10))
     assert log_cost_of(rungs, 3.6) == pytest.approx(2.5 * math.log(10))

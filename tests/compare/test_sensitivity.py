@@ -7,13 +7,17 @@ import pytest
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, sensitivity, unequal_grids
 
 
-def curve(losses: list[list[float | None]], rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3), **more: int) -> Curve:
+def curve(
+    losses: list[list[float | None]], rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3), **more: int
+) -> Curve:
     seeds = len(losses[0])
     return Curve("r", rates, tuple(map(tuple, losses)), (7.0,) * seeds, tuple(range(seeds)), **more)
 
 
 def test_it_is_the_mean_excess_over_the_best_on_an_even_grid() -> None:
-    assert sensitivity((1e-4, 1e-3, 1e-2), (3.3, 3.0, 3.6), 7.0) == pytest.approx((0.3 + 0.0 + 0.6) / 3)
+    assert sensitivity((1e-4, 1e-3, 1e-2), (3.3, 3.0, 3.6), 7.0) == pytest.approx(
+        (0.3 + 0.0 + 0.6) / 3
+    )
     assert sensitivity((1e-3, 2e-3), (3.0, 3.0), 7.0) == 0
 
 
@@ -36,14 +40,19 @@ def test_a_curve_s_best_is_one_with_which_every_seed_finished() -> None:
     assert found.means == (pytest.approx(3.45), pytest.approx(3.25), None)
     assert found.best == 1 and edge_warning(found) is None
     assert band(found, 2) == (3.0, 3.0)
-    assert found.sensitivities == (pytest.approx((0.4 + 0.2) / 3), pytest.approx((0.2 + 0 + 3.7) / 3))
+    assert found.sensitivities == (
+        pytest.approx((0.4 + 0.2) / 3),
+        pytest.approx((0.2 + 0 + 3.7) / 3),
+    )
     assert curve([[3.4, 3.5], [3.2, 3.3], [3.0, None]], pending=1).sensitivities == ()
 
 
 def test_an_optimum_at_the_edge_is_said() -> None:
     assert "0.004, is the highest tried; a higher" in edge_warning(curve([[3.4], [3.3], [3.2]]))
     assert "0.001, is the lowest tried; a lower" in edge_warning(curve([[3.1], [3.3], [3.4]]))
-    assert "no learning rate at which every seed finished" in edge_warning(curve([[None], [None], [None]]))
+    assert "no learning rate at which every seed finished" in edge_warning(
+        curve([[None], [None], [None]])
+    )
 
 
 def test_curves_over_different_grids_do_not_compare() -> None:

@@ -74,7 +74,9 @@ def test_p_never_grows_with_a_further_look_and_is_never_below_the_look_s_own() -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "looks", "sides"), [(22, 20, 2), (20, 5, 1), (5, 2, 2)])
-def test_studies_without_a_difference_err_at_most_in_5_percent(seeds: int, looks: int, sides: int) -> None:
+def test_studies_without_a_difference_err_at_most_in_5_percent(
+    seeds: int, looks: int, sides: int
+) -> None:
     """100,000 studies with draws of their own: the standard error is 0.07 %."""
     plan = schedule(seeds, looks)
     values = np.random.default_rng(11).standard_normal((100_000, seeds))
@@ -114,12 +116,16 @@ def test_the_mixture_is_a_bayes_factor() -> None:
     density = stats.norm.pdf(effects, 0, math.sqrt(variance))
     likelihood = np.array([stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) for effect in effects])
     factor = np.trapezoid(likelihood * density, effects) / stats.t.pdf(t, n - 1)
-    assert sequential_looks.mixture_log_e(t, n, variance) == pytest.approx(math.log(factor), abs=1e-4)
+    assert sequential_looks.mixture_log_e(t, n, variance) == pytest.approx(
+        math.log(factor), abs=1e-4
+    )
 
 
 def test_the_mixture_s_interval_ends_where_its_e_value_is_1_over_alpha() -> None:
     half = sequential_looks.mixture_half_width(1.0, 10, 0.05, 1.0)
-    assert sequential_looks.mixture_log_e(half * math.sqrt(10), 10, 1.0) == pytest.approx(math.log(20))
+    assert sequential_looks.mixture_log_e(half * math.sqrt(10), 10, 1.0) == pytest.approx(
+        math.log(20)
+    )
     assert sequential_looks.mixture_half_width(1.0, 3, 0.05, 1.0) == math.inf
 
 
@@ -129,6 +135,11 @@ def test_the_mixture_shows_less_than_the_planned_looks() -> None:
     levels = nominal_levels(0.05, plan, 2)
     for effect in (0.8, 1.2):
         values = np.random.default_rng(14).standard_normal((4000, 12)) + effect
-        planned = np.any([two_sided(values, n) <= level for n, level in zip(plan, levels, strict=True)], axis=0)
-        log_e = [sequential_looks.mixture_log_e(sequential.t_statistic(values, n), n, 1.0) for n in range(2, 13)]
+        planned = np.any(
+            [two_sided(values, n) <= level for n, level in zip(plan, levels, strict=True)], axis=0
+        )
+        log_e = [
+            sequential_looks.mixture_log_e(sequential.t_statistic(values, n), n, 1.0)
+            for n in range(2, 13)
+        ]
         assert planned.mean() > 0.1 + (np.max(log_e, axis=0) >= math.log(20)).mean()

@@ -26,7 +26,9 @@ def simulate() -> ModuleType:
 def shares(rows: list[tuple[str, str, str]]) -> dict[str, float]:
     """Percent by what is judged."""
     return {
-        f"{what}: {how}" if how.startswith("final loss, n = 5") else how: float(text.removesuffix(" %"))
+        f"{what}: {how}" if how.startswith("final loss, n = 5") else how: float(
+            text.removesuffix(" %")
+        )
         for what, how, text in rows
     }
 
@@ -37,7 +39,10 @@ def test_unequal_evaluation_noise_decides_nothing(simulate: ModuleType) -> None:
     for measure, rate in found.items():
         if "never" not in measure and "deleted" not in measure and "not tested" not in measure:
             assert rate <= 9.5, measure
-    assert found["best loss (not tested), n = 10"] > 20 and found["first crossing (deleted), n = 10"] > 20
+    assert (
+        found["best loss (not tested), n = 10"] > 20
+        and found["first crossing (deleted), n = 10"] > 20
+    )
 
 
 def test_costs_are_read_without_bias(simulate: ModuleType) -> None:
@@ -71,9 +76,14 @@ def test_no_line_of_a_null_table_wins_more_than_its_share(simulate: ModuleType) 
 def test_zero_shot_winners_of_null_studies(simulate: ModuleType) -> None:
     """Uncorrected two studies in three show one."""
     found = shares(simulate.zero_shot(200, np.random.default_rng(6)))
-    assert found["any winner, corrected"] <= 10.5 and found["any winner, uncorrected (deleted)"] > 50
+    assert (
+        found["any winner, corrected"] <= 10.5 and found["any winner, uncorrected (deleted)"] > 50
+    )
 
 
 def test_tuning_both_recipes_alike_is_harmless(simulate: ModuleType) -> None:
-    both, _ = (float(text.removesuffix(" %")) for _, _, text in simulate.tuning(150, np.random.default_rng(7)))
+    both, _ = (
+        float(text.removesuffix(" %"))
+        for _, _, text in simulate.tuning(150, np.random.default_rng(7))
+    )
     assert both <= 11

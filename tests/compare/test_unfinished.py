@@ -18,7 +18,9 @@ def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
     assert comparison.cells["final_loss", "small-slw"].values == ("crashed",)
     assert {d.verdict for d in comparison.differences} == {"pending: 1 of 2 runs not finished"}
     assert any("the verdict waits" in label.text for label in comparison.labels)
-    assert comparison.points["tokens"].limited_by == "small-seed0"  # what has not finished moves no point
+    assert (
+        comparison.points["tokens"].limited_by == "small-seed0"
+    )  # what has not finished moves no point
     # It is never the baseline while another has finished, whatever the order.
     assert of("small-slw", "small").baseline.label == "small"
     write_run(root, "small-pld", 0, more=PLD)
@@ -28,25 +30,39 @@ def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
 def test_a_run_that_was_not_started_is_pending(root: Path) -> None:
     pair(root)
     (root / "small-slw-seed1" / "metrics.jsonl").unlink()
-    assert of("small", "small-slw").difference("final_loss", "small-slw").verdict.startswith("pending: 1 of 6")
+    assert (
+        of("small", "small-slw")
+        .difference("final_loss", "small-slw")
+        .verdict.startswith("pending: 1 of 6")
+    )
 
 
 def test_a_failed_seed_is_the_worst_rank_and_moves_nothing(root: Path) -> None:
     for seed in range(5):
         write_run(root, "small-slw", seed, speed=1.3, more=SLW)
-        dead = {"steps": 30, "budget": 102400, "events": [{"event": "start"}, {"event": "diverged", "step": 30}]}
+        dead = {
+            "steps": 30,
+            "budget": 102400,
+            "events": [{"event": "start"}, {"event": "diverged", "step": 30}],
+        }
         write_run(root, "small", seed, **(dead if seed < 4 else {}))
     comparison = of("small", "small-slw")
     final = comparison.difference("final_loss", "small-slw")
     assert final.exact.p == pytest.approx(2 / 252) and final.verdict == "better"
     assert comparison.points["tokens"].value == 102400
     diverged = comparison.difference("diverged", "small-slw")
-    assert diverged.exact.method == "Fisher's exact test" and diverged.exact.p == pytest.approx(10 / 210)
+    assert diverged.exact.method == "Fisher's exact test" and diverged.exact.p == pytest.approx(
+        10 / 210
+    )
     assert "4 of 5 runs of A failed, 0 of 5 runs of B failed" in verdict_sentences(comparison)[0]
 
 
 def test_the_sentence_about_ranks_says_the_adjusted_p(root: Path) -> None:
-    dead = {"steps": 30, "budget": 102400, "events": [{"event": "start"}, {"event": "diverged", "step": 30}]}
+    dead = {
+        "steps": 30,
+        "budget": 102400,
+        "events": [{"event": "start"}, {"event": "diverged", "step": 30}],
+    }
     for seed in range(5):
         write_run(root, "small", seed)
         write_run(root, "small-slw", seed, more=SLW, **dead)
@@ -58,8 +74,12 @@ def test_the_sentence_about_ranks_says_the_adjusted_p(root: Path) -> None:
 def test_three_failed_of_three_is_undecided_with_its_reason(root: Path) -> None:
     for seed in range(3):
         write_run(root, "small-slw", seed, more=SLW)
-        write_run(root, "small", seed, steps=30, budget=102400, events=[{"event": "diverged", "step": 30}])
-    verdict = of("small", "small-slw", baseline="small").difference("final_loss", "small-slw").verdict
+        write_run(
+            root, "small", seed, steps=30, budget=102400, events=[{"event": "diverged", "step": 30}]
+        )
+    verdict = (
+        of("small", "small-slw", baseline="small").difference("final_loss", "small-slw").verdict
+    )
     assert verdict == "undecided: so few runs cannot give p below 0.1"
 
 
@@ -72,11 +92,16 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
     ]
     for seed in range(3):
         write_run(root, "small", seed, events=speed)
-        fast = [row | {"train_seconds": row["train_seconds"] / 2} for row in rows_of(100, seed, 1.3)]
+        fast = [
+            row | {"train_seconds": row["train_seconds"] / 2} for row in rows_of(100, seed, 1.3)
+        ]
         write_run(root, "small-slw", seed, rows=fast, more=SLW, events=speed)
     comparison = of("small", "small-slw")
     at = comparison.difference("loss_at_seconds", "small-slw")
-    assert at.verdict == "not judged: small is at 50 % of its decay, small-slw at 100 %" and at.p_holm is None
+    assert (
+        at.verdict == "not judged: small is at 50 % of its decay, small-slw at 100 %"
+        and at.p_holm is None
+    )
     assert comparison.difference("final_loss", "small-slw").verdict == "better"
     assert comparison.difference("seconds_to_match", "small-slw").verdict == "better"
     # A decay that was cut short is said for the final loss too; 2 % and less are not.
@@ -107,7 +132,9 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
         ({"speed": 11.6}, "varied 1.16x, more than 1.15x"),
     ],
 )
-def test_seconds_are_judged_only_on_one_machine_at_one_speed(root: Path, change: dict[str, object], word: str) -> None:
+def test_seconds_are_judged_only_on_one_machine_at_one_speed(
+    root: Path, change: dict[str, object], word: str
+) -> None:
     def events(rate: object) -> list[dict[str, object]]:
         return [
             {"event": "start", "calibrated_gflops": 10.0},
@@ -120,10 +147,14 @@ def test_seconds_are_judged_only_on_one_machine_at_one_speed(root: Path, change:
         change["events"] = [events(rate)[0], resume, events(rate)[1]]
     for seed in range(3):
         write_run(root, "small", seed, events=events(10.0))
-        write_run(root, "small-slw", seed, speed=1.3, more=SLW, **{"events": events(rate), **change})
+        write_run(
+            root, "small-slw", seed, speed=1.3, more=SLW, **{"events": events(rate), **change}
+        )
     comparison = of("small", "small-slw")
     verdict = comparison.difference("seconds_to_match", "small-slw").verdict
-    assert verdict == "better" if not word else verdict.startswith("not judged: ") and word in verdict
+    assert (
+        verdict == "better" if not word else verdict.startswith("not judged: ") and word in verdict
+    )
     assert comparison.difference("tokens_to_match", "small-slw").verdict == "better"
 
 
@@ -137,9 +168,20 @@ def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
             ("b", 2e-3, 1.1, SLW),
         ):
             recipe = "small-slw" if more else "small"
-            write_run(root, recipe, seed, name=f"{recipe}-{name}-seed{seed}", lr=lr, speed=speed, more=more)
+            write_run(
+                root,
+                recipe,
+                seed,
+                name=f"{recipe}-{name}-seed{seed}",
+                lr=lr,
+                speed=speed,
+                more=more,
+            )
     comparison = of("small", "small-slw")
-    assert [group.label for group in comparison.groups] == ["small optim.lr=0.002", "small-slw optim.lr=0.002"]
+    assert [group.label for group in comparison.groups] == [
+        "small optim.lr=0.002",
+        "small-slw optim.lr=0.002",
+    ]
     assert comparison.difference("final_loss", "small-slw optim.lr=0.002").verdict == "worse"
     assert [(trial.label, trial.chosen) for trial in comparison.trials] == [
         ("small optim.lr=0.001", False),
@@ -153,13 +195,20 @@ def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
     )
     assert len(of("small", "small-slw", every_setting=True).groups) == 4
     named = of("small", "small-slw", baseline="small optim.lr=0.001")
-    assert [group.label for group in named.groups] == ["small optim.lr=0.001", "small-slw optim.lr=0.002"]
+    assert [group.label for group in named.groups] == [
+        "small optim.lr=0.001",
+        "small-slw optim.lr=0.002",
+    ]
     # Settings of one recipe are not tested against whichever comes first.
     alone = of("small")
     assert alone.baseline.label == "small optim.lr=0.002"
-    assert alone.difference("final_loss", "small optim.lr=0.001").verdict.startswith("settings of one recipe")
+    assert alone.difference("final_loss", "small optim.lr=0.001").verdict.startswith(
+        "settings of one recipe"
+    )
     assert (
-        of("small", baseline="small optim.lr=0.001").difference("final_loss", "small optim.lr=0.002").verdict
+        of("small", baseline="small optim.lr=0.001")
+        .difference("final_loss", "small optim.lr=0.002")
+        .verdict
         == "better"
     )
 
@@ -169,7 +218,9 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> N
     for seed in range(3):
         for lr, speed in ((1e-3, 0.7), (2e-3, 1.2)):
             half = {"steps": 50, "budget": 102400} if lr == 2e-3 and seed == 2 else {}
-            write_run(root, "small", seed, name=f"small-{lr}-seed{seed}", lr=lr, speed=speed, **half)
+            write_run(
+                root, "small", seed, name=f"small-{lr}-seed{seed}", lr=lr, speed=speed, **half
+            )
         write_run(root, "small-slw", seed, more=SLW)
     comparison = of("small", "small-slw")
     assert comparison.baseline.label == "small optim.lr=0.001"
@@ -177,7 +228,10 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> N
         comparison.difference("final_loss", "small-slw").verdict
         == "pending: the best setting waits for small-0.002-seed2"
     )
-    assert "the verdict waits: the best setting waits for small-0.002-seed2" in verdict_sentences(comparison)[0]
+    assert (
+        "the verdict waits: the best setting waits for small-0.002-seed2"
+        in verdict_sentences(comparison)[0]
+    )
     named = of("small", "small-slw", baseline="small optim.lr=0.001")
     assert named.difference("final_loss", "small-slw").verdict == "better"
 
@@ -185,9 +239,17 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> N
 def test_only_common_evaluations_are_compared(root: Path) -> None:
     for seed in range(3):
         write_run(root, "small", seed, more="\n[eval]\nevery = 10\n")
-        write_run(root, "small-slw", seed, rows=rows_of(100, seed, every=15), more=SLW + "\n[eval]\nevery = 15\n")
+        write_run(
+            root,
+            "small-slw",
+            seed,
+            rows=rows_of(100, seed, every=15),
+            more=SLW + "\n[eval]\nevery = 15\n",
+        )
     comparison = of("small", "small-slw")
-    assert {tuple(run.evaluated["step"].tolist()) for run in comparison.runs} == {(0, 30, 60, 90, 100)}
+    assert {tuple(run.evaluated["step"].tolist()) for run in comparison.runs} == {
+        (0, 30, 60, 90, 100)
+    }
     assert any("only the 5 evaluations" in label.text for label in comparison.labels)
 
 
@@ -197,7 +259,9 @@ def test_a_run_that_failed_takes_no_common_evaluations_away(root: Path) -> None:
         more = SLW + "\n[eval]\nevery = 20\n"
         write_run(root, "small-slw", seed, rows=rows_of(100, seed, every=20), more=more)
     dead = [{"event": "start"}, {"event": "diverged", "step": 25}]
-    write_run(root, "small-slw", 3, rows=rows_of(25, 3, every=20), budget=102400, more=more, events=dead)
+    write_run(
+        root, "small-slw", 3, rows=rows_of(25, 3, every=20), budget=102400, more=more, events=dead
+    )
     finished = [run for run in of("small", "small-slw").runs if run.status == "finished"]
     assert {tuple(run.evaluated["step"].tolist()) for run in finished} == {(0, 20, 40, 60, 80, 100)}
 
@@ -221,7 +285,10 @@ def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(
     """At the FLOPs of `a`, whose tokens cost half as many, `b` is in the middle of its run."""
     for seed in range(3):
         for name, own, share, speed in (("a", base, 0.5, 1.0), ("b", method, 1.0, 1.1)):
-            rows = [row | {"total_flops": share * row["total_flops"]} for row in rows_of(100, seed, speed)]
+            rows = [
+                row | {"total_flops": share * row["total_flops"]}
+                for row in rows_of(100, seed, speed)
+            ]
             more = f"\n{own}" if own.startswith("[[") else ""
             path = write_run(root, name, seed, rows=rows, more=more)
             if own and not more:
@@ -255,7 +322,8 @@ def test_cost_to_a_target_is_not_judged_over_different_budgets(root: Path) -> No
     for axis in ("tokens", "flops"):
         verdict = compared.difference(f"{axis}_to_target", "long").verdict
         assert (
-            verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens") and "train.tokens=a,b,c" in verdict
+            verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens")
+            and "train.tokens=a,b,c" in verdict
         )
     assert compared.difference("tokens_to_target", "quick").verdict == "better"
 
@@ -264,12 +332,26 @@ def test_cost_to_match_is_ranked_only_at_equal_cost(root: Path) -> None:
     """The method has the lower loss at three times the FLOPs; one of its runs failed."""
     for seed in range(5):
         write_run(root, "small", seed)
-        rows = [row | {"total_flops": 3 * row["total_flops"]} for row in rows_of(100 if seed else 30, seed, 1.3)]
+        rows = [
+            row | {"total_flops": 3 * row["total_flops"]}
+            for row in rows_of(100 if seed else 30, seed, 1.3)
+        ]
         dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
-        write_run(root, "small-slw", seed, rows=rows, budget=102400, more=SLW, events=None if seed else dead)
+        write_run(
+            root,
+            "small-slw",
+            seed,
+            rows=rows,
+            budget=102400,
+            more=SLW,
+            events=None if seed else dead,
+        )
     comparison = of("small", "small-slw")
     flops = comparison.difference("flops_to_match", "small-slw")
-    assert flops.verdict == "not judged: cost to match cannot be ranked where a run failed and costs differ"
+    assert (
+        flops.verdict
+        == "not judged: cost to match cannot be ranked where a run failed and costs differ"
+    )
     assert comparison.difference("tokens_to_match", "small-slw").reason == ""
 
 
@@ -278,5 +360,7 @@ def test_a_run_that_failed_after_the_target_is_the_worst_rank(root: Path) -> Non
     for seed in range(5):
         curve(root, [6.0, 4.0, 3.5, 3.0], "base", seed)
         curve(root, [6.0, 2.0, 2.0, 2.0], "method", seed, more=SLW, budget=102400, events=dead)
-    tokens = of("base", "method", target_loss=3.2, baseline="base").difference("tokens_to_target", "method")
+    tokens = of("base", "method", target_loss=3.2, baseline="base").difference(
+        "tokens_to_target", "method"
+    )
     assert tokens.exact.wins == 0 and tokens.verdict == "worse"

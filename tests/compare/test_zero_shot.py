@@ -16,12 +16,24 @@ from tests.compare.known_runs import SLW, of, pair
 from tests.fake_runs import write_run
 
 
-def zero_shot(path: Path, right: list[bool], limit: int | None = None, task: str = "lambada") -> None:
+def zero_shot(
+    path: Path, right: list[bool], limit: int | None = None, task: str = "lambada"
+) -> None:
     """Results in the format of eval-zeroshot."""
     key = {"checkpoint_sha256": path.name, "task": task, "protocol": "p", "limit": limit}
     acc = {"value": float(np.mean(right)), "stderr": 0.1}
-    entry = {"schema_version": 1, **key, "checkpoint": "step-00000100", "metric": "acc", "metrics": {"acc": acc}}
-    save_result(path, entry, [{"doc_id": i, "doc_hash": "h", "acc": float(value)} for i, value in enumerate(right)])
+    entry = {
+        "schema_version": 1,
+        **key,
+        "checkpoint": "step-00000100",
+        "metric": "acc",
+        "metrics": {"acc": acc},
+    }
+    save_result(
+        path,
+        entry,
+        [{"doc_id": i, "doc_hash": "h", "acc": float(value)} for i, value in enumerate(right)],
+    )
 
 
 def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
@@ -31,11 +43,17 @@ def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
     zero_shot(b, [True] * 10 + [True] * 12 + [False] * 3 + [False] * 5)
     zero_shot(b, [True] * 9, limit=9)
     rows = of("small", "small-slw").zero_shot
-    assert [(row.task, row.limit, row.metric) for row in rows] == [("lambada", "", "acc"), ("lambada", "9", "acc")]
+    assert [(row.task, row.limit, row.metric) for row in rows] == [
+        ("lambada", "", "acc"),
+        ("lambada", "9", "acc"),
+    ]
     (difference,) = rows[0].differences
     assert difference.over_items.mean == pytest.approx(0.3) and difference.over_items.n == 30
     assert difference.mcnemar_p == pytest.approx(stats.binomtest(3, 15).pvalue)
-    assert difference.verdict == "one seed: no claim; on its items these two checkpoints differ (p = 0.035)"
+    assert (
+        difference.verdict
+        == "one seed: no claim; on its items these two checkpoints differ (p = 0.035)"
+    )
     # Under a limit the baseline has no result: nothing is compared with the full one.
     assert rows[1].scores == {"small": (None,), "small-slw": (1.0,)}
     assert rows[1].differences[0].verdict == "missing: no claim"
@@ -45,13 +63,17 @@ def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
     pair(root)
     for seed in range(3):
         zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
-        zero_shot(root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
+        zero_shot(
+            root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed)
+        )
     (row,) = of("small", "small-slw").zero_shot
     assert row.differences[0].over_seeds.mean == pytest.approx(7 / 30)
     assert row.differences[0].verdict == "better"
     # Items speak for two single checkpoints only.
     assert row.differences[0].over_items is None and row.differences[0].mcnemar_p is None
-    table = next(table for table in tables_of(of("small", "small-slw")) if table.title == "Zero-shot")
+    table = next(
+        table for table in tables_of(of("small", "small-slw")) if table.title == "Zero-shot"
+    )
     assert table.rows[0][1] == "0.3667 ± 0.033"
 
 
@@ -59,12 +81,18 @@ def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root:
     pair(root)
     for seed in range(3):
         for task, more in (("a", 2), ("b", 0)):
-            zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed), task=task)
+            zero_shot(
+                root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed), task=task
+            )
             right = 12 + 2 * seed + more
-            zero_shot(root / f"small-slw-seed{seed}", [True] * right + [False] * (30 - right), task=task)
+            zero_shot(
+                root / f"small-slw-seed{seed}", [True] * right + [False] * (30 - right), task=task
+            )
     rows = of("small", "small-slw").zero_shot
     raw = [row.differences[0].over_seeds.p for row in rows]
-    assert [row.differences[0].p_holm for row in rows] == pytest.approx(inference.holm(raw)) and raw[0] != raw[1]
+    assert [row.differences[0].p_holm for row in rows] == pytest.approx(
+        inference.holm(raw)
+    ) and raw[0] != raw[1]
     # Another checkpoint of one run: 50 steps instead of 100.
     results = json.loads((root / "small-seed1" / "zeroshot.json").read_text())
     for entry in results:
@@ -89,23 +117,34 @@ def test_zero_shot_items_are_corrected_over_tasks(root: Path) -> None:
         zero_shot(a, [False] * 12 + [True] * 3, task=task)
         zero_shot(b, [True] * 12 + [False] * 3, task=task)
     verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
-    assert verdicts == {"one seed: no claim; on its items these two checkpoints do not differ clearly (p = 0.07)"}
+    assert verdicts == {
+        "one seed: no claim; on its items these two checkpoints do not differ clearly (p = 0.07)"
+    }
 
 
 def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(root: Path) -> None:
     pair(root)
     for seed in range(3):
         zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
-        zero_shot(root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
+        zero_shot(
+            root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed)
+        )
         write_run(root, "small", seed, name=f"small-fast-seed{seed}", lr=2e-3)
-        zero_shot(root / f"small-fast-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed))
+        zero_shot(
+            root / f"small-fast-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed)
+        )
     settings = [f"small{which}-seed{seed}" for which in ("", "-fast") for seed in range(3)]
     assert (
-        of(*settings).zero_shot[0].differences[0].verdict.startswith("settings of one recipe: name one with --baseline")
+        of(*settings)
+        .zero_shot[0]
+        .differences[0]
+        .verdict.startswith("settings of one recipe: name one with --baseline")
     )
     named = of(*settings, baseline="small optim.lr=0.001")
     assert named.zero_shot[0].differences[0].verdict == "better"
     dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
     write_run(root, "small-slw", 3, steps=30, budget=102400, more=SLW, events=dead)
     difference = of("small-seed*", "small-slw").zero_shot[0].differences[0]
-    assert difference.verdict == "not judged: 1 failed run has no score" and difference.p_holm is None
+    assert (
+        difference.verdict == "not judged: 1 failed run has no score" and difference.p_holm is None
+    )

@@ -8,7 +8,9 @@ import pytest
 
 from efftrain_cli.recipe.sections import Data
 
-LINES = [f"{i}: the quick brown fox number {i * i} jumps over {i % 7} lazy dogs\n" for i in range(2000)]
+LINES = [
+    f"{i}: the quick brown fox number {i * i} jumps over {i % 7} lazy dogs\n" for i in range(2000)
+]
 
 
 @pytest.fixture
@@ -25,4 +27,10 @@ def book(tmp_path: Path) -> Path:
 
 
 def data(train: Path | tuple[str, ...], **keys: object) -> Data:
-    return Data(**{"train": str(train) if isinstance(train, Path) else train, "tokenizer": "bpe:300", **keys})
+    return Data(
+        **{
+            "train": str(train) if isinstance(train, Path) else train,
+            "tokenizer": "bpe:300",
+            **keys,
+        }
+    )

@@ -39,7 +39,9 @@ def recipe(tmp_path: Path) -> str:
     return "tiny.toml"
 
 
-def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
+def test_prepare_says_what_it_made_and_then_finds_it(
+    efftrain: Efftrain, recipe: str, tmp_path: Path
+) -> None:
     cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
     first = efftrain("prepare", "--recipe", recipe, **cache)
     assert first.returncode == 0, first.stderr
@@ -54,18 +56,29 @@ def test_prepare_says_what_it_made_and_then_finds_it(efftrain: Efftrain, recipe:
         assert said in first.stdout
     assert f"shards      {tmp_path}/cache/corpora/" in first.stdout
     assert first.stdout.endswith("Next: efftrain pretrain --recipe tiny.toml\n")
-    again = efftrain("prepare", "--recipe", recipe, "--verify-data", "full", "--format", "json", **cache)
+    again = efftrain(
+        "prepare", "--recipe", recipe, "--verify-data", "full", "--format", "json", **cache
+    )
     assert again.returncode == 0 and again.stderr == ""
     about = json.loads(again.stdout)
     content = (tmp_path / "book.txt").read_bytes()
     assert about["train"]["bytes"] + about["valid"]["bytes"] == len(content)
     assert about["windows_per_epoch"] == about["train"]["tokens"] // 32 - 1
-    assert about["windows_needed"] == 2048 // 32 and about["epochs"] == 64 / about["windows_per_epoch"]
+    assert (
+        about["windows_needed"] == 2048 // 32 and about["epochs"] == 64 / about["windows_per_epoch"]
+    )
     assert about["bytes_per_token"] == about["valid"]["bytes"] / about["valid"]["tokens"]
-    assert (about["vocab_size"], about["eot_id"], about["validation_windows"], about["problems"]) == (300, 0, 4, [])
+    assert (
+        about["vocab_size"],
+        about["eot_id"],
+        about["validation_windows"],
+        about["problems"],
+    ) == (300, 0, 4, [])
 
 
-def test_mistakes_in_the_data_exit_with_3_and_no_traceback(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
+def test_mistakes_in_the_data_exit_with_3_and_no_traceback(
+    efftrain: Efftrain, recipe: str, tmp_path: Path
+) -> None:
     missing = efftrain("prepare", "--recipe", recipe, "--set", "data.train=books/")
     assert missing.returncode == 3 and missing.stdout == ""
     assert missing.stderr.startswith("error: data.train = 'books/': no such file or folder")
@@ -82,7 +95,10 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(
     """F37: prepare says it, pretrain refuses it, data.repeat allows it."""
     budget = ("--recipe", recipe, "--set", "train.tokens=100_000")
     said = efftrain("prepare", *budget)
-    assert said.returncode == 0 and "This recipe cannot train on it yet: the budget needs" in said.stdout
+    assert (
+        said.returncode == 0
+        and "This recipe cannot train on it yet: the budget needs" in said.stdout
+    )
     refused = efftrain("pretrain", *budget)
     assert refused.returncode == 2, refused.stderr
     assert "epochs" in refused.stderr and "data.repeat = true" in refused.stderr
@@ -92,13 +108,22 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(
 @pytest.mark.slow
 def test_repeating_is_allowed_by_the_key(efftrain: Efftrain, recipe: str) -> None:
     done = efftrain(
-        "pretrain", "--recipe", recipe, "--set", "train.tokens=20_480", "--set", "data.repeat=true", "--no-probe"
+        "pretrain",
+        "--recipe",
+        recipe,
+        "--set",
+        "train.tokens=20_480",
+        "--set",
+        "data.repeat=true",
+        "--no-probe",
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_training_on_ready_shards_imports_little(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
+def test_training_on_ready_shards_imports_little(
+    efftrain: Efftrain, recipe: str, tmp_path: Path
+) -> None:
     """Neither wandb nor datasets nor pandas, from the first import to the summary."""
     assert efftrain("prepare", "--recipe", recipe).returncode == 0
     script = """
@@ -142,7 +167,9 @@ def test_the_commands_of_the_documentation_run(efftrain: Efftrain, tmp_path: Pat
     (tmp_path / "books").mkdir()
     text = "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(3000))
     (tmp_path / "books" / "one.txt").write_text(text)
-    (tmp_path / "stories.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text.splitlines()))
+    (tmp_path / "stories.jsonl").write_text(
+        "".join(json.dumps({"text": line}) + "\n" for line in text.splitlines())
+    )
     page = (Path(__file__).resolve().parent.parent.parent / "docs" / "data.md").read_text()
     commands = [line.split()[1:] for line in page.split("```sh\n")[1].split("```")[0].splitlines()]
     assert len(commands) == 3

@@ -26,16 +26,25 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_prepare_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_prepare_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Stopped at every third batch in turn; in the end the bytes are those of one go, and no batch was encoded twice in
     vain but the few since the last whole shard."""
     if kind == "txt":
         for number in range(19):
-            (tmp_path / f"{number:02}.txt").write_text("".join(LINES[number * 100 : number * 100 + 100]))
+            (tmp_path / f"{number:02}.txt").write_text(
+                "".join(LINES[number * 100 : number * 100 + 100])
+            )
     else:
         lines = [json.dumps({"text": line}) + "\n" for line in LINES]
         (tmp_path / "a.jsonl").write_text("".join(lines[:700]) + "{broken\n" + "".join(lines[700:]))
-    data = Data(train=f"{tmp_path}/*.{kind}", tokenizer="bpe:300", valid_fraction=0.05, on_bad_document="skip")
+    data = Data(
+        train=f"{tmp_path}/*.{kind}",
+        tokenizer="bpe:300",
+        valid_fraction=0.05,
+        on_bad_document="skip",
+    )
     monkeypatch.setattr(building, "_BATCH", 4000)
     monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
     expected = prepare(data)
@@ -68,7 +77,9 @@ def test_prepare_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytes
     assert [path.read_bytes() for path in sorted(corpus.folder.iterdir())] == contents
 
 
-def test_a_damaged_place_is_not_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_damaged_place_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     data = Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300")
     monkeypatch.setattr(building, "_BATCH", 4000)
@@ -91,14 +102,17 @@ def test_a_damaged_place_is_not_gone_on_from(tmp_path: Path, monkeypatch: pytest
     assert corpus.train.documents + corpus.valid.documents == 2000
 
 
-def test_too_little_room_is_said_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_said_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import shutil
 
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
     with pytest.raises(
-        DiskError, match=r"too little room: about [\d,]+ bytes needed, 10,000 bytes free.*EFFTRAIN_CACHE"
+        DiskError,
+        match=r"too little room: about [\d,]+ bytes needed, 10,000 bytes free.*EFFTRAIN_CACHE",
     ):
         prepare(Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300"))
 
@@ -117,10 +131,14 @@ class FakeHub:
         self.fails_at: int | None = None
         self.asked: list[Any] = []
         monkeypatch.setattr(hub, "hub_unreachable", lambda: None)
-        monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *args, **kwargs: ["train", "validation"])
+        monkeypatch.setattr(
+            datasets, "get_dataset_split_names", lambda *args, **kwargs: ["train", "validation"]
+        )
         monkeypatch.setattr(datasets, "load_dataset", self.load)
 
-    def load(self, name: str, config: str | None, *, split: str, revision: str | None, streaming: bool) -> Any:
+    def load(
+        self, name: str, config: str | None, *, split: str, revision: str | None, streaming: bool
+    ) -> Any:
         import datasets
 
         assert streaming
@@ -134,15 +152,22 @@ class FakeHub:
                         raise ConnectionError("the line is dead")
                     yield row
 
-        return datasets.IterableDataset.from_generator(generate, gen_kwargs={"numbers": [0, 1, 2, 3]})
+        return datasets.IterableDataset.from_generator(
+            generate, gen_kwargs={"numbers": [0, 1, 2, 3]}
+        )
 
 
 def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     there = FakeHub(monkeypatch)
-    data = Data(train="owner/name", tokenizer="bpe:300", valid_fraction=0.05, split="extra", revision="v2")
+    data = Data(
+        train="owner/name", tokenizer="bpe:300", valid_fraction=0.05, split="extra", revision="v2"
+    )
     corpus = prepare(data, limits=Limits(20_000, 2_000))
     longest = 120
-    assert 20_000 <= corpus.train.tokens < 20_000 + longest and 2_000 <= corpus.valid.tokens < 2_000 + longest
+    assert (
+        20_000 <= corpus.train.tokens < 20_000 + longest
+        and 2_000 <= corpus.valid.tokens < 2_000 + longest
+    )
     assert set(there.asked) == {("owner/name", None, "extra", "v2")}
     assert corpus.manifest["limits"] == {"train": 20_000, "valid": 2_000}
     # Twice the training text: the same validation text, so that runs of other budgets compare.
@@ -168,7 +193,9 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(
     whole = there.read
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
     there.read, there.fails_at = 0, whole // 2
-    with pytest.raises(DataError, match=r"after [\d,]+ rows: ConnectionError.*goes on where this one stopped"):
+    with pytest.raises(
+        DataError, match=r"after [\d,]+ rows: ConnectionError.*goes on where this one stopped"
+    ):
         prepare(data, limits=limits)
     there.fails_at = None
     corpus = prepare(data, limits=limits)
@@ -196,16 +223,22 @@ def test_what_a_recipe_needs_of_the_hub() -> None:
     assert limits("data.max_tokens=5M") == (5_000_000, first.valid)
 
 
-def test_a_cached_dataset_is_read_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_dataset_is_read_without_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy in `datasets`' cache, laid out as it lays one out; then the same after `hf download`."""
     import datasets
 
     monkeypatch.setattr(hub, "hub_unreachable", lambda: "no network in this test")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     source = HubDataset("owner/name", None, None, "train")
-    with pytest.raises(DataError, match=r"no network in this test.*the cache of `datasets` has no copy"):
+    with pytest.raises(
+        DataError, match=r"no network in this test.*the cache of `datasets` has no copy"
+    ):
         list(HubReader(source, "text", BadDocuments("error")).documents())
-    (tmp_path / "made.jsonl").write_text("".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(10)))
+    (tmp_path / "made.jsonl").write_text(
+        "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(10))
+    )
     builder = datasets.load_dataset_builder(
         "json", data_files=str(tmp_path / "made.jsonl"), cache_dir=str(tmp_path / "made")
     )

@@ -57,14 +57,19 @@ def test_few_text_files_are_cut_and_many_are_held_out(cache: Path, tmp_path: Pat
         (folder / f"{number:02}.txt").write_text("".join(LINES[number * 20 : number * 20 + 20]))
     train, valid = split_texts(prepare(data(folder, valid_fraction=0.1)))
     assert (len(train), len(valid)) == (19, 19)
-    assert all(a + b == "".join(LINES[n * 20 : n * 20 + 20]) for n, (a, b) in enumerate(zip(train, valid, strict=True)))
+    assert all(
+        a + b == "".join(LINES[n * 20 : n * 20 + 20])
+        for n, (a, b) in enumerate(zip(train, valid, strict=True))
+    )
     (folder / "19.txt").write_text("".join(LINES[380:400]))
     train, valid = split_texts(prepare(data(folder, valid_fraction=0.1)))
     assert (len(train), len(valid)) == (18, 2)
     assert sorted(train + valid) == sorted("".join(LINES[n * 20 : n * 20 + 20]) for n in range(20))
 
 
-def test_held_out_documents_do_not_depend_on_their_place(cache: Path, stories: Path, tmp_path: Path) -> None:
+def test_held_out_documents_do_not_depend_on_their_place(
+    cache: Path, stories: Path, tmp_path: Path
+) -> None:
     train, valid = split_texts(prepare(data(stories)))
     assert len(valid) == 20 and len(train) == 1980
     reversed_stories = tmp_path / "reversed.jsonl"
@@ -88,7 +93,9 @@ def test_text_that_spells_the_end_of_text_does_not_end_it(cache: Path, tmp_path:
     assert sorted(train + valid) == sorted(rows)
 
 
-def test_two_recipes_share_a_corpus_wherever_its_text_lies(cache: Path, book: Path, tmp_path: Path) -> None:
+def test_two_recipes_share_a_corpus_wherever_its_text_lies(
+    cache: Path, book: Path, tmp_path: Path
+) -> None:
     first = prepare(data(book))
     copy = tmp_path / "elsewhere" / "other name.txt"
     copy.parent.mkdir()
@@ -101,10 +108,14 @@ def test_two_recipes_share_a_corpus_wherever_its_text_lies(cache: Path, book: Pa
     assert prepare(data(book, valid_fraction=0.02)).data_hash != first.data_hash
     assert prepare(data(book, tokenizer="bpe:301")).data_hash != first.data_hash
     from_jsonl = tmp_path / "book.jsonl"
-    from_jsonl.write_text("".join(json.dumps({"text": text}) + "\n" for text in split_texts(first)[0]))
+    from_jsonl.write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in split_texts(first)[0])
+    )
     valid = tmp_path / "valid.txt"
     valid.write_text(split_texts(first)[1][0])
-    assert prepare(data(from_jsonl, valid=str(valid))).data_hash == first.data_hash  # the same tokens by another way
+    assert (
+        prepare(data(from_jsonl, valid=str(valid))).data_hash == first.data_hash
+    )  # the same tokens by another way
 
 
 def test_a_changed_file_is_seen_although_its_size_is_the_same(cache: Path, book: Path) -> None:
@@ -136,8 +147,12 @@ def test_overlap_is_refused_unless_allowed(cache: Path, stories: Path, tmp_path:
 def test_skipped_documents_are_counted_and_refused_by_others(cache: Path, stories: Path) -> None:
     stories.write_text(stories.read_text() + "{\n")
     corpus = prepare(data(stories, on_bad_document="skip"))
-    assert corpus.manifest["skipped"] == 1 and corpus.train.documents + corpus.valid.documents == 2000
-    with pytest.raises(DataError, match=r"1 documents cannot be read: .*stories\.jsonl:2001:.*on_bad_document"):
+    assert (
+        corpus.manifest["skipped"] == 1 and corpus.train.documents + corpus.valid.documents == 2000
+    )
+    with pytest.raises(
+        DataError, match=r"1 documents cannot be read: .*stories\.jsonl:2001:.*on_bad_document"
+    ):
         prepare(data(stories))
 
 
@@ -174,7 +189,12 @@ def test_damage_is_refused_with_exit_3(cache: Path, book: Path) -> None:
     """F34: each file of a corpus flipped, cut short and removed; with full verification nothing passes."""
     folder = prepare(data(book)).folder
     files = sorted(folder.iterdir())
-    assert [path.name for path in files] == ["manifest.json", "tokenizer.json", "train-00000.bin", "valid-00000.bin"]
+    assert [path.name for path in files] == [
+        "manifest.json",
+        "tokenizer.json",
+        "train-00000.bin",
+        "valid-00000.bin",
+    ]
     for path in files:
         content = path.read_bytes()
         flipped = bytearray(content)
@@ -199,12 +219,16 @@ def test_a_flipped_token_is_seen_at_first_use(cache: Path, book: Path) -> None:
     content[-5] ^= 1
     path.write_bytes(content)
     corpus = prepare(data(book))  # size and header are right
-    with pytest.raises(DataError, match=r"train-00000\.bin: its tokens are not those that were written"):
+    with pytest.raises(
+        DataError, match=r"train-00000\.bin: its tokens are not those that were written"
+    ):
         corpus.train.read([0], 4)
     corpus.valid.read([0], 4)
 
 
-def test_shards_of_another_corpus_or_tokenizer_are_refused(cache: Path, book: Path, tmp_path: Path) -> None:
+def test_shards_of_another_corpus_or_tokenizer_are_refused(
+    cache: Path, book: Path, tmp_path: Path
+) -> None:
     """F34, F35: sound files in the wrong place."""
     corpus = prepare(data(book))
     other_tokenizer = prepare(data(book, tokenizer="bpe:301"))
@@ -230,7 +254,11 @@ def test_the_novels_with_gpt2s_own_tokens(cache: Path, shared_data: Path) -> Non
     """23 and 3 books; 3.59 and 0.30 million tokens, as counted when the folder was put together."""
     books = shared_data / "classic_books"
     corpus = prepare(
-        Data(train=str(books / "train"), valid=str(books / "valid"), tokenizer=str(shared_data / "gpt2_tokenizer"))
+        Data(
+            train=str(books / "train"),
+            valid=str(books / "valid"),
+            tokenizer=str(shared_data / "gpt2_tokenizer"),
+        )
     )
     assert (corpus.train.documents, corpus.valid.documents) == (23, 3)
     assert round((corpus.train.tokens - 23) / 1e6, 2) == 3.59

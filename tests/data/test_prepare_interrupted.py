@@ -88,7 +88,9 @@ print(number, len(hashes))
 """
 
 
-def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(cache: Path, book: Path) -> None:
+def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(
+    cache: Path, book: Path
+) -> None:
     os.utime(book, (1e9, 1e9))
     result = subprocess.run(
         [sys.executable, "-c", DYING, str(book)],
@@ -123,7 +125,11 @@ def test_a_killed_prepare_leaves_nothing_torn(cache: Path, book: Path) -> None:
     last = start(book, cache / "killed")
     output, errors = last.communicate()
     assert output.split()[0] == expected, errors
-    left = sorted(path.name for path in (cache / "killed").rglob("*") if "partial" in path.name or "tmp" in path.name)
+    left = sorted(
+        path.name
+        for path in (cache / "killed").rglob("*")
+        if "partial" in path.name or "tmp" in path.name
+    )
     assert left == []
 
 
@@ -171,7 +177,9 @@ def test_a_full_disk_says_how_much_is_missing(tmp_path: Path, book: Path) -> Non
     assert "DiskError" in errors and "bytes needed" in errors and "EFFTRAIN_CACHE" in errors, errors
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "file" / "cache"))
     os.utime(book, (1e9, 1e9))

@@ -11,13 +11,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efftrain_cli.data.shards import HEADER_BYTES, Shard, ShardWriter, TokenShards, dtype_for, header_bytes, open_shard
+from efftrain_cli.data.shards import (
+    HEADER_BYTES,
+    Shard,
+    ShardWriter,
+    TokenShards,
+    dtype_for,
+    header_bytes,
+    open_shard,
+)
 from efftrain_cli.foundation.errors import DataError
 
 
-def write(folder: Path, documents: list[list[int]], vocab_size: int = 300, shard_tokens: int = 1 << 26) -> list[Path]:
+def write(
+    folder: Path, documents: list[list[int]], vocab_size: int = 300, shard_tokens: int = 1 << 26
+) -> list[Path]:
     writer = ShardWriter(
-        folder, "train", vocab_size=vocab_size, eot_id=7, tokenizer_sha256="f" * 64, shard_tokens=shard_tokens
+        folder,
+        "train",
+        vocab_size=vocab_size,
+        eot_id=7,
+        tokenizer_sha256="f" * 64,
+        shard_tokens=shard_tokens,
     )
     for number, ids in enumerate(documents):
         writer.add(np.array(ids, dtype=np.uint32), f"document {number}")
@@ -31,7 +46,9 @@ def opened(path: Path) -> Shard:
     return shard
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(300, "uint16"), (65536, "uint16"), (65537, "uint32")])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(300, "uint16"), (65536, "uint16"), (65537, "uint32")]
+)
 def test_documents_come_back_each_with_its_end(tmp_path: Path, vocab_size: int, dtype: str) -> None:
     (path,) = write(tmp_path, [[1, 2], [], [vocab_size - 1]], vocab_size)
     shard = opened(path)
@@ -42,7 +59,9 @@ def test_documents_come_back_each_with_its_end(tmp_path: Path, vocab_size: int, 
     assert dtype_for(vocab_size) == dtype
     content = path.read_bytes()
     assert len(content) == HEADER_BYTES + 6 * np.dtype(dtype).itemsize
-    assert json.loads(content[:HEADER_BYTES].split(b"\n")[0])["magic"] == "efftrain tokens"  # `head -1` shows it
+    assert (
+        json.loads(content[:HEADER_BYTES].split(b"\n")[0])["magic"] == "efftrain tokens"
+    )  # `head -1` shows it
 
 
 def test_shards_close_with_a_document_and_read_as_one(tmp_path: Path) -> None:
@@ -88,7 +107,12 @@ def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path: Path) ->
     (path,) = write(tmp_path, [list(range(8, 258))] * 4)
     content = bytearray(path.read_bytes())
     rng = random.Random(2)
-    for bit in [0, 8 * HEADER_BYTES - 1, 8 * HEADER_BYTES, *(rng.randrange(8 * len(content)) for _ in range(200))]:
+    for bit in [
+        0,
+        8 * HEADER_BYTES - 1,
+        8 * HEADER_BYTES,
+        *(rng.randrange(8 * len(content)) for _ in range(200)),
+    ]:
         content[bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
         # Byte 1023 is the newline behind the header's digest; nothing reads it.
@@ -130,7 +154,9 @@ def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path: Path
     (path,) = write(tmp_path, [list(range(8, 258))])
     content = bytearray(path.read_bytes())
     content[HEADER_BYTES + 2 * 41 : HEADER_BYTES + 2 * 42] = (300).to_bytes(2, "little")
-    header = replace(open_shard(path).header, sha256=hashlib.sha256(content[HEADER_BYTES:]).hexdigest())
+    header = replace(
+        open_shard(path).header, sha256=hashlib.sha256(content[HEADER_BYTES:]).hexdigest()
+    )
     path.write_bytes(header_bytes(header) + content[HEADER_BYTES:])
     shards = TokenShards([open_shard(path)])
     with pytest.raises(DataError) as refused:

@@ -51,10 +51,14 @@ def documents_of(shards: TokenShards, corpus: Corpus) -> list[list[int]]:
 
 
 def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
-    (tmp_path / "list.json").write_text(json.dumps([{"text": "one"}, {"text": ""}, {"text": "two\nlines"}], indent=2))
+    (tmp_path / "list.json").write_text(
+        json.dumps([{"text": "one"}, {"text": ""}, {"text": "two\nlines"}], indent=2)
+    )
     (tmp_path / "single.json").write_text(json.dumps({"text": "alone"}, indent=2))
     (tmp_path / "lines.json").write_text('{"text": "a"}\n{"text": "b"}\n')
-    (tmp_path / "t.csv").write_text('\ufeffid,text\n1,plain\n2,"quoted, with\nan end of line"\n3,\n')
+    (tmp_path / "t.csv").write_text(
+        '\ufeffid,text\n1,plain\n2,"quoted, with\nan end of line"\n3,\n'
+    )
     (tmp_path / "notes.md").write_text("# title\r\ntext")
     (tmp_path / "wiki.raw").write_text(" = A = \n")
     frames = [zstd(b'{"text": "z1"}\n{"te'), zstd(b'xt": "z2"}\n')]
@@ -78,13 +82,21 @@ def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
         ("a.csv", b"text\n\xff\n", r"a\.csv:2: not UTF-8"),
         ("a.csv", b'text\n"open', r"a\.csv:2: not CSV"),
         ("a.csv", b"", "holds no rows"),
-        ("a.jsonl.zst", b"no zstd at all", r"a\.jsonl\.zst: the compressed file is damaged or cut short after line 0:"),
+        (
+            "a.jsonl.zst",
+            b"no zstd at all",
+            r"a\.jsonl\.zst: the compressed file is damaged or cut short after line 0:",
+        ),
         (
             "a.jsonl.zst",
             zstd(b'{"text": "x"}\n' * 9999)[:-7],
             r"compressed file is damaged or cut short after line [\d,]+: Truncated compressed stream",
         ),
-        ("a.jsonl", b'{"text": "x", "n": ' + b"7" * 5000 + b"}\n", r"a\.jsonl:1:0: not JSON that can be read"),
+        (
+            "a.jsonl",
+            b'{"text": "x", "n": ' + b"7" * 5000 + b"}\n",
+            r"a\.jsonl:1:0: not JSON that can be read",
+        ),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -93,12 +105,18 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, said
         texts(tmp_path / name)
 
 
-def test_a_line_without_end_costs_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_costs_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F71, with the limit lowered: the line is named or skipped, and what follows it is read."""
     monkeypatch.setattr(reading, "LINE_BYTES", 1000)
     path = tmp_path / "bomb.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"text": "before"}\n' + b" " * 10_000_000 + b'\n{"text": "after"}\n'))
-    with pytest.raises(DataError, match=r"bomb\.jsonl\.gz:2:19: a line of 10,000,001 bytes; at most 1,000 are read"):
+    path.write_bytes(
+        gzip.compress(b'{"text": "before"}\n' + b" " * 10_000_000 + b'\n{"text": "after"}\n')
+    )
+    with pytest.raises(
+        DataError, match=r"bomb\.jsonl\.gz:2:19: a line of 10,000,001 bytes; at most 1,000 are read"
+    ):
         texts(path)
     bad = BadDocuments("skip")
     (source,) = find_text(Data(train=str(path))).train
@@ -115,19 +133,31 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path: Path) -> None:
     found = find_text(Data(train=str(folder)))
     assert [source.path.name for source in found.train] == ["a.txt"]
     (note,) = found.notes
-    assert ("2 of 3 files, 150 of " in note and "are not read (1 .html, 1 .md)" in note) or "(1 .md, 1 .html)" in note
+    assert (
+        "2 of 3 files, 150 of " in note and "are not read (1 .html, 1 .md)" in note
+    ) or "(1 .md, 1 .html)" in note
     (folder / "big.rst").write_text("z" * 100_000)
-    with pytest.raises(DataError, match=r"are not read .*read is only 1 \.txt.*data\.format = \"txt\""):
+    with pytest.raises(
+        DataError, match=r"are not read .*read is only 1 \.txt.*data\.format = \"txt\""
+    ):
         find_text(Data(train=str(folder)))
     everything = find_text(Data(train=str(folder), format="txt"))
-    assert [source.path.name for source in everything.train] == ["README.md", "a.txt", "big.rst", "cover.html"]
+    assert [source.path.name for source in everything.train] == [
+        "README.md",
+        "a.txt",
+        "big.rst",
+        "cover.html",
+    ]
     assert everything.notes == ()
     (folder / "a.txt").unlink()
     with pytest.raises(DataError, match=r"are not read"):
-        find_text(Data(train=str(folder)))  # .md is read where there is nothing else, but it is not most of this folder
+        find_text(
+            Data(train=str(folder))
+        )  # .md is read where there is nothing else, but it is not most of this folder
     (folder / "README.md").unlink()
     with pytest.raises(
-        DataError, match=r'no file of a known kind .*1 \.rst, 1 \.html|1 \.html, 1 \.rst.*data\.format = "txt"'
+        DataError,
+        match=r'no file of a known kind .*1 \.rst, 1 \.html|1 \.html, 1 \.rst.*data\.format = "txt"',
     ):
         find_text(Data(train=str(folder)))
 
@@ -140,7 +170,9 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     ids = [tokenizer.encode([line])[0].astype(np.uint16) for line in LINES]
     eot = np.array([tokenizer.eot_id], dtype=np.uint16)
-    nano = np.concatenate([part for line in ids for part in (line, eot)])  # end of text after each document
+    nano = np.concatenate(
+        [part for line in ids for part in (line, eot)]
+    )  # end of text after each document
     llmc = np.concatenate([part for line in ids for part in (eot, line)])  # and before each
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(llmc)
@@ -148,8 +180,12 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
     (tmp_path / "llmc.bin").write_bytes(header.tobytes() + llmc.tobytes())
     header[:3] = 20240801, 7, len(llmc)
     (tmp_path / "llama.bin").write_bytes(header.tobytes() + llmc.astype("<u4").tobytes())
-    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
-    (tmp_path / "valid.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES[:20]))
+    (tmp_path / "lines.jsonl").write_text(
+        "".join(json.dumps({"text": line}) + "\n" for line in LINES)
+    )
+    (tmp_path / "valid.jsonl").write_text(
+        "".join(json.dumps({"text": line}) + "\n" for line in LINES[:20])
+    )
     corpora = [
         prepare(
             Data(
@@ -163,10 +199,14 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
     ]
     assert len({corpus.data_hash for corpus in corpora}) == 1
     assert {corpus.manifest["train"]["bytes"] for corpus in corpora} == {sum(map(len, LINES))}
-    alone = prepare(Data(train=str(tmp_path / "nano.bin"), tokenizer=str(tmp_path / "tokenizer.json")))
+    alone = prepare(
+        Data(train=str(tmp_path / "nano.bin"), tokenizer=str(tmp_path / "tokenizer.json"))
+    )
     held_out, kept = documents_of(alone.valid, alone), documents_of(alone.train, alone)
     assert len(held_out) == 20 and sorted(held_out + kept) == sorted(line.tolist() for line in ids)
-    assert alone.manifest["valid"]["bytes"] == sum(len(tokenizer.decode(document)) for document in held_out)
+    assert alone.manifest["valid"]["bytes"] == sum(
+        len(tokenizer.decode(document)) for document in held_out
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,17 +221,25 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
         ),
         (np.array([20240520, 3, 0] + [0] * 253, dtype="<i4").tobytes(), None, "llm.c's version 3"),
         (b"12" * 600, "meta.pkl", r"meta\.pkl beside it"),
-        (np.full(600, 4000, dtype="<u2").tobytes(), None, r"token 0 is 4000, but the tokenizer's vocabulary has 300"),
+        (
+            np.full(600, 4000, dtype="<u2").tobytes(),
+            None,
+            r"token 0 is 4000, but the tokenizer's vocabulary has 300",
+        ),
     ],
 )
-def test_token_files_that_cannot_be_meant(tmp_path: Path, content: bytes, beside: str | None, said: str) -> None:
+def test_token_files_that_cannot_be_meant(
+    tmp_path: Path, content: bytes, beside: str | None, said: str
+) -> None:
     train_tokenizer(300, LINES[:50]).save(tmp_path / "tokenizer.json")
     (tmp_path / "a.bin").write_bytes(content)
     (tmp_path / "b.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
     if beside:
         (tmp_path / beside).write_bytes(b"")
     data = Data(
-        train=str(tmp_path / "a.bin"), valid=str(tmp_path / "b.bin"), tokenizer=str(tmp_path / "tokenizer.json")
+        train=str(tmp_path / "a.bin"),
+        valid=str(tmp_path / "b.bin"),
+        tokenizer=str(tmp_path / "tokenizer.json"),
     )
     with pytest.raises(DataError, match=said):
         prepare(data)
@@ -235,9 +283,13 @@ def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
     assert [int(again.starts(p, 1)[0]) for p in (0, 9_999, 10_000, 24_321)] == starts[
         [0, 9_999, 10_000, 24_321]
     ].tolist()
-    assert windows.epochs_of_sources(2990) == pytest.approx({"a": 7.0, "b": 2990 * 0.2 / 199, "c": 2990 * 0.1 / 99})
+    assert windows.epochs_of_sources(2990) == pytest.approx(
+        {"a": 7.0, "b": 2990 * 0.2 / 199, "c": 2990 * 0.1 / 99}
+    )
     assert windows.epochs(windows.per_epoch) == 1 and windows.per_epoch == 299 * 10_000 // 7000
-    with pytest.raises(RecipeError, match=r"one of the sources \(a 7\.00, b 3\.01, c 3\.02\).*data\.repeat"):
+    with pytest.raises(
+        RecipeError, match=r"one of the sources \(a 7\.00, b 3\.01, c 3\.02\).*data\.repeat"
+    ):
         windows.check_budget(2990, Data())
     valid = windows.validation_starts(20)
     assert [
@@ -247,16 +299,26 @@ def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
 
 
 def test_sources_have_fields_and_weights_of_their_own(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES[:1000]))
-    (tmp_path / "b.csv").write_text("body\n" + "".join(f"{line.strip()}\n" for line in LINES[1000:]))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": line}) + "\n" for line in LINES[:1000])
+    )
+    (tmp_path / "b.csv").write_text(
+        "body\n" + "".join(f"{line.strip()}\n" for line in LINES[1000:])
+    )
 
     def data(*weights: float, **keys: Any) -> Data:
         paths = ((str(tmp_path / "a.jsonl"), None), (str(tmp_path / "b.csv"), "body"))
-        sources = tuple(TextSource(path=p, text_field=f, weight=w) for (p, f), w in zip(paths, weights, strict=True))
+        sources = tuple(
+            TextSource(path=p, text_field=f, weight=w)
+            for (p, f), w in zip(paths, weights, strict=True)
+        )
         return Data(sources=sources, tokenizer="bpe:300", valid_fraction=0.05, **keys)
 
     corpus = prepare(data(3.0, 1.0))
-    assert [(part.weight, Path(part.name).name) for part in corpus.train.parts] == [(3.0, "a.jsonl"), (1.0, "b.csv")]
+    assert [(part.weight, Path(part.name).name) for part in corpus.train.parts] == [
+        (3.0, "a.jsonl"),
+        (1.0, "b.csv"),
+    ]
     assert sum(part.tokens for part in corpus.train.parts) == corpus.train.tokens
     assert sum(part.tokens for part in corpus.valid.parts) == corpus.valid.tokens
     first = documents_of(TokenShards(corpus.train.shards[:1]), corpus)
@@ -273,9 +335,14 @@ def test_sources_in_a_recipe(tmp_path: Path) -> None:
         'base = "small"\n[[data.sources]]\npath = "stdlib"\nweight = 3\n[[data.sources]]\npath = "b.csv"\ntext_field = "body"\n'
     )
     loaded = load_recipe(str(recipe))
-    assert loaded.data.sources == (TextSource(path="stdlib", weight=3.0), TextSource(path="b.csv", text_field="body"))
+    assert loaded.data.sources == (
+        TextSource(path="stdlib", weight=3.0),
+        TextSource(path="b.csv", text_field="body"),
+    )
     assert load_recipe(str(recipe), ["data.sources.1.weight=0.5"]).data.sources[1].weight == 0.5
-    with pytest.raises(RecipeError, match=r"data\.train = \"x\.txt\"[\s\S]*beside \[\[data\.sources\]\]"):
+    with pytest.raises(
+        RecipeError, match=r"data\.train = \"x\.txt\"[\s\S]*beside \[\[data\.sources\]\]"
+    ):
         load_recipe(str(recipe), ["data.train=x.txt"])
     with pytest.raises(RecipeError, match=r"source 1 .*a weight is at least a thousandth"):
         load_recipe(str(recipe), ["data.sources.1.weight=0.001"])
@@ -317,7 +384,9 @@ def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path: Path
     first = prepare(data)
     path.write_text(path.read_text().replace("fox", "cat", 1))
     os.utime(path, (1e9, 1e9))
-    assert prepare(data).folder == first.folder  # not seen: hashes of files that seem unchanged are remembered
+    assert (
+        prepare(data).folder == first.folder
+    )  # not seen: hashes of files that seem unchanged are remembered
     assert prepare(data, verify="full").folder != first.folder
 
 

@@ -42,7 +42,9 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         path.write_text("x")
 
     def found(*spec: str) -> list[str]:
-        return [str(source.path.relative_to(tmp_path)) for source in find_text(Data(train=spec)).train]
+        return [
+            str(source.path.relative_to(tmp_path)) for source in find_text(Data(train=spec)).train
+        ]
 
     assert found("b") == ["b/1.txt", "b/2.txt", "b/deep/3.jsonl"]
     assert found("b/*.txt", "a.txt", "b/1.txt") == ["b/1.txt", "b/2.txt", "a.txt"]  # each file once
@@ -52,40 +54,67 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found("openai/corpus") == ["openai/corpus/z.txt"]  # local things win over the Hub
 
 
-def test_a_folder_that_changes_while_it_is_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_changes_while_it_is_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone(self: Path, pattern: str) -> list[Path]:
         raise FileNotFoundError(2, "No such file or directory", str(self / "part-7"))
 
     monkeypatch.setattr(Path, "rglob", gone)
-    with pytest.raises(DataError, match=r"part-7 cannot be listed: No such file or directory\. Give a folder"):
+    with pytest.raises(
+        DataError, match=r"part-7 cannot be listed: No such file or directory\. Give a folder"
+    ):
         find_text(Data(train=str(tmp_path)))
 
 
 def test_hub_names() -> None:
-    assert find_text(Data(train="owner/name")).train == (HubDataset("owner/name", None, None, "train"),)
-    assert find_text(Data(valid="owner/name/config@abc")).valid == (HubDataset("owner/name", "config", "abc", "valid"),)
+    assert find_text(Data(train="owner/name")).train == (
+        HubDataset("owner/name", None, None, "train"),
+    )
+    assert find_text(Data(valid="owner/name/config@abc")).valid == (
+        HubDataset("owner/name", "config", "abc", "valid"),
+    )
 
 
-def test_everything_that_is_not_there_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_is_not_there_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_text("x")
     (tmp_path / "book.txt.gz").write_text("x")
     with pytest.raises(DataError) as refused:
-        find_text(Data(valid=("missing.txt", "empty", "*.jsonl", "book.pdf", "/no/such/folder", "book.txt.gz")))
+        find_text(
+            Data(
+                valid=(
+                    "missing.txt",
+                    "empty",
+                    "*.jsonl",
+                    "book.pdf",
+                    "/no/such/folder",
+                    "book.txt.gz",
+                )
+            )
+        )
     lines = str(refused.value).splitlines()
     assert len(lines) == 6
     assert all(line.startswith("data.valid = ") for line in lines)
     assert "no such file" in lines[0] and str(tmp_path) in lines[0]
     assert "holds no file" in lines[1] and "matches no file" in lines[2] and ".parquet" in lines[3]
-    assert lines[3].endswith('data.format = "txt" reads it as text') and lines[5].endswith("Unpack it first")
+    assert lines[3].endswith('data.format = "txt" reads it as text') and lines[5].endswith(
+        "Unpack it first"
+    )
 
 
 def test_the_library_is_source_without_tests() -> None:
     names = [source.path.as_posix() for source in stdlib_files()]
     assert len(names) > 300
     assert any(name.endswith("/json/decoder.py") for name in names)
-    assert not [name for name in names if re.search(r"/(tests?|site-packages|idle_test)/|_sysconfigdata", name)]
+    assert not [
+        name
+        for name in names
+        if re.search(r"/(tests?|site-packages|idle_test)/|_sysconfigdata", name)
+    ]
     assert stdlib_files() == stdlib_files()
 
 
@@ -163,8 +192,14 @@ def test_empty_files_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_compressed_files_cut_short_are_named_whatever_the_policy(tmp_path: Path) -> None:
-    content = gzip.compress(b"".join(json.dumps({"text": str(i)}).encode() + b"\n" for i in range(10_000)))
-    for damaged in (content[: len(content) // 2], GOOD, content[:5000] + b"\0\0\0\0" + content[5004:]):
+    content = gzip.compress(
+        b"".join(json.dumps({"text": str(i)}).encode() + b"\n" for i in range(10_000))
+    )
+    for damaged in (
+        content[: len(content) // 2],
+        GOOD,
+        content[:5000] + b"\0\0\0\0" + content[5004:],
+    ):
         path = tmp_path / "a.json.gz"
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=re.escape(f"{path}:")):
@@ -192,7 +227,11 @@ def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path: Path) -> None:
     [
         ("aaaa\nbbbb\ncccc\ndddd\n", 0.25, ("aaaa\nbbbb\ncccc\n", "dddd\n")),
         ("aaaa\nbbbb\ncccc\ndddd", 0.3, ("aaaa\nbbbb\ncccc\n", "dddd")),
-        ("aaaa\nbbbb\ncccc\ndddd\n", 0.01, ("aaaa\nbbbb\ncccc\n", "dddd\n")),  # no line starts after the place
+        (
+            "aaaa\nbbbb\ncccc\ndddd\n",
+            0.01,
+            ("aaaa\nbbbb\ncccc\n", "dddd\n"),
+        ),  # no line starts after the place
         ("one line without an end", 0.5, ("one line without an end", "")),
         ("one line\n", 0.4, ("one line\n", "")),
     ],

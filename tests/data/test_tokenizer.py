@@ -14,11 +14,20 @@ import pytest
 from efftrain_cli.data.documents import BadDocuments
 from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.text import find_text
-from efftrain_cli.data.tokenizer import END_OF_TEXT, Tokenizer, bpe_size, load_tokenizer, train_tokenizer
+from efftrain_cli.data.tokenizer import (
+    END_OF_TEXT,
+    Tokenizer,
+    bpe_size,
+    load_tokenizer,
+    train_tokenizer,
+)
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
 
-SAMPLE = [Path(json.__file__).read_text(encoding="utf-8"), Path(random.__file__).read_text(encoding="utf-8")]
+SAMPLE = [
+    Path(json.__file__).read_text(encoding="utf-8"),
+    Path(random.__file__).read_text(encoding="utf-8"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +44,11 @@ def test_gpt2_counts_shakespeare_as_everybody_does(gpt2: Tokenizer, shared_data:
     """338,025 tokens; cut after 90 % of the characters, 301,966 and 36,059: the counts that nanoGPT prints."""
     text = (shared_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
     cut = int(len(text) * 0.9)
-    assert [len(ids) for ids in gpt2.encode([text, text[:cut], text[cut:]])] == [338_025, 301_966, 36_059]
+    assert [len(ids) for ids in gpt2.encode([text, text[:cut], text[cut:]])] == [
+        338_025,
+        301_966,
+        36_059,
+    ]
     assert (gpt2.vocab_size, gpt2.eot_id) == (50257, 50256)
 
 
@@ -81,15 +94,22 @@ def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2: Tokenizer, step: int) 
     """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries' word patterns are
     one."""
     assert gpt2.fast is not None
-    characters = [chr(c) for c in (*range(0x3100), *range(0x3100, 0x110000, step)) if not 0xD800 <= c < 0xE000]
+    characters = [
+        chr(c) for c in (*range(0x3100), *range(0x3100, 0x110000, step)) if not 0xD800 <= c < 0xE000
+    ]
     texts = [f"a{c}b 1{c}2 {c} {c}{c}\n{c}x  {c} ' {c}'s{c}" for c in characters]
     for start in range(0, len(texts), 20_000):
         part = texts[start : start + 20_000]
-        slow = [encoding.ids for encoding in gpt2.backend.encode_batch_fast(part, add_special_tokens=False)]
+        slow = [
+            encoding.ids
+            for encoding in gpt2.backend.encode_batch_fast(part, add_special_tokens=False)
+        ]
         assert gpt2.fast.encode_ordinary_batch(part) == slow
 
 
-def test_tiktoken_is_used_only_where_ids_are_certain(gpt2: Tokenizer, bpe: Tokenizer, tmp_path: Path) -> None:
+def test_tiktoken_is_used_only_where_ids_are_certain(
+    gpt2: Tokenizer, bpe: Tokenizer, tmp_path: Path
+) -> None:
     text = SAMPLE[0] * 6
     for tokenizer in (gpt2, bpe):
         assert tokenizer.fast is not None
@@ -114,7 +134,9 @@ def test_tiktoken_is_used_only_where_ids_are_certain(gpt2: Tokenizer, bpe: Token
         number = next(n for word, n in alone.items() if len(word) == 3)
         word = "".join(parts["model"]["merges"][number])
         left, _ = parts["model"]["merges"][number]
-        parts["model"]["merges"][number] = [word[:1], word[1:]] if len(left) == 2 else [word[:2], word[2:]]
+        parts["model"]["merges"][number] = (
+            [word[:1], word[1:]] if len(left) == 2 else [word[:2], word[2:]]
+        )
         for piece in parts["model"]["merges"][number]:
             parts["model"]["vocab"].setdefault(piece, len(parts["model"]["vocab"]))
 
@@ -154,7 +176,9 @@ def test_our_bpe_is_the_same_every_time(bpe: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_little_text_makes_a_smaller_vocabulary() -> None:
-    assert train_tokenizer(300, ["ab"]).vocab_size == 258  # 256 bytes, the end of text, and one pair
+    assert (
+        train_tokenizer(300, ["ab"]).vocab_size == 258
+    )  # 256 bytes, the end of text, and one pair
 
 
 def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(
@@ -164,15 +188,21 @@ def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(
     shutil.copy(folder / "encoder.json", tmp_path / "vocab.json")
     shutil.copy(folder / "vocab.bpe", tmp_path / "merges.txt")
     assert load_tokenizer(tmp_path).sha256 == gpt2.sha256
-    assert load_tokenizer(tmp_path / "vocab.json").sha256 == gpt2.sha256  # one of the pair names both
+    assert (
+        load_tokenizer(tmp_path / "vocab.json").sha256 == gpt2.sha256
+    )  # one of the pair names both
     gpt2.save(tmp_path / "saved.json")
     assert load_tokenizer(tmp_path / "saved.json").sha256 == gpt2.sha256
     merges = (tmp_path / "merges.txt").read_text(encoding="utf-8").splitlines()
-    (tmp_path / "merges.txt").write_text("\n".join([merges[0], merges[2], merges[1], *merges[3:]]), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text(
+        "\n".join([merges[0], merges[2], merges[1], *merges[3:]]), encoding="utf-8"
+    )
     assert load_tokenizer(tmp_path).sha256 != gpt2.sha256
 
 
-def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(bpe: Tokenizer, tmp_path: Path) -> None:
+def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(
+    bpe: Tokenizer, tmp_path: Path
+) -> None:
     import tokenizers
 
     other = tokenizers.Tokenizer.from_str(bpe.backend.to_str())
@@ -196,7 +226,9 @@ def test_sizes_that_cannot_be(spec: str) -> None:
 def test_tokenizers_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r'no such file or folder.*"bpe:N"'):
         load_tokenizer("no/such")
-    with pytest.raises(DataError, match=r"neither tokenizer\.json nor both of vocab\.json and merges\.txt"):
+    with pytest.raises(
+        DataError, match=r"neither tokenizer\.json nor both of vocab\.json and merges\.txt"
+    ):
         load_tokenizer(tmp_path)
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(DataError, match=r"broken\.json cannot be read as a tokenizer"):
@@ -210,7 +242,9 @@ def test_a_tokenizer_without_end_of_text_is_refused(bpe: Tokenizer, tmp_path: Pa
         load_tokenizer(tmp_path / "t.json")
 
 
-def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_network_the_hub_is_given_up_quickly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A host that never answers: 1 s of probing, then the way out."""
     monkeypatch.setenv("HF_ENDPOINT", "http://192.0.2.1")  # TEST-NET-1: reserved, answers nowhere
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
@@ -223,7 +257,9 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch: pytest.MonkeyP
         raise TimeoutError
 
     monkeypatch.setattr("efftrain_cli.data.hub.socket.create_connection", never_answers)
-    with pytest.raises(DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"):
+    with pytest.raises(
+        DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"
+    ):
         load_tokenizer("gpt2")
     (source,) = find_text(Data(train="owner/name")).train
     with pytest.raises(
@@ -239,11 +275,16 @@ def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path: Path) -
     from efftrain_cli.data.documents import HubDataset
 
     for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        (tmp_path / f"{split}.jsonl").write_text(
+            "".join(json.dumps({"text": row}) + "\n" for row in rows)
+        )
 
     def read(purpose: str, field: str = "text") -> list[str]:
         source = HubDataset(str(tmp_path), None, None, purpose)
-        return [document.text for document in HubReader(source, field, BadDocuments("error")).documents()]
+        return [
+            document.text
+            for document in HubReader(source, field, BadDocuments("error")).documents()
+        ]
 
     assert read("train") == ["one", "two"]
     assert read("valid") == ["three"]

@@ -15,12 +15,19 @@ from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.sections import Data
 
 
-def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26, document: int = 100) -> TokenShards:
+def counting_shards(
+    folder: Path, tokens: int, *, shard_tokens: int = 1 << 26, document: int = 100
+) -> TokenShards:
     """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the count, so nothing
     wraps."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(
-        folder, "train", vocab_size=tokens + 1, eot_id=0, tokenizer_sha256="t", shard_tokens=shard_tokens
+        folder,
+        "train",
+        vocab_size=tokens + 1,
+        eot_id=0,
+        tokenizer_sha256="t",
+        shard_tokens=shard_tokens,
     )
     for start in range(0, tokens, document):
         end = min(start + document, tokens)
@@ -44,7 +51,10 @@ def test_permutation_reaches_every_number_once(n: int) -> None:
 def test_permutations_of_few_numbers_are_even() -> None:
     """Over many keys every number comes first about equally often: 5 numbers, 5,000 keys, expected 1,000 +- 28 each."""
     rng = np.random.default_rng(0)
-    firsts = [int(permute(np.arange(1), 5, rng.integers(0, 2**63, 8).astype(np.uint64))[0]) for _ in range(5000)]
+    firsts = [
+        int(permute(np.arange(1), 5, rng.integers(0, 2**63, 8).astype(np.uint64))[0])
+        for _ in range(5000)
+    ]
     assert np.all(np.abs(np.bincount(firsts, minlength=5) - 1000) < 5 * 28)
 
 
@@ -69,7 +79,9 @@ def test_each_window_once_per_epoch_across_the_boundary(tmp_path: Path, shard_to
     for start in range(0, 3 * n, 10):
         windows = Windows(shards, 16, seed=7) if start > n else first
         rows = windows.read(start, min(10, 3 * n - start))
-        assert (np.diff(rows, axis=1) == 1).all()  # consecutive tokens, over the joints of shards too
+        assert (
+            np.diff(rows, axis=1) == 1
+        ).all()  # consecutive tokens, over the joints of shards too
         seen += rows[:, 0].tolist()
     epochs = [seen[e * n : (e + 1) * n] for e in range(3)]
     for epoch in epochs:
@@ -105,11 +117,15 @@ def test_reshape_cuts_each_window_into_sequences(tmp_path: Path) -> None:
     batch = windows.batch(
         plan(7, 24, 20, sequences_per_window=2)
     )  # 7 sequences of 2 to a window: 4 windows, the last one half used
-    expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25] for i in range(6)] + [windows.read(23, 1)[0][:25]]
+    expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25] for i in range(6)] + [
+        windows.read(23, 1)[0][:25]
+    ]
     assert batch.tokens.tolist() == [row[:-1].tolist() for row in expected]
     assert batch.targets.tolist() == [row[1:].tolist() for row in expected]
     whole = windows.batch(plan(4, 16, 20, sequences_per_window=4))
-    assert whole.targets.reshape(-1).tolist() == full[0][1:].tolist()  # four quarters hold every target once
+    assert (
+        whole.targets.reshape(-1).tolist() == full[0][1:].tolist()
+    )  # four quarters hold every target once
 
 
 @pytest.mark.parametrize("sequences_per_window", [1, 3])
@@ -143,7 +159,9 @@ def test_validation_is_fixed_spread_and_without_overlap(tmp_path: Path) -> None:
     gaps = np.diff(starts)
     assert gaps.min() >= 64 and gaps.max() - gaps.min() <= 1
     assert rows.shape == (10, 65) and str(rows.dtype) == "torch.int64"
-    assert len(Windows(shards, 64, seed=1).validation(1000)) == 5000 // 64  # fewer where the text is short
+    assert (
+        len(Windows(shards, 64, seed=1).validation(1000)) == 5000 // 64
+    )  # fewer where the text is short
     with pytest.raises(DataError, match="validation text has 5,001 tokens"):
         Windows(shards, 5001, seed=1).validation(1)
 

@@ -30,7 +30,9 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     for seed in range(2):
         write_run(tmp_path / "runs", "small-large-batch", seed)
-        write_run(tmp_path / "runs", "small-slw", seed, speed=1.3, more="\n[seq_len_warmup]\nsteps = 10\n")
+        write_run(
+            tmp_path / "runs", "small-slw", seed, speed=1.3, more="\n[seq_len_warmup]\nsteps = 10\n"
+        )
     words = shlex.split(command, comments=True)[1:]
     if words[0] == "sweep":  # its plan: training is tested elsewhere
         for seed in range(2):

@@ -15,4 +15,6 @@ def test_every_named_test_exists() -> None:
     assert len(named) == 13
     for path, name in named:
         tree = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
+            f"{path}::{name}"
+        )

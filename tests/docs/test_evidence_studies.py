@@ -42,7 +42,9 @@ def test_the_table_of_all_evidence_names_every_page_and_study() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(EVIDENCE.glob("*/*looks.csv")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+    "path",
+    sorted(EVIDENCE.glob("*/*looks.csv")),
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
 def test_the_picture_shows_every_arm(path: Path) -> None:
     picture = (EVIDENCE / "effects.svg").read_text()

@@ -24,7 +24,9 @@ def test_one_version_everywhere() -> None:
 
 
 def test_the_changelog_names_the_formats_that_are_written() -> None:
-    table = dict(re.findall(r"^\| ([a-z -]+) \| .* \| (\d+) \|$", (ROOT / "CHANGELOG.md").read_text(), re.M))
+    table = dict(
+        re.findall(r"^\| ([a-z -]+) \| .* \| (\d+) \|$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    )
     written = {
         "run": rows.SCHEMA_VERSION, "checkpoint": manifest.SCHEMA_VERSION, "token shards": shards.SCHEMA_VERSION,
         "zero-shot scores": results.SCHEMA_VERSION,
@@ -40,9 +42,15 @@ def test_ci_runs_what_is_run_here_on_every_promised_python() -> None:
     assert versions == promised == ["3.11", "3.12", "3.13"]
     commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
     for script in (".ci/run", ".ci/floors"):
-        assert any(script in command for command in commands) and (ROOT / script).stat().st_mode & 0o100
+        assert (
+            any(script in command for command in commands)
+            and (ROOT / script).stat().st_mode & 0o100
+        )
     assert "Operating System :: POSIX" in PROJECT["classifiers"]
-    assert "POSIX" in (ROOT / "README.md").read_text() and "licence" in (ROOT / "README.md").read_text()
+    assert (
+        "POSIX" in (ROOT / "README.md").read_text()
+        and "licence" in (ROOT / "README.md").read_text()
+    )
 
 
 def test_an_issue_asks_for_the_runs_origin() -> None:
@@ -73,27 +81,37 @@ def test_nothing_that_a_user_reads_refers_to_files_outside_the_wheel() -> None:
             and outside.search(node.value)
         ]
     for path in sorted((ROOT / "recipes").glob("*.toml")):
-        found += [str(path.relative_to(ROOT)) for line in path.read_text().splitlines() if outside.search(line)]
+        found += [
+            str(path.relative_to(ROOT))
+            for line in path.read_text().splitlines()
+            if outside.search(line)
+        ]
     assert not found, found
 
 
 def test_the_files_that_other_programs_read_are_whole() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors", "version", "type"} <= citation.keys()
-    assert citation["authors"] and all("name" in author or "family-names" in author for author in citation["authors"])
+    assert citation["authors"] and all(
+        "name" in author or "family-names" in author for author in citation["authors"]
+    )
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     by_id = {hook["id"]: (repo, hook) for repo in hooks["repos"] for hook in repo["hooks"]}
     pinned = re.search(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), re.M)
-    assert pinned is not None and by_id["ruff-check"][0]["rev"] == f"v{pinned[1]}"  # the linter of CI
+    assert (
+        pinned is not None and by_id["ruff-check"][0]["rev"] == f"v{pinned[1]}"
+    )  # the linter of CI
     for word in by_id["rooms"][1]["entry"].split():
         assert not word.endswith(".py") or (ROOT / word).is_file()
     for workflow in (ROOT / ".github" / "workflows").iterdir():
         jobs = yaml.safe_load(workflow.read_text())["jobs"]
         assert all(
-            job["runs-on"] and all("uses" in step or "run" in step for step in job["steps"]) for job in jobs.values()
+            job["runs-on"] and all("uses" in step or "run" in step for step in job["steps"])
+            for job in jobs.values()
         )
     for name in re.findall(
-        r"`((?:docs|tests|efftrain_cli)/[\w./-]+|[\w-]+\.md|\.ci/\w+)`", (ROOT / "CONTRIBUTING.md").read_text()
+        r"`((?:docs|tests|efftrain_cli)/[\w./-]+|[\w-]+\.md|\.ci/\w+)`",
+        (ROOT / "CONTRIBUTING.md").read_text(),
     ):
         assert (ROOT / name).exists(), name
 
@@ -113,6 +131,12 @@ def test_what_is_imported_is_declared() -> None:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 found.add(node.module.partition(".")[0])
-    third = {name for name in found if name not in sys.stdlib_module_names and name != "efftrain_cli"}
-    missing = {name for name in third if name.lower() not in names} - {"click", "markdown_it", "pydantic_core"}
+    third = {
+        name for name in found if name not in sys.stdlib_module_names and name != "efftrain_cli"
+    }
+    missing = {name for name in third if name.lower() not in names} - {
+        "click",
+        "markdown_it",
+        "pydantic_core",
+    }
     assert not missing, missing

@@ -20,7 +20,9 @@ def test_scripts_and_tests_exist() -> None:
 def test_pieces_exist() -> None:
     source = (REPOSITORY / "benchmarks" / "gpu" / "command.py").read_text(encoding="utf-8")
     pieces = {*re.findall(r'^    "(\w+)": \w+\.PARTS,$', source, re.MULTILINE), "table"}
-    named = {piece for line in re.findall(r"benchmarks/gpu ((?:\w+ ?)+)", PAGE) for piece in line.split()}
+    named = {
+        piece for line in re.findall(r"benchmarks/gpu ((?:\w+ ?)+)", PAGE) for piece in line.split()
+    }
     assert named <= pieces and len(named) >= 8, named - pieces
 
 

@@ -20,7 +20,9 @@ _INLINE = re.compile(r"`(efftrain [^`]+)`")
 def command_lines(page: Path) -> list[list[str]]:
     """The arguments after `efftrain` of every command on a page, comments cut off."""
     text = page.read_text(encoding="utf-8")
-    lines = [line for block in _BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line for block in _BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()
+    ]
     lines += [line.replace("\n", " ") for line in _INLINE.findall(text)]
     found = []
     for line in lines:
@@ -43,14 +45,22 @@ def test_every_command_and_option_exists(page: Path) -> None:
         command = group
         rest = list(words)
         while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
-            assert rest[0] in command.commands, f"{page.name}: efftrain {' '.join(words)}: no command {rest[0]!r}"
+            assert rest[0] in command.commands, (
+                f"{page.name}: efftrain {' '.join(words)}: no command {rest[0]!r}"
+            )
             command = command.commands[rest.pop(0)]
-        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        known = {
+            name
+            for parameter in command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         known |= {"--help", "-h", "--install-completion", "--show-completion"}
         for word in rest:
             if word.startswith("-") and not re.fullmatch(r"-\d.*", word):
                 option = word.split("=")[0]
-                assert option in known, f"{page.name}: efftrain {' '.join(words)}: no option {option}"
+                assert option in known, (
+                    f"{page.name}: efftrain {' '.join(words)}: no option {option}"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))

@@ -17,7 +17,9 @@ def test_every_named_test_exists() -> None:
     assert len(named) > 50
     for path, name in named:
         tree = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
+            f"{path}::{name}"
+        )
 
 
 def test_every_fault_is_counted() -> None:
@@ -40,6 +42,8 @@ def faults(text: str) -> set[int]:
 def test_exit_codes() -> None:
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
     raised = {
-        kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
+        kind.exit_code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
     }
     assert codes == raised | {0, 130}

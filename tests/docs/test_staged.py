@@ -15,7 +15,12 @@ from efftrain_cli.recipe.recipe import load_recipe
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "methods" / "staged-training.md"
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+COMMANDS = [
+    line.split("#")[0].strip()
+    for kind, block in BLOCKS
+    if kind == "sh"
+    for line in block.splitlines()
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -26,7 +31,9 @@ def test_commands_run(command: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it_spells_out(tmp_path: Path) -> None:
+def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it_spells_out(
+    tmp_path: Path,
+) -> None:
     (written,) = (block for kind, block in BLOCKS if kind == "toml")
     path = tmp_path / "page.toml"
     path.write_text(written)
@@ -40,7 +47,9 @@ def test_figures_of_the_scaling_law_on_the_page() -> None:
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     for batch in ("fixed", "varying"):
         for stages in (2, 3, 4):
-            figure = relative_cost(KAPLAN, plan_schedule(KAPLAN, stages, target_loss=2.6911, batch=batch))
+            figure = relative_cost(
+                KAPLAN, plan_schedule(KAPLAN, stages, target_loss=2.6911, batch=batch)
+            )
             assert f"{figure + 1e-9:.3f}" in text, (batch, stages, figure)
 
 

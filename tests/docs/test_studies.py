@@ -53,7 +53,11 @@ def test_command(command: str, folder: Path) -> None:
 def test_the_example_is_a_plan_of_minutes(folder: Path) -> None:
     result = CliRunner().invoke(app, ["study", EXAMPLE, "--plan", "--format", "json"])
     found = json.loads(result.output)
-    assert found["runs_left"] == 16 and found["tokens_left"] == 16 * 150_000 and found["looks"] == [3, 5]
+    assert (
+        found["runs_left"] == 16
+        and found["tokens_left"] == 16 * 150_000
+        and found["looks"] == [3, 5]
+    )
     assert not (folder / "runs").exists()
 
 
@@ -65,7 +69,9 @@ def test_every_study_of_the_docs_can_be_read(folder: Path) -> None:
 
 def test_the_page_names_every_key() -> None:
     told = {
-        key for row in re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE) for key in re.findall(r"`\[*([a-z_]+)\]*`", row)
+        key
+        for row in re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)
+        for key in re.findall(r"`\[*([a-z_]+)\]*`", row)
     }
     assert {field.name for field in fields(Study)} - {"primary", "tuning", "arms"} <= told
     for kind in ("measure", "direction"):
@@ -76,7 +82,9 @@ def test_the_page_names_every_key() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
-def test_every_study_of_the_evidence_rehearses(path: Path, folder: Path, efftrain: Efftrain) -> None:
+def test_every_study_of_the_evidence_rehearses(
+    path: Path, folder: Path, efftrain: Efftrain
+) -> None:
     done = efftrain("study", str(path), "--rehearse", timeout=600)
     assert done.returncode == 0, done.stderr
     assert f"rehearsal: every phase of {path.stem} works" in done.stderr

@@ -22,7 +22,8 @@ PAGE = (REPOSITORY / "docs" / "methods" / "sequence-length-warmup.md").read_text
 def test_the_plans_in_the_page_are_printed() -> None:
     register()
     commands = [
-        line.partition("#")[0].strip() for line in re.findall(r"^efftrain tune-warmup .*--plan.*$", PAGE, re.MULTILINE)
+        line.partition("#")[0].strip()
+        for line in re.findall(r"^efftrain tune-warmup .*--plan.*$", PAGE, re.MULTILINE)
     ]
     assert len(commands) >= 8
     for command in commands:
@@ -37,11 +38,15 @@ def test_the_costs_in_the_page_are_those_of_the_plans() -> None:
         PAGE,
         re.MULTILINE,
     )
-    assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "small-slw"} <= {name for name, *_ in rows}
+    assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "small-slw"} <= {
+        name for name, *_ in rows
+    }
     for name, *shares in rows:
         recipe = load_recipe(name)
         tokens = recipe.train.tokens
-        about, tenth = (plan_values(Search(recipe=recipe, budget=budget)) for budget in (None, tokens // 10))
+        about, tenth = (
+            plan_values(Search(recipe=recipe, budget=budget)) for budget in (None, tokens // 10)
+        )
         cost = about["cost"]
         found = [cost[which]["tokens"] for which in ("own", "own_at_most", "mean", "worst")]
         found += [tenth["cost"]["worst"]["tokens"], about["smallest_budget"]]

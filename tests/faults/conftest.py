@@ -49,7 +49,10 @@ def truncate(path: Path) -> None:
 
 def seal(checkpoint: Path) -> None:
     """Gives a checkpoint that was tampered with a manifest that fits."""
-    write_manifest(checkpoint, {path.name: sha256_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST})
+    write_manifest(
+        checkpoint,
+        {path.name: sha256_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST},
+    )
 
 
 @pytest.fixture
@@ -71,4 +74,8 @@ def call(*words: str) -> tuple[int, str]:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }

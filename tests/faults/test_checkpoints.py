@@ -66,9 +66,12 @@ def older_by_content(path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [empty, truncate, Path.unlink])
 @pytest.mark.parametrize(
-    "file", ["model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml", "manifest.json"]
+    "file",
+    ["model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml", "manifest.json"],
 )
-def test_a_file_cut_short_or_missing(run: Run, file: str, fault, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_cut_short_or_missing(
+    run: Run, file: str, fault, capfd: pytest.CaptureFixture[str]
+) -> None:
     """F12."""
     fault(checkpoints_of(run.path)[-1] / file)
     assert step_of(newest_checkpoint(run)) == 5
@@ -180,7 +183,10 @@ def test_a_malicious_pickle_is_never_run(lab: Laboratory) -> None:
     assert canary.exists(), "the bomb works"
     canary.unlink()
     recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "1", "--no-probe").code == 0
+    assert (
+        lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "1", "--no-probe").code
+        == 0
+    )
     shutil.copytree(lab.run("r"), lab.folder / "sound")
     for bomb in bombs:
         for file in ("model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml"):
@@ -197,7 +203,15 @@ def test_a_malicious_pickle_is_never_run(lab: Laboratory) -> None:
     (lab.folder / "bomb.json").write_bytes(bombs[0])
     for arguments in (
         ("sample", "r", "--prompt", "x"),
-        ("pretrain", "--recipe", recipe, "--name", "s", "--set", f"data.tokenizer={lab.folder / 'bomb.json'}"),
+        (
+            "pretrain",
+            "--recipe",
+            recipe,
+            "--name",
+            "s",
+            "--set",
+            f"data.tokenizer={lab.folder / 'bomb.json'}",
+        ),
         ("pretrain", "--recipe", str(lab.folder / "bomb.pt"), "--name", "t"),
     ):
         process = lab.call(*arguments)
@@ -223,7 +237,10 @@ def test_no_module_can_unpickle() -> None:
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+                names = [
+                    node.module or "",
+                    *(f"{node.module}.{alias.name}" for alias in node.names),
+                ]
             elif isinstance(node, ast.Attribute):
                 names = [ast.unparse(node)]
             elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
@@ -232,7 +249,10 @@ def test_no_module_can_unpickle() -> None:
                 if (
                     name.split(".")[0] in forbidden
                     or name.startswith(("torch.load", "torch.distributed.checkpoint"))
-                    or (name in ("read_pickle", "allow_pickle", "pd.read_pickle", "pandas.read_pickle"))
+                    or (
+                        name
+                        in ("read_pickle", "allow_pickle", "pd.read_pickle", "pandas.read_pickle")
+                    )
                 ):
                     found.append(f"{path.name}:{node.lineno}: {name}")
     assert found == []
@@ -241,7 +261,10 @@ def test_no_module_can_unpickle() -> None:
 def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
     """F10."""
     recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "5", "--no-probe").code == 0
+    assert (
+        lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "5", "--no-probe").code
+        == 0
+    )
     resume = ("pretrain", "--resume", "r", "--steps", "6", "--no-probe")
 
     process = lab.call(*resume, "--set", "model.n_layer=3")
@@ -261,7 +284,9 @@ def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
 
     # What changes no result needs no override.
     assert lab.call(*resume, "--set", "checkpoint.keep=3").code == 0
-    process = lab.call("pretrain", "--resume", "r", "--steps", "7", "--set", "optim.lr=1e-3", "--override-resume")
+    process = lab.call(
+        "pretrain", "--resume", "r", "--steps", "7", "--set", "optim.lr=1e-3", "--override-resume"
+    )
     assert process.code == 0, process.err.read_text()
     assert lab.events("r", "override")[0]["differences"] == [["optim.lr", 0.003, 0.001]]
     assert "lr = 0.001" in (lab.run("r") / "recipe.toml").read_text()
@@ -281,20 +306,38 @@ def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
 
 def test_changed_text_is_refused_at_resume(lab: Laboratory) -> None:
     """F10: the same recipe, other tokens."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "first", "--steps", "0", "--no-probe").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "first", "--steps", "0", "--no-probe"
+        ).code
+        == 0
+    )
     recipe = lab.recipe("fixed", tokenizer=json.dumps(str(lab.run("first") / "tokenizer.json")))
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "2", "--no-probe").code == 0
+    assert (
+        lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "2", "--no-probe").code
+        == 0
+    )
     text = lab.folder / "text.txt"
     text.write_text("one more line\n" + text.read_text())
     process = lab.call("pretrain", "--resume", "r", "--steps", "3", "--no-probe")
     assert process.code == 2
     assert "train_hash" in process.err.read_text()
-    assert lab.call("pretrain", "--resume", "r", "--steps", "3", "--no-probe", "--override-resume").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--resume", "r", "--steps", "3", "--no-probe", "--override-resume"
+        ).code
+        == 0
+    )
     assert lab.events("r", "override")[0]["differences"][0][0] == "data: train_hash"
 
 
 def test_checkpoint_commands(lab: Laboratory) -> None:
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe"
+        ).code
+        == 0
+    )
     process = lab.call("checkpoint", "list", "r")
     assert process.code == 0
     lines = process.out.read_text().splitlines()

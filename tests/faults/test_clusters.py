@@ -55,7 +55,9 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(("number", "tasks", "code"), [(0, 2, 75), (1, 1, 1)], ids=["srun", "torchrun"])
+@pytest.mark.parametrize(
+    ("number", "tasks", "code"), [(0, 2, 75), (1, 1, 1)], ids=["srun", "torchrun"]
+)
 def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(
     tmp_path: Path, number: int, tasks: int, code: int
 ) -> None:
@@ -66,13 +68,17 @@ def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(
         .replace("--recipe gpt2-117m", "--recipe gpt2-117m.toml")
         .replace("--nproc-per-node 8", "--nproc-per-node 2")
     )
-    script = script.replace("head:29500", f"head:{random.randint(30000, 50000)}")  # tests run beside each other
+    script = script.replace(
+        "head:29500", f"head:{random.randint(30000, 50000)}"
+    )  # tests run beside each other
     (tmp_path / "job.sh").write_text(script)
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "srun", SRUN)
     executable(tmp_path / "bin" / "scontrol", SCONTROL)
     executable(tmp_path / "bin" / "efftrain", '#!/bin/bash\nexec PYTHON -m efftrain_cli "$@"\n')
-    executable(tmp_path / "bin" / "torchrun", '#!/bin/bash\nexec PYTHON -m torch.distributed.run "$@"\n')
+    executable(
+        tmp_path / "bin" / "torchrun", '#!/bin/bash\nexec PYTHON -m torch.distributed.run "$@"\n'
+    )
     environment = {
         **os.environ,
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -99,13 +105,21 @@ def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(
 
     stopped = job(0)
     assert stopped.returncode == code, stopped.stderr
-    assert (tmp_path / "requeued").read_text() == f"requeue {environment['SLURM_JOB_ID']}\n", stopped.stderr
+    assert (tmp_path / "requeued").read_text() == f"requeue {environment['SLURM_JOB_ID']}\n", (
+        stopped.stderr
+    )
     rows = (tmp_path / "runs" / "big" / "metrics.jsonl").read_text().splitlines()
     saved = f"step-{json.loads(rows[-1])['step']:08d}"
     assert [path.name for path in (tmp_path / "runs" / "big" / "checkpoints").iterdir()] == [saved]
 
     finished = job(1)
     assert finished.returncode == 0, finished.stderr
-    events = [json.loads(line) for line in (tmp_path / "runs" / "big" / "events.jsonl").read_text().splitlines()]
-    assert [event["status"] for event in events if event["event"] == "end"] == ["stopped", "finished"]
+    events = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "big" / "events.jsonl").read_text().splitlines()
+    ]
+    assert [event["status"] for event in events if event["event"] == "end"] == [
+        "stopped",
+        "finished",
+    ]
     assert (tmp_path / "requeued").read_text().count("requeue") == 1

@@ -69,7 +69,13 @@ Windows.batch = acting
 
 
 def on_small_disk(
-    lab: Laboratory, recipe: str, *, size: int = 8 << 20, full_from: int = 0, room_from: int = 0, more: str = ""
+    lab: Laboratory,
+    recipe: str,
+    *,
+    size: int = 8 << 20,
+    full_from: int = 0,
+    room_from: int = 0,
+    more: str = "",
 ) -> Process:
     shutil.rmtree(lab.folder / "after", ignore_errors=True)
     inject = (
@@ -77,7 +83,9 @@ def on_small_disk(
         .replace("FULL_FROM", str(full_from or -1))
         .replace("ROOM_FROM", str(room_from or -2))
     )
-    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject + more)
+    process = lab.call(
+        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject + more
+    )
     if process.code == 99:
         pytest.skip("no user namespaces with mounts here")
     return process
@@ -106,7 +114,9 @@ def test_the_disk_fills_up_and_is_freed(lab: Laboratory) -> None:
     )
     assert [event["step"] for event in events(lab, "save_failed")] == [10]
     assert "bytes needed, 0 bytes free" in events(lab, "save_failed")[0]["reason"]
-    assert 1 <= events(lab, "rows_delayed")[0]["rows"] <= 6  # the page that a file ends in takes some more
+    assert (
+        1 <= events(lab, "rows_delayed")[0]["rows"] <= 6
+    )  # the page that a file ends in takes some more
     assert [event["step"] for event in events(lab, "checkpoint")] == [5, 15, 20]
     folder = lab.folder / "after" / "r" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000020"]
@@ -124,8 +134,13 @@ def test_the_disk_is_full_at_the_end(lab: Laboratory) -> None:
     errors = process.err.read_text()
     assert process.code == 6, errors
     assert "Traceback" not in errors
-    assert "bytes needed, 0 bytes free" in errors.splitlines()[-1] or "bytes needed, 0 bytes free" in errors
-    assert [path.name for path in (lab.folder / "after" / "r" / "checkpoints").iterdir()] == ["step-00000005"]
+    assert (
+        "bytes needed, 0 bytes free" in errors.splitlines()[-1]
+        or "bytes needed, 0 bytes free" in errors
+    )
+    assert [path.name for path in (lab.folder / "after" / "r" / "checkpoints").iterdir()] == [
+        "step-00000005"
+    ]
     shutil.copytree(lab.folder / "after" / "r", lab.run("r"))
     assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
     assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
@@ -142,7 +157,12 @@ def test_too_little_disk_at_the_start(lab: Laboratory) -> None:
 
 def test_a_gap_in_the_rows_is_flagged(lab: Laboratory) -> None:
     """F17: rows that a killed process could not write any more are missed at the resume."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe"
+        ).code
+        == 0
+    )
     path: Path = lab.run("r") / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:8] + lines[10:]))

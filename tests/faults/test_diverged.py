@@ -69,7 +69,10 @@ def test_a_step_that_is_not_finite(lab: Laboratory, inject: str, value: str) -> 
     assert lab.rows("r")[-1]["nonfinite"] is True
 
     assert lab.checkpoints("r")[-1] == "step-00000007"
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "7", "--no-probe").code == 0
+    assert (
+        lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "7", "--no-probe").code
+        == 0
+    )
     have, want = lab.tensors("r", 7), lab.tensors("cut", 7)
     assert all(torch.equal(have[name], want[name]) for name in want)
 
@@ -103,7 +106,9 @@ def test_too_little_memory_is_found_before_the_first_step(lab: Laboratory) -> No
     assert "set train.micro_batch_tokens = 32768 (now 65536)" in errors
     assert lab.last_step("r") == -1
     # What the message asks for is enough.
-    process = lab.call(*args, "s", "--steps", "1", "--set", "train.micro_batch_tokens=2048", inject=LITTLE_MEMORY)
+    process = lab.call(
+        *args, "s", "--steps", "1", "--set", "train.micro_batch_tokens=2048", inject=LITTLE_MEMORY
+    )
     assert process.code == 0, process.err.read_text()
 
 
@@ -119,7 +124,8 @@ def test_a_model_that_no_memory_holds(lab: Laboratory) -> None:
     assert process.code == 5, errors
     assert "Traceback" not in errors
     assert (
-        "a model of 41.2T parameters needs 659.7 TB for weights, gradients and moments, and this machine has" in errors
+        "a model of 41.2T parameters needs 659.7 TB for weights, gradients and moments, and this machine has"
+        in errors
     )
     assert "Lower model.n_layer (now 200) or model.n_embd (now 131072)" in errors
     assert not lab.run("r").exists()
@@ -177,8 +183,18 @@ gradient.set_draws = large
 
 
 def test_a_narrow_sum_that_overflows_is_named(lab: Laboratory) -> None:
-    section = '[chunked_accumulation]\nrounding = "stochastic"\nforward = { bits = 7, chunk = 16 }\n'
-    process = lab.call("pretrain", "--recipe", lab.recipe(extra=section), "--name", "r", "--no-probe", inject=OVERFLOW)
+    section = (
+        '[chunked_accumulation]\nrounding = "stochastic"\nforward = { bits = 7, chunk = 16 }\n'
+    )
+    process = lab.call(
+        "pretrain",
+        "--recipe",
+        lab.recipe(extra=section),
+        "--name",
+        "r",
+        "--no-probe",
+        inject=OVERFLOW,
+    )
     assert process.code == 4, process.err.read_text()
     assert "the forward sums of h.1.mlp.c_proj overflow" in process.err.read_text()
     (event,) = lab.events("r", "diverged")

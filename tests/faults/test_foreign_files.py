@@ -40,7 +40,9 @@ def newer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: "-".join(verb[:2]))
-def test_a_run_of_a_newer_format_is_refused_by_every_verb(random_run: Path, verb: tuple[str, ...]) -> None:
+def test_a_run_of_a_newer_format_is_refused_by_every_verb(
+    random_run: Path, verb: tuple[str, ...]
+) -> None:
     """F52, F56: both versions are named, and nothing is written."""
     newer(random_run / "origin.json")
     before = contents(random_run.parent)
@@ -64,12 +66,22 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_not_taken_for_damaged(
     else:
         from efftrain_cli.run.manifest import _text
 
-        (checkpoint / file).write_text(_text(json.loads((checkpoint / file).read_text())["files"], 2))
-    before = {path: content for path, content in contents(random_run.parent).items() if path.name != "events.jsonl"}
+        (checkpoint / file).write_text(
+            _text(json.loads((checkpoint / file).read_text())["files"], 2)
+        )
+    before = {
+        path: content
+        for path, content in contents(random_run.parent).items()
+        if path.name != "events.jsonl"
+    }
     code, message = call(*verb)
     assert code == 3, message
     assert f"{file} has format 2, this efftrain reads formats up to 1" in message
-    after = {path: content for path, content in contents(random_run.parent).items() if path.name != "events.jsonl"}
+    after = {
+        path: content
+        for path, content in contents(random_run.parent).items()
+        if path.name != "events.jsonl"
+    }
     assert after == before
 
 
@@ -104,7 +116,9 @@ def test_a_damaged_origin_is_named_with_the_way_out(random_run: Path, kind: str)
         code, message = call(*verb)
         assert code == 3, (verb, message)
         assert "origin.json" in message
-        assert any(word in message for word in ("Restore it", "was not written by efftrain")), message
+        assert any(word in message for word in ("Restore it", "was not written by efftrain")), (
+            message
+        )
     assert contents(random_run.parent) == before
 
 
@@ -160,7 +174,9 @@ def test_one_bad_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "small-seed0" in output and "unreadable" in output
 
 
-def test_compare_goes_on_with_the_runs_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_goes_on_with_the_runs_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F61, F65: the others are compared, and every form of the comparison says which run is left out, and why."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     for seed in range(3):
@@ -170,7 +186,9 @@ def test_compare_goes_on_with_the_runs_that_can_be_read(tmp_path: Path, monkeypa
         code, output = call("compare", "small-*", "--format", form)
         assert code == 0
         words = " ".join(output.split())
-        assert "a run is left out" in words and "origin.json" in words and "is damaged" in words, output
+        assert "a run is left out" in words and "origin.json" in words and "is damaged" in words, (
+            output
+        )
     for seed in (0, 2):
         break_origin(tmp_path / f"small-seed{seed}", "missing")
     code, message = call("compare", "small-*")
@@ -243,14 +261,21 @@ def test_odd_events_break_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_resume_passes_over_odd_events(lab: Laboratory) -> None:
     """F62."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "5", "--no-probe").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "5", "--no-probe"
+        ).code
+        == 0
+    )
     with (lab.run("r") / "events.jsonl").open("a") as file:
         file.write("\n".join(ODD_EVENTS) + "\n")
     process = lab.call("pretrain", "--resume", "r", "--no-probe", "--on-divergence", "rewind")
     assert process.code == 0, process.err.read_text()
 
 
-def test_runs_verify_names_file_line_and_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_verify_names_file_line_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F59: and compare and runs show say that something was left out."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     path = write_run(tmp_path, "small", 0)
@@ -270,7 +295,9 @@ def test_runs_verify_names_file_line_and_reason(tmp_path: Path, monkeypatch: pyt
     numbers = read_numbers(path)
     assert "1 damaged line of metrics.jsonl left out" in numbers.marks
     other = read_numbers(write_run(tmp_path, "other", 0))
-    assert any("damaged line" in label.text for label in compare([numbers, other], allow=True).labels)
+    assert any(
+        "damaged line" in label.text for label in compare([numbers, other], allow=True).labels
+    )
     # A narrow table breaks the words, so each is looked for.
     output = call("runs", "show", "small-seed0")[1].split()
     assert {"damaged", "line", "metrics.jsonl"} <= set(output)

@@ -69,7 +69,12 @@ def test_a_learning_rate_beyond_all_numbers(lab: Laboratory) -> None:
 
 def test_a_prompt_that_is_no_text(lab: Laboratory) -> None:
     """F76: bytes that are not UTF-8 reach Python as lone surrogates."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "1").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "1"
+        ).code
+        == 0
+    )
     process = lab.call("sample", "r", "--prompt", "a\udcffb")
     assert process.code == 2
     assert "--prompt holds bytes that are not UTF-8 text" in process.err.read_text()

@@ -27,7 +27,9 @@ RECIPE = (
 class Launched:
     """`efftrain pretrain --devices 2` in a folder of its own."""
 
-    def __init__(self, folder: Path, *args: str, probe: bool = False, inject: str = "", **env: str) -> None:
+    def __init__(
+        self, folder: Path, *args: str, probe: bool = False, inject: str = "", **env: str
+    ) -> None:
         """`inject` is run first in rank 1."""
         self.folder = folder
         (folder / "text.txt").write_text(made_text())
@@ -64,7 +66,10 @@ class Launched:
                 words = task.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if f"RANK={number}".encode() in words and f"EFFTRAIN_PARENT={self.process.pid}".encode() in words:
+            if (
+                f"RANK={number}".encode() in words
+                and f"EFFTRAIN_PARENT={self.process.pid}".encode() in words
+            ):
                 return int(task.parent.name)
         raise AssertionError(f"rank {number} is not running")
 
@@ -85,7 +90,9 @@ class Launched:
 @pytest.mark.parametrize("to", ["launcher", "one rank", "one rank, sharded"])
 def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -> None:
     """To the launcher, or to rank 1 alone; then one process goes on where two have stopped."""
-    run = Launched(tmp_path, "--set", f"parallel.strategy={'shard' if 'sharded' in to else 'replicate'}")
+    run = Launched(
+        tmp_path, "--set", f"parallel.strategy={'shard' if 'sharded' in to else 'replicate'}"
+    )
     run.wait_for_step(3)
     os.kill(run.process.pid if to == "launcher" else run.rank(1), signal.SIGTERM)
     _, errors = run.process.communicate(timeout=60)
@@ -96,9 +103,13 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
     assert run.saved() == step
     row = json.loads((tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()[3])
     assert 0 < row["wait_seconds"] < row["seconds"]
-    assert row["comm_seconds"] is None if "sharded" in to else 0 < row["comm_seconds"] < row["seconds"]
+    assert (
+        row["comm_seconds"] is None if "sharded" in to else 0 < row["comm_seconds"] < row["seconds"]
+    )
 
-    resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", str(step + 2), "--devices", "1")
+    resumed = run.start(
+        "pretrain", "--resume", "r", "--no-probe", "--steps", str(step + 2), "--devices", "1"
+    )
     assert resumed.wait(timeout=120) == 0, resumed.communicate()[1]
     assert run.last_step() == step + 2
 
@@ -112,7 +123,8 @@ def test_lanes_train_after_the_probe_too(tmp_path: Path) -> None:
     resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", "4")
     _, errors = resumed.communicate(timeout=120)
     assert (
-        resumed.returncode == 0 and "note: continued with devices 2 -> 1: by parallel.lanes = 4 the same bits" in errors
+        resumed.returncode == 0
+        and "note: continued with devices 2 -> 1: by parallel.lanes = 4 the same bits" in errors
     )
     assert "ran on 2 and 1 devices" in read_numbers(tmp_path / "runs" / "r").marks
 
@@ -135,7 +147,9 @@ def test_a_killed_rank_ends_the_run_with_its_last_step_saved(tmp_path: Path) -> 
         (("--set", "parallel.lanes=3"), "must be a power of two"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused_once(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+def test_what_ranks_cannot_share_is_refused_once(
+    tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
     run = Launched(tmp_path, *args)
     _, errors = run.process.communicate(timeout=90)
     assert run.process.returncode == 2, errors
@@ -172,7 +186,12 @@ GPT.embed = faulty
         ),
         ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite", "replicate"),
         ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite", "shard"),
-        ("raise RuntimeError('DefaultCPUAllocator: not enough memory')", 5, "rank 1: out of memory", "replicate"),
+        (
+            "raise RuntimeError('DefaultCPUAllocator: not enough memory')",
+            5,
+            "rank 1: out of memory",
+            "replicate",
+        ),
     ],
 )
 def test_a_fault_of_one_rank_ends_all_with_one_message(
@@ -194,7 +213,10 @@ def test_a_first_rank_that_was_halted_is_found_by_the_second(tmp_path: Path) -> 
     os.kill(run.rank(0), signal.SIGSTOP)
     _, errors = run.process.communicate(timeout=60)
     assert run.process.returncode == 1
-    assert errors.count("rank 0, which keeps what the ranks tell each other, has not answered for ") == 1
+    assert (
+        errors.count("rank 0, which keeps what the ranks tell each other, has not answered for ")
+        == 1
+    )
     assert run.saved() == 5 and run.is_sound()
 
 
@@ -210,21 +232,37 @@ def test_another_version_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
 def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
     """F84: neither the time of day nor the monotonic clock, which counts from each machine's own start."""
     clocks = ("time", "monotonic", "perf_counter")
-    inject = "import time\n" + "".join(f"time.{name} = lambda read=time.{name}: read() + 3600\n" for name in clocks)
+    inject = "import time\n" + "".join(
+        f"time.{name} = lambda read=time.{name}: read() + 3600\n" for name in clocks
+    )
     run = Launched(tmp_path, "--steps", "6", inject=inject, EFFTRAIN_HANG_SECONDS="5")
     _, errors = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, errors
     assert run.last_step() == run.saved() == 6 and run.is_sound()
-    rows = [json.loads(line) for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 <= row[name] < 600 for row in rows[1:] for name in ("seconds", "comm_seconds", "wait_seconds"))
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert all(
+        0 <= row[name] < 600
+        for row in rows[1:]
+        for name in ("seconds", "comm_seconds", "wait_seconds")
+    )
 
 
 def test_all_ranks_rewind(tmp_path: Path) -> None:
     run = Launched(
-        tmp_path, "--on-divergence", "rewind", "--steps", "8", inject=CALLS.replace("FAULT", "x = x * float('nan')")
+        tmp_path,
+        "--on-divergence",
+        "rewind",
+        "--steps",
+        "8",
+        inject=CALLS.replace("FAULT", "x = x * float('nan')"),
     )
     _, errors = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, errors
-    ((start, end, skipped),) = [(e["from_step"], e["to_step"], e["skipped_windows"]) for e in run.events("rewind")]
+    ((start, end, skipped),) = [
+        (e["from_step"], e["to_step"], e["skipped_windows"]) for e in run.events("rewind")
+    ]
     assert (start, end, skipped) == (5, 4, [16, 20])  # four windows a step
     assert run.last_step() == run.saved() == 8

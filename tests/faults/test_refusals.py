@@ -34,12 +34,15 @@ state.write_buffers = refusing
 
 
 @pytest.mark.parametrize(
-    "kind", ["EIO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ESTALE", "EROFS", "EFBIG"))]
+    "kind",
+    ["EIO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ESTALE", "EROFS", "EFBIG"))],
 )
 def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
     """F64: a warning that names the fault; training goes on and saves later."""
     inject = REFUSE_SAVES.replace("KIND", kind).replace("TIMES", "1")
-    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
+    )
     errors = process.err.read_text()
     assert process.code == 0, errors
     assert "Traceback" not in errors
@@ -53,7 +56,15 @@ def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
     """F64: exit 6 at the end, with its event; the checkpoint before is the one to go on from."""
     inject = REFUSE_SAVES.replace("KIND", "EROFS").replace("TIMES", "99")
     process = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "10", inject=inject
+        "pretrain",
+        "--recipe",
+        lab.recipe(),
+        "--name",
+        "r",
+        "--no-probe",
+        "--steps",
+        "10",
+        inject=inject,
     )
     errors = process.err.read_text()
     assert process.code == 6, errors
@@ -73,7 +84,9 @@ def started(lab: Laboratory, out: str, err: str, inject: str = "") -> Process:
 def test_a_full_standard_output_does_not_end_training(lab: Laboratory, stream: str) -> None:
     """F57: what cannot be said is left unsaid; the run ends as it would, exit 0 included."""
     out, err = (str(lab.folder / name) for name in ("out", "err"))
-    process = started(lab, "/dev/full" if stream != "err" else out, "/dev/full" if stream != "out" else err)
+    process = started(
+        lab, "/dev/full" if stream != "err" else out, "/dev/full" if stream != "out" else err
+    )
     assert process.wait(60) == 0, (lab.folder / "err").read_text() if stream == "out" else ""
     assert lab.events("r", "end")[-1]["status"] == "finished"
     assert lab.last_step("r") == 20
@@ -145,7 +158,8 @@ def test_rows_that_cannot_be_written_are_kept_beside_and_put_back(
         file.write([row(step)])
     assert capfd.readouterr().err.count("Input/output error") == 1
     with pytest.raises(
-        DiskError, match=r"the last 4 lines could not be written; they are in metrics\.jsonl\.unwritten"
+        DiskError,
+        match=r"the last 4 lines could not be written; they are in metrics\.jsonl\.unwritten",
     ) as raised:
         file.close()
     assert raised.value.exit_code == 6
@@ -167,7 +181,8 @@ def test_rows_that_are_lost_are_counted(rows: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("efftrain_cli.run.lines.write_whole", refuse)
     file.write([row(1), row(2)])
     with pytest.raises(
-        DiskError, match=r"the last 2 lines could not be written \(Read-only file system\) and are lost"
+        DiskError,
+        match=r"the last 2 lines could not be written \(Read-only file system\) and are lost",
     ):
         file.close()
 
@@ -247,16 +262,22 @@ def test_a_run_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr("efftrain_cli.run.lines.open_to_write", refuse)
-    with pytest.raises(DiskError, match=r"metrics\.jsonl: Read-only file system: the run cannot be continued"):
+    with pytest.raises(
+        DiskError, match=r"metrics\.jsonl: Read-only file system: the run cannot be continued"
+    ):
         Run.open("r")
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EFBIG])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EFBIG]
+)
 def test_what_a_disk_refuses_is_told_in_one_line(number: int) -> None:
     error = files.disk_error(OSError(number, os.strerror(number), "some/file"))
     assert error is not None and error.exit_code == 6
     assert str(error).startswith(f"some/file: {os.strerror(number)}")
-    assert files.disk_error(OSError(errno.EINVAL, "Invalid argument")) is None, "a defect of ours keeps its traceback"
+    assert files.disk_error(OSError(errno.EINVAL, "Invalid argument")) is None, (
+        "a defect of ours keeps its traceback"
+    )
 
 
 # --- a run directory that goes away ----------------------------------------------------------------------------------
@@ -278,16 +299,21 @@ Windows.batch = moving
 def test_a_run_directory_that_is_renamed_while_it_trains(lab: Laboratory) -> None:
     """F73: stopped and saved at the new place; nothing is made under the old name."""
     inject = GO_AWAY.replace("WHAT", 'os.rename("runs/r", "runs/other")')
-    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
+    )
     errors = process.err.read_text()
     assert process.code == 75, errors
-    assert re.search(r"stopped by the renaming of .*runs/r to .*runs/other after step 10, which is saved", errors)
+    assert re.search(
+        r"stopped by the renaming of .*runs/r to .*runs/other after step 10, which is saved", errors
+    )
     assert "--resume other" in errors
     assert not lab.run("r").exists()
     assert lab.checkpoints("other")[-1] == "step-00000010"
-    assert [json.loads(line)["step"] for line in (lab.run("other") / "metrics.jsonl").read_text().splitlines()] == list(
-        range(11)
-    )
+    assert [
+        json.loads(line)["step"]
+        for line in (lab.run("other") / "metrics.jsonl").read_text().splitlines()
+    ] == list(range(11))
     assert lab.call("pretrain", "--resume", "other", "--no-probe").code == 0
     assert len(read_counting(lab.run("other"))) == 21
 
@@ -295,7 +321,9 @@ def test_a_run_directory_that_is_renamed_while_it_trains(lab: Laboratory) -> Non
 def test_a_run_directory_that_is_deleted_while_it_trains(lab: Laboratory) -> None:
     """F73: exit 6 at the next save, and nothing is made anew."""
     inject = GO_AWAY.replace("WHAT", 'shutil.rmtree("runs/r")')
-    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
+    )
     errors = process.err.read_text()
     assert process.code == 6, errors
     assert "was deleted or moved away while the run was training" in errors
@@ -305,6 +333,8 @@ def test_a_run_directory_that_is_deleted_while_it_trains(lab: Laboratory) -> Non
 
 def test_a_number_that_is_not_finite_is_null_in_a_line(rows: Path) -> None:
     file = JsonLines(rows)
-    file.write([{"step": 1, "lr": float("inf"), "deep": [float("nan"), {"a": -float("inf")}], "loss": 1.5}])
+    file.write(
+        [{"step": 1, "lr": float("inf"), "deep": [float("nan"), {"a": -float("inf")}], "loss": 1.5}]
+    )
     file.close()
     assert read_lines(rows) == [{"step": 1, "lr": None, "deep": [None, {"a": None}], "loss": 1.5}]

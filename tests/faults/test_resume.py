@@ -83,7 +83,9 @@ def test_fifty_kills(lab: Laboratory) -> None:
             process.wait()
             kills += 1
             saved = [int(path[5:]) for path in lab.checkpoints(name) if not path.endswith(".tmp")]
-            assert lab.last_step(name) - max(saved, default=0) <= 5, "more than one interval of work is lost"
+            assert lab.last_step(name) - max(saved, default=0) <= 5, (
+                "more than one interval of work is lost"
+            )
             assert lab.last_step(name) >= before
         lab.assert_equal_runs(name, "whole", 50)
         assert not [path for path in lab.checkpoints(name) if path.endswith(".tmp")]
@@ -111,7 +113,11 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    "method", ["baseline", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "baseline")]
+    "method",
+    [
+        "baseline",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "baseline"),
+    ],
 )
 def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
     """F3, F6: from each of the checkpoints 0 to 19, the next step makes the state and row that the undisturbed run had
@@ -138,7 +144,9 @@ def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
         state = fresh_state(session)
         load_checkpoint(checkpoint_path(tmp_path, step), state, recipe)
         records = train_stages(state, recipe, session.train_data, session.val_windows)
-        record = next(r for r in records if isinstance(r, StepRecord) and r.progress.step == step + 1)
+        record = next(
+            r for r in records if isinstance(r, StepRecord) and r.progress.step == step + 1
+        )
         row = read_records(state, recipe, [record])[0]
         assert timeless(row) == timeless(rows[step + 1]), step
         wanted, model, optimizer, _ = read_checkpoint(checkpoints / f"step-{step + 1:08d}")
@@ -157,22 +165,30 @@ def test_other_activity_between_steps_draws_no_random_number(tmp_path: Path) -> 
     """F7: evaluation, sampling and reading data change neither the training nor any generator."""
     (tmp_path / "text.txt").write_text(made_text())
     path = tmp_path / "recipe.toml"
-    path.write_text(BASELINE.replace("TEXT", str(tmp_path / "text.txt")) + METHODS["progressive_layer_drop"])
+    path.write_text(
+        BASELINE.replace("TEXT", str(tmp_path / "text.txt")) + METHODS["progressive_layer_drop"]
+    )
     recipe = load_recipe(str(path))
     session = prepare_session(recipe, torch.device("cpu"))
     losses, generators = [], []
     for disturbed in (False, True):
         state = fresh_state(session)
         if not disturbed:
-            generators.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
+            generators.append(
+                (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+            )
         for record in train_stages(state, recipe, session.train_data, session.val_windows, until=8):
-            losses += [row["loss"] for row in read_records(state, recipe, [record]) if "loss" in row]
+            losses += [
+                row["loss"] for row in read_records(state, recipe, [record]) if "loss" in row
+            ]
             if disturbed:
                 evaluate(state.model, session.val_windows, 64, "fp32")
                 session.train_data.read(100, 3)
                 torch.rand(7), random.random(), np.random.rand(3)
         if not disturbed:
-            generators.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
+            generators.append(
+                (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+            )
     assert losses[:8] == losses[8:]
     before, after = generators
     assert torch.equal(before[0], after[0])
@@ -197,7 +213,9 @@ Windows.batch = recorded
     args = ("pretrain", "--recipe", recipe, "--name", "two", "--no-probe", "--steps", "13")
     assert lab.call(*args, inject=record).code == 0
     assert lab.call("pretrain", "--resume", "two", inject=record).code == 0
-    lines = [list(map(int, line.split())) for line in (lab.folder / "seen").read_text().splitlines()]
+    lines = [
+        list(map(int, line.split())) for line in (lab.folder / "seen").read_text().splitlines()
+    ]
     per_epoch, starts = lines[0][0], [start for line in lines for start in line[1:]]
     assert len(starts) == 80
     assert 13 * 4 < 2 * per_epoch < 80, "the stop must lie in the second epoch"
@@ -215,7 +233,9 @@ def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
     tensors = load_file(path)
     tensors["exp_avg_sq.h.1.mlp.c_fc.weight"][3, 5] += 1e-9
     save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=r"exp_avg_sq.h.1.mlp.c_fc.weight after step 20") as raised:
+    with pytest.raises(
+        CheckpointError, match=r"exp_avg_sq.h.1.mlp.c_fc.weight after step 20"
+    ) as raised:
         compare_runs(lab.run("a"), lab.run("b"), 20)
     assert raised.value.exit_code == 3
     rows = (lab.run("b") / "metrics.jsonl").read_text().splitlines()
@@ -224,7 +244,8 @@ def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
     rows[7] = sealed({**row, "loss": row["loss"] + 1})
     (lab.run("b") / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     with pytest.raises(
-        CheckpointError, match=rf"step 7: loss is {row['loss']} undisturbed and {row['loss'] + 1} continued"
+        CheckpointError,
+        match=rf"step 7: loss is {row['loss']} undisturbed and {row['loss'] + 1} continued",
     ):
         compare_runs(lab.run("a"), lab.run("b"), 20)
 
@@ -250,10 +271,13 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.mark.slow
 def test_verify_resume(lab: Laboratory) -> None:
-    process = lab.call("verify-resume", "--recipe", lab.recipe(extra=SLW), "--steps", "2", timeout=200)
+    process = lab.call(
+        "verify-resume", "--recipe", lab.recipe(extra=SLW), "--steps", "2", timeout=200
+    )
     assert process.code == 0, process.err.read_text()
     assert (
-        "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit" in process.out.read_text()
+        "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit"
+        in process.out.read_text()
     )
     assert "two micro-batches a step" in process.out.read_text()
     assert not list((lab.folder / "runs").iterdir())
@@ -270,14 +294,22 @@ session.__version__ = "9.9.9"
 def test_another_place_is_recorded_and_said(lab: Laboratory) -> None:
     """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the comparison say
     so."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "5").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "5"
+        ).code
+        == 0
+    )
     resume = ("pretrain", "--resume", "r", "--no-probe", "--steps")
     process = lab.call(*resume, "8")
     assert "continued with" not in process.err.read_text()
     process = lab.call(*resume, "12", inject=OTHER_PLACE)
     assert process.code == 0
     assert process.err.read_text().count("note: continued with") == 1
-    assert "efftrain 0.1.0 -> 9.9.9, threads 1 -> 2: the last bits of the results may differ" in process.err.read_text()
+    assert (
+        "efftrain 0.1.0 -> 9.9.9, threads 1 -> 2: the last bits of the results may differ"
+        in process.err.read_text()
+    )
     first, second = lab.events("r", "resume")
     assert "changed" not in first
     assert second["changed"] == ["efftrain 0.1.0 -> 9.9.9", "threads 1 -> 2"]

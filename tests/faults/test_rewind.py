@@ -43,7 +43,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return load_recipe("small", [f"{key}={value}" for key, value in settings.items()])
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool], factor: float = float("nan")) -> None:
+def poison(
+    monkeypatch: pytest.MonkeyPatch, bad: Callable[[int], bool], factor: float = float("nan")
+) -> None:
     """Multiplies the loss of every step whose first window is `bad` by `factor`."""
 
     def build(*arguments):  # type: ignore
@@ -68,12 +70,18 @@ def events(run: Path, kind: str) -> list[dict]:
     return [event for event in read_events(run) if event["event"] == kind]
 
 
-def test_the_bad_batches_are_skipped_and_the_run_ends(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bad_batches_are_skipped_and_the_run_ends(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(monkeypatch, lambda window: window == 12 * BATCH)  # step 13
     run = start(recipe, rewinding=True)
     (event,) = events(run, "rewind")
     # The state before step 13 was saved when it diverged, and its loss was as usual.
-    assert (event["from_step"], event["to_step"], event["skipped_windows"]) == (13, 12, [12 * BATCH, 13 * BATCH])
+    assert (event["from_step"], event["to_step"], event["skipped_windows"]) == (
+        13,
+        12,
+        [12 * BATCH, 13 * BATCH],
+    )
     numbers = read_numbers(run)
     assert numbers.status == "finished"
     assert numbers.rewinds == 1
@@ -94,7 +102,9 @@ def test_a_second_divergence_at_the_same_place_goes_further_back(
     assert [event["skipped_windows"] for event in events(run, "rewind")] == [[48, 52], [40, 56]]
     assert read_numbers(run).status == "finished"
     left = [event["to"] for event in events(run, "set_aside")]
-    assert left and all(".left" in name for name in left)  # they are sound, and not to be called corrupt
+    assert left and all(
+        ".left" in name for name in left
+    )  # they are sound, and not to be called corrupt
     # What the second rewind abandoned stays spent.
     second = events(run, "rewind")[1]
     assert second["tokens_abandoned"] == 2 * BATCH * FULL
@@ -103,7 +113,9 @@ def test_a_second_divergence_at_the_same_place_goes_further_back(
     assert step_11["total_flops"] == pytest.approx(13 * step_11["flops"])
 
 
-def test_after_three_rewinds_a_divergence_ends_the_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_three_rewinds_a_divergence_ends_the_run(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(monkeypatch, lambda window: window >= 12 * BATCH)
     with pytest.raises(DivergedError):
         start(recipe, rewinding=True)
@@ -141,8 +153,12 @@ def test_a_rewound_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(
 ) -> None:
     poison(monkeypatch, lambda window: window == 12 * BATCH)
     whole = start(recipe, rewinding=True)
-    run = pretrain.start(recipe, recipe_name="x", name="cut", with_probe=False, rewinding=True, steps=13)
+    run = pretrain.start(
+        recipe, recipe_name="x", name="cut", with_probe=False, rewinding=True, steps=13
+    )
     pretrain.resume("cut", with_probe=False)
-    last = [json.loads((path / "metrics.jsonl").read_text().splitlines()[-1]) for path in (whole, run)]
+    last = [
+        json.loads((path / "metrics.jsonl").read_text().splitlines()[-1]) for path in (whole, run)
+    ]
     for key in ("step", "tokens", "windows", "loss", "val_loss", "tokens_discarded", "total_flops"):
         assert last[0][key] == last[1][key]

@@ -42,7 +42,13 @@ Windows.batch = slow
 def test_one_owner(lab: Laboratory) -> None:
     """F31: a second process is refused within a second, PyTorch's import and all; a dead owner's lock is taken over."""
     first = lab.start(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=SLOW_STEPS.replace("SECONDS", "0.5")
+        "pretrain",
+        "--recipe",
+        lab.recipe(),
+        "--name",
+        "r",
+        "--no-probe",
+        inject=SLOW_STEPS.replace("SECONDS", "0.5"),
     )
     first.wait_for(lambda: lab.last_step("r") >= 1)
     before = (lab.run("r") / "events.jsonl").read_text()
@@ -76,7 +82,9 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=[ascii(name)[:12] for name in BAD_NAMES])
-def test_names_that_could_leave_the_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_could_leave_the_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F32."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     with pytest.raises(UsageError):
@@ -112,7 +120,10 @@ def test_a_run_that_is_a_symbolic_link(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_taken_name_is_never_overwritten(lab: Laboratory) -> None:
     """F33."""
     recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "1", "--no-probe").code == 0
+    assert (
+        lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "1", "--no-probe").code
+        == 0
+    )
     before = {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()}
     process = lab.call("pretrain", "--recipe", recipe, "--name", "r")
     assert process.code == 2
@@ -125,12 +136,16 @@ def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.Monke
     """F33: the name is decided by one rename."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: path.name != "r" and exists(path))  # neither sees the other
+    monkeypatch.setattr(
+        Path, "exists", lambda path: path.name != "r" and exists(path)
+    )  # neither sees the other
     first = Run.create("r", "first", {})
     monkeypatch.undo()
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     calls = iter([False])
-    monkeypatch.setattr(Path, "exists", lambda path: exists(path) if path.name != "r" else next(calls, True))
+    monkeypatch.setattr(
+        Path, "exists", lambda path: exists(path) if path.name != "r" else next(calls, True)
+    )
     with pytest.raises(UsageError, match="exists already"):
         Run.create("r", "second", {})
     monkeypatch.undo()
@@ -142,7 +157,12 @@ def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_a_torn_last_line(lab: Laboratory) -> None:
     """F30, writer's side: a torn row or event is cut off before anything is added; nothing else is touched."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "6", "--no-probe").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "6", "--no-probe"
+        ).code
+        == 0
+    )
     for name in ("metrics.jsonl", "events.jsonl"):
         with open(lab.run("r") / name, "a") as file:
             file.write('{"step": 7, "segm')
@@ -158,10 +178,21 @@ def test_secrets_stay_out(lab: Laboratory) -> None:
     """F53: in no file of the run, and in no output; wandb's own files included."""
     secrets = {"WANDB_API_KEY": "5ec2e7" + "a1" * 17, "HF_TOKEN": "hf_5ec2e7TokenTokenTokenToken"}
     process = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "3", "--wandb", "offline", **secrets
+        "pretrain",
+        "--recipe",
+        lab.recipe(),
+        "--name",
+        "r",
+        "--steps",
+        "3",
+        "--wandb",
+        "offline",
+        **secrets,
     )
     assert process.code == 0, process.err.read_text()
-    failing = lab.call("pretrain", "--recipe", lab.recipe("bad", train='"owner/dataset"'), "--name", "s", **secrets)
+    failing = lab.call(
+        "pretrain", "--recipe", lab.recipe("bad", train='"owner/dataset"'), "--name", "s", **secrets
+    )
     assert failing.code in (2, 3)
     read = 0
     for path in [*lab.folder.rglob("*")]:
@@ -199,7 +230,12 @@ def slow_fsync(path):
 trainer.evaluate, state.fsync = slow_evaluate, slow_fsync
 time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
 """
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject).code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
+        ).code
+        == 0
+    )
     rows = [json.loads(line) for line in (lab.run("r") / "metrics.jsonl").read_text().splitlines()]
     parts = ("seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "other_seconds")
     total = sum(row.get(part, 0.0) for row in rows for part in parts)
@@ -215,7 +251,9 @@ time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
     )
     summary = re.search(r"([\d.,]+)(K?) tokens/s", process_text(lab))
     shown = float(summary[1].replace(",", "")) * (1000 if summary[2] else 1)
-    assert shown == pytest.approx(rows[-1]["tokens"] / train_seconds, rel=0.005)  # three digits are shown
+    assert shown == pytest.approx(
+        rows[-1]["tokens"] / train_seconds, rel=0.005
+    )  # three digits are shown
 
 
 def process_text(lab: Laboratory) -> str:
@@ -226,7 +264,15 @@ def test_saves_that_block_training_are_said_once(lab: Laboratory) -> None:
     """F54."""
     inject = "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda *args: save(*args) + 1000"
     slow = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "slow", "--no-probe", "--steps", "10", inject=inject
+        "pretrain",
+        "--recipe",
+        lab.recipe(),
+        "--name",
+        "slow",
+        "--no-probe",
+        "--steps",
+        "10",
+        inject=inject,
     )
     assert slow.out.read_text().count("warning: saving took 1000.") == 1
     assert "raise checkpoint.every (now 5)" in slow.out.read_text()
@@ -235,8 +281,12 @@ def test_saves_that_block_training_are_said_once(lab: Laboratory) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("[seq_len_warmup]\nstart = 8\nsteps = 12\n", marks=pytest.mark.slow, id="seq_len_warmup"),
-        pytest.param("[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n", id="progressive_layer_drop"),
+        pytest.param(
+            "[seq_len_warmup]\nstart = 8\nsteps = 12\n", marks=pytest.mark.slow, id="seq_len_warmup"
+        ),
+        pytest.param(
+            "[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n", id="progressive_layer_drop"
+        ),
     ],
 )
 def test_tokens_and_flops_are_what_was_computed(lab: Laboratory, method: str) -> None:
@@ -261,7 +311,16 @@ def counted_block(self, x, *rest):
 GPT.head_loss_sum, Block.forward = counted, counted_block
 """
     assert (
-        lab.call("pretrain", "--recipe", lab.recipe(extra=method), "--name", "r", "--no-probe", inject=inject).code == 0
+        lab.call(
+            "pretrain",
+            "--recipe",
+            lab.recipe(extra=method),
+            "--name",
+            "r",
+            "--no-probe",
+            inject=inject,
+        ).code
+        == 0
     )
     targets = flops = 0
     n, rows = 64, 320
@@ -282,23 +341,37 @@ GPT.head_loss_sum, Block.forward = counted, counted_block
 # --- screen ----------------------------------------------------------------------------------------------------------
 
 
-def test_lines_of_a_long_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_a_long_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """F42: at least a line in 30 s, at most 3,000 lines in a million steps of 70 ms."""
     now, printed = [0.0], []
     monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
     with TrainingScreen(make_console(), total_tokens=10**9, tokens=0, steps=10**6) as screen:
         monkeypatch.setattr(
-            screen, "_print_line", lambda text: (printed.append(now[0]), setattr(screen, "_printed", now[0]))
+            screen,
+            "_print_line",
+            lambda text: (printed.append(now[0]), setattr(screen, "_printed", now[0])),
         )
         for step in range(1, 10**6 + 1, 10):
             now[0] += 0.7
-            screen.show({"step": step, "tokens": step * 1000, "loss": 3.0, "val_loss": None, "tokens_per_second": 1e4})
+            screen.show(
+                {
+                    "step": step,
+                    "tokens": step * 1000,
+                    "loss": 3.0,
+                    "val_loss": None,
+                    "tokens_per_second": 1e4,
+                }
+            )
         screen._ended.set()
     assert 2000 < len(printed) <= 3000
     assert max(b - a for a, b in pairwise(printed)) <= 30
 
 
-def test_a_line_while_nothing_happens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_while_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """F42: also where one step takes minutes."""
     monkeypatch.setattr(TrainingScreen, "SILENCE", 0.2)
     with TrainingScreen(make_console(), total_tokens=10, tokens=0, steps=10):
@@ -365,7 +438,9 @@ def test_a_reader_that_goes_away(lab: Laboratory) -> None:
     pipe = lab.folder / "pipe"
     os.mkfifo(pipe)
     often = "from efftrain_cli.training.screen import TrainingScreen\nTrainingScreen.FIRST_INTERVAL = 0.2\n"
-    process = start_into(lab, pipe, "--no-probe", inject=SLOW_STEPS.replace("SECONDS", "0.1") + often)
+    process = start_into(
+        lab, pipe, "--no-probe", inject=SLOW_STEPS.replace("SECONDS", "0.1") + often
+    )
     with open(pipe) as reader:
         assert reader.readline().startswith("run ")
         process.wait_for(lambda: lab.last_step("r") >= 2)

@@ -53,7 +53,9 @@ def test_a_kill_at_every_point_of_a_save(tmp_path: Path, monkeypatch: pytest.Mon
             assert step_of(newest) in (10, 15)
             survivors.add(step_of(newest))
             read_checkpoint(newest)
-            assert [path.name for path in (run.path / "checkpoints").iterdir() if ".tmp" in path.name] == []
+            assert [
+                path.name for path in (run.path / "checkpoints").iterdir() if ".tmp" in path.name
+            ] == []
             assert len(checkpoints_of(run.path)) in (2, 3)
         if code == 0:
             break
@@ -117,7 +119,9 @@ def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run: Run) ->
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 7, 10]
 
 
-def test_a_newest_checkpoint_that_nobody_has_verified_is_no_reason_to_remove_the_verified_one(run: Run) -> None:
+def test_a_newest_checkpoint_that_nobody_has_verified_is_no_reason_to_remove_the_verified_one(
+    run: Run,
+) -> None:
     """F13: with keep = 1 the newest stays, and so does the newest that is known to be sound."""
     run.verified = {checkpoints_of(run.path)[0]}
     run.purge_checkpoints(1)
@@ -139,7 +143,9 @@ class FakeDisk:
         def noted(kind: str, function):
             def call(path, *rest, **options):
                 self.log.append((kind, str(path), set(self.flushed)))
-                self.flushed.discard(str(Path(path).parent))  # a name that changes has to be flushed again
+                self.flushed.discard(
+                    str(Path(path).parent)
+                )  # a name that changes has to be flushed again
                 return function(path, *rest, **options)
 
             return call
@@ -151,11 +157,15 @@ class FakeDisk:
 
     def when(self, kind: str, ending: str) -> set[str]:
         """What was on the disk for certain when `kind` happened to the path with this ending."""
-        (found,) = [flushed for what, path, flushed in self.log if what == kind and path.endswith(ending)]
+        (found,) = [
+            flushed for what, path, flushed in self.log if what == kind and path.endswith(ending)
+        ]
         return found
 
 
-def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_survives_a_power_failure_at_any_moment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an
     older one loses its name before its files."""
     disk = FakeDisk(monkeypatch)
@@ -169,7 +179,9 @@ def test_a_save_survives_a_power_failure_at_any_moment(run: Run, monkeypatch: py
     assert {f"{temporary}/{path.name}" for path in new.iterdir()} | {temporary} <= before_rename
     # What is removed was renamed before, and the new checkpoint's name was on the disk by then.
     assert str(folder) in disk.when("rename", "step-00000005")
-    assert [path for kind, path, _ in disk.log if kind == "remove"] == [f"{folder}/step-00000005.old.tmp"]
+    assert [path for kind, path, _ in disk.log if kind == "remove"] == [
+        f"{folder}/step-00000005.old.tmp"
+    ]
     assert [step_of(path) for path in checkpoints_of(run.path)] == [10, 15]
 
 
@@ -209,7 +221,10 @@ def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(DiskError, match=r"[0-9,]+ bytes needed, [0-9,]+ bytes free") as raised:
         save(run, state, RECIPE)
     assert raised.value.exit_code == 6
-    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == ["step-00000005", "step-00000010"]
+    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == [
+        "step-00000005",
+        "step-00000010",
+    ]
     assert step_of(newest_checkpoint(run)) == 10
 
 
@@ -217,7 +232,9 @@ def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch)
 def test_the_estimate_of_a_checkpoints_size(shape: tuple[int, ...], tmp_path: Path) -> None:
     """F16: within 2 %."""
     n_layer, n_head, n_embd, seq_len, vocab_size = shape
-    recipe = replace(RECIPE, model=Model(n_layer=n_layer, n_head=n_head, n_embd=n_embd, seq_len=seq_len))
+    recipe = replace(
+        RECIPE, model=Model(n_layer=n_layer, n_head=n_head, n_embd=n_embd, seq_len=seq_len)
+    )
     state = fresh(recipe, vocab_size)
     from efftrain_cli.recipe.recipe import dump_recipe
 

@@ -15,7 +15,11 @@ from tests.launch import Laboratory
 
 
 @pytest.mark.parametrize(
-    "window", ["evaluation", *(pytest.param(w, marks=pytest.mark.slow) for w in WINDOWS if w != "evaluation")]
+    "window",
+    [
+        "evaluation",
+        *(pytest.param(w, marks=pytest.mark.slow) for w in WINDOWS if w != "evaluation"),
+    ],
 )
 def test_sigterm(lab: Laboratory, window: str) -> None:
     """F18."""
@@ -45,13 +49,18 @@ def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab: Laboratory)
     first, second = (lab.call("pretrain", "--resume", "cut") for _ in range(2))
     assert first.code == second.code == 0
     assert "result " in first.out.read_text() and "nothing to train" in second.out.read_text()
-    losses = [json.loads(line)["val_loss"] for line in (lab.run("cut") / "metrics.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line)["val_loss"]
+        for line in (lab.run("cut") / "metrics.jsonl").read_text().splitlines()
+    ]
     assert len(losses) == 22 and losses[-1] is not None and losses[-2] is None
 
 
 def test_sigterm_while_data_is_prepared(lab: Laboratory) -> None:
     """F18: nothing is saved because nothing was trained, and nothing is torn."""
-    (lab.folder / "text.txt").write_text((lab.folder / "text.txt").read_text()[::-1])  # text that no cache knows
+    (lab.folder / "text.txt").write_text(
+        (lab.folder / "text.txt").read_text()[::-1]
+    )  # text that no cache knows
     inject = """
 import efftrain_cli.data.prepare as prepare
 prepare.train_tokenizer = lambda size, sample: stall()
@@ -103,7 +112,16 @@ def noted(self):
 graph.GraphLowering.codegen = noted
 """
     recipe = lab.recipe()
-    args = ("pretrain", "--recipe", recipe, "--name", "cut", "--no-probe", "--set", "train.compile=on")
+    args = (
+        "pretrain",
+        "--recipe",
+        recipe,
+        "--name",
+        "cut",
+        "--no-probe",
+        "--set",
+        "train.compile=on",
+    )
     process = lab.start(*args, inject=inject, TORCHINDUCTOR_CACHE_DIR=str(lab.folder / "inductor"))
     process.wait_for((lab.folder / "stalled").exists, timeout=200)
     process.kill(signal.SIGTERM)
@@ -111,6 +129,15 @@ graph.GraphLowering.codegen = noted
     assert "Traceback" not in process.err.read_text()
     assert "stopped by SIGTERM" in process.err.read_text()
     assert (
-        lab.call("pretrain", "--resume", "cut", "--steps", "1", "--set", "train.compile=off", "--override-resume").code
+        lab.call(
+            "pretrain",
+            "--resume",
+            "cut",
+            "--steps",
+            "1",
+            "--set",
+            "train.compile=off",
+            "--override-resume",
+        ).code
         == 0
     )

@@ -45,9 +45,14 @@ builtins.__import__ = importing
 program.main()
 """
     for module in ("typer", "torch"):
-        result = python(code.replace("MODULE", module), cwd=tmp_path, EFFTRAIN_RUNS=str(tmp_path / "runs"))
+        result = python(
+            code.replace("MODULE", module), cwd=tmp_path, EFFTRAIN_RUNS=str(tmp_path / "runs")
+        )
         assert result.returncode == 75, (module, result.stderr)
-        assert "stopped by SIGTERM outside of training: nothing is lost; give the same command again" in result.stderr
+        assert (
+            "stopped by SIGTERM outside of training: nothing is lost; give the same command again"
+            in result.stderr
+        )
         assert not (tmp_path / "runs").exists()
 
 
@@ -100,7 +105,9 @@ class Finalized:
         time.sleep(0)
 
 
-def test_a_signal_in_a_finalizer_stops_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_in_a_finalizer_stops_without_a_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """F60: the stop comes at the end of the work, or with a second signal; nothing of Python's own is printed."""
 
     def body(second: bool) -> None:
@@ -120,7 +127,9 @@ def test_a_signal_in_a_finalizer_stops_without_a_traceback(capfd: pytest.Capture
     assert capfd.readouterr().err == ""
 
 
-def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A long call into C that is not rescuable is waited for, however long it takes."""
 
     def body() -> None:
@@ -134,7 +143,9 @@ def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(monkeypat
     assert in_a_child(body) == 4
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "second", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_during_the_save(lab: Laboratory, second: int) -> None:
     """F60: the save is finished all the same."""
     process = stalled(lab, lab.recipe(), WINDOWS["checkpoint"][0].replace("stall(2)", "stall(0.5)"))
@@ -155,7 +166,9 @@ def test_sighup_is_as_sigterm(lab: Laboratory) -> None:
     assert lab.checkpoints("cut")[-1] == "step-00000007"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process that its parent has died"
+)
 def test_the_runs_of_a_killed_sweep_are_asked_to_stop(tmp_path: Path) -> None:
     """F78: SIGKILL to the parent is SIGTERM to what it has started; what a run does then is F18."""
     child = """
@@ -185,12 +198,16 @@ def test_sigterm_at_any_instant_and_again_every_100_ms(lab: Laboratory) -> None:
     codes = set()
     for number in range(8):
         name = f"r{number}"
-        process = start_efftrain(lab.folder, "pretrain", "--recipe", recipe, "--name", name, "--no-probe")
+        process = start_efftrain(
+            lab.folder, "pretrain", "--recipe", recipe, "--name", name, "--no-probe"
+        )
         wait_until(lambda: _catches_sigterm(process.pid), process)  # noqa: B023  awaited here
         if number < 4:  # while it is being imported
             time.sleep(0.3 * number)
         else:  # while it trains
-            wait_until(lambda: lab.last_step(name) >= 20 * (number - 4) or process.poll() is not None)  # noqa: B023
+            wait_until(
+                lambda: lab.last_step(name) >= 20 * (number - 4) or process.poll() is not None
+            )  # noqa: B023
         while process.poll() is None:
             process.send_signal(signal.SIGTERM)
             time.sleep(0.1)

@@ -53,7 +53,12 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(
 @pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
 def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
     """F63: what is in the way is renamed, not written through and not removed."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "5", "--no-probe").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "5", "--no-probe"
+        ).code
+        == 0
+    )
     outside = lab.folder / "outside"
     outside.mkdir()
     place = lab.checkpoint("r", 10)
@@ -111,15 +116,26 @@ def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path: Path) ->
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\u2028"
 
 
-def test_control_characters_never_reach_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_never_reach_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F70: in run names, origins, events, recipes and what damaged lines say."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
-    origin = {"recipe": f"small{ESCAPES}", "device": ESCAPES, "command": ["pretrain", ESCAPES], ESCAPES: ESCAPES}
-    events = [{"event": f"spike{ESCAPES}", "time": ESCAPES, ESCAPES: ESCAPES, "deep": [{"a": ESCAPES}]}]
+    origin = {
+        "recipe": f"small{ESCAPES}",
+        "device": ESCAPES,
+        "command": ["pretrain", ESCAPES],
+        ESCAPES: ESCAPES,
+    }
+    events = [
+        {"event": f"spike{ESCAPES}", "time": ESCAPES, ESCAPES: ESCAPES, "deep": [{"a": ESCAPES}]}
+    ]
     more = f"[data]\ntrain = {json.dumps(ESCAPES)}\n"
     write_run(tmp_path, "small", 0, origin=origin, events=events, more=more)
     write_run(tmp_path, "small", 1, name=f"evil{ESCAPES[:-4]}x")
-    (write_run(tmp_path, "small", 2) / "origin.json").write_text(json.dumps({"schema_version": 9, "efftrain": ESCAPES}))
+    (write_run(tmp_path, "small", 2) / "origin.json").write_text(
+        json.dumps({"schema_version": 9, "efftrain": ESCAPES})
+    )
     with (tmp_path / "small-seed0" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": ESCAPES, "segment": 0}) + "\n")
     forbidden = set(ESCAPES) - {"\n", *"[]2J0;owned31m"}
@@ -130,7 +146,9 @@ def test_control_characters_never_reach_the_terminal(tmp_path: Path, monkeypatch
         ("runs", "verify", "small-seed0"),
     ):
         output = CliRunner().invoke(app, list(words))
-        assert output.exception is None or isinstance(output.exception, (EfftrainError, SystemExit)), words
+        assert output.exception is None or isinstance(
+            output.exception, (EfftrainError, SystemExit)
+        ), words
         text = output.output  # messages of errors are escaped where they are printed
         assert not forbidden & set(text), (words, forbidden & set(text))
     assert "\\x1b[2J" in CliRunner().invoke(app, ["runs", "show", "small-seed0"]).output

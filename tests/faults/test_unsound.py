@@ -31,7 +31,9 @@ def breaking(state, *rest):
 trainer.update = breaking
 """
 WEIGHT = 'state.model.h[1].mlp.c_fc.weight[3, 5] = float("VALUE")'
-MOMENT = 'state.optimizer.tensors()["exp_avg_sq.h.0.attn.c_proj.weight"].view(-1)[7] = float("VALUE")'
+MOMENT = (
+    'state.optimizer.tensors()["exp_avg_sq.h.0.attn.c_proj.weight"].view(-1)[7] = float("VALUE")'
+)
 
 
 def command_in(process: Process) -> list[str]:
@@ -44,15 +46,31 @@ def command_in(process: Process) -> list[str]:
     ("broken", "step", "word"),
     [
         pytest.param(WEIGHT.replace("VALUE", "nan"), 9, "h.1.mlp.c_fc.weight", id="weight"),
-        pytest.param(WEIGHT.replace("VALUE", "-inf"), 9, "h.1.mlp.c_fc.weight", id="inf", marks=pytest.mark.slow),
-        pytest.param(MOMENT.replace("VALUE", "nan"), 10, "exp_avg_sq.h.0.attn.c_proj.weight", id="moment"),
+        pytest.param(
+            WEIGHT.replace("VALUE", "-inf"),
+            9,
+            "h.1.mlp.c_fc.weight",
+            id="inf",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            MOMENT.replace("VALUE", "nan"), 10, "exp_avg_sq.h.0.attn.c_proj.weight", id="moment"
+        ),
     ],
 )
-def test_a_state_that_is_not_finite_is_never_saved(lab: Laboratory, broken: str, step: int, word: str) -> None:
+def test_a_state_that_is_not_finite_is_never_saved(
+    lab: Laboratory, broken: str, step: int, word: str
+) -> None:
     """Exit 4 names the tensor and the last sound checkpoint, which is still there; the printed command gets past."""
     recipe = lab.recipe(keep="1")
     process = lab.call(
-        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=BREAK.replace("BROKEN", broken)
+        "pretrain",
+        "--recipe",
+        recipe,
+        "--name",
+        "r",
+        "--no-probe",
+        inject=BREAK.replace("BROKEN", broken),
     )
     errors = process.err.read_text()
     assert process.code == 4, errors
@@ -73,10 +91,17 @@ def test_a_state_that_is_not_finite_is_never_saved(lab: Laboratory, broken: str,
 
 def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab: Laboratory) -> None:
     """A moment breaks in the very step that is saved: neither saved, nor does it purge the checkpoint before."""
-    inject = BREAK.replace("calls == 8", "calls == 10").replace("BROKEN", MOMENT.replace("VALUE", "nan"))
-    process = lab.call("pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject)
+    inject = BREAK.replace("calls == 8", "calls == 10").replace(
+        "BROKEN", MOMENT.replace("VALUE", "nan")
+    )
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject
+    )
     assert process.code == 4, process.err.read_text()
-    assert "after step 10: tensor exp_avg_sq.h.0.attn.c_proj.weight is not finite" in process.err.read_text()
+    assert (
+        "after step 10: tensor exp_avg_sq.h.0.attn.c_proj.weight is not finite"
+        in process.err.read_text()
+    )
     assert lab.checkpoints("r") == ["step-00000005"]
 
 
@@ -93,7 +118,9 @@ def broken(*args):
 
 trainer.evaluate = broken
 """
-    process = lab.call("pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject)
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject
+    )
     errors = process.err.read_text()
     assert process.code == 4, errors
     assert "step 10: the validation loss is not finite" in errors
@@ -103,9 +130,13 @@ trainer.evaluate = broken
 
 def test_a_stop_does_not_save_it_either(lab: Laboratory) -> None:
     inject = BREAK.replace(
-        "BROKEN", WEIGHT.replace("VALUE", "nan") + "; import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+        "BROKEN",
+        WEIGHT.replace("VALUE", "nan")
+        + "; import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     )
-    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject)
+    process = lab.call(
+        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
+    )
     assert process.code == 4, process.err.read_text()
     assert lab.checkpoints("r") == ["step-00000005"]
 
@@ -114,7 +145,12 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab: Laboratory) -> Non
     """Written by a version that did not look, with a manifest that vouches for it."""
     from safetensors.torch import load_file, save_file
 
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe").code == 0
+    assert (
+        lab.call(
+            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe"
+        ).code
+        == 0
+    )
     path = lab.checkpoint("r", 10) / "model.safetensors"
     tensors = load_file(path)
     tensors["wte.weight"][0, 0] = float("nan")
@@ -128,7 +164,16 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab: Laboratory) -> Non
 
 def test_rewinding_goes_back_to_before_it(lab: Laboratory) -> None:
     inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "nan"))
-    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--on-divergence", "rewind")
+    args = (
+        "pretrain",
+        "--recipe",
+        lab.recipe(),
+        "--name",
+        "r",
+        "--no-probe",
+        "--on-divergence",
+        "rewind",
+    )
     process = lab.call(*args, inject=inject)
     assert process.code == 0, process.err.read_text()
     (event,) = lab.events("r", "rewind")

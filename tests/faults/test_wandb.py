@@ -21,9 +21,11 @@ from tests.wandb_files import read_history
 
 SETTINGS = "class Settings:\n    def __init__(self, **settings): ...\n"
 FAULTS = {
-    "hangs for ten minutes": SETTINGS + "import time\ndef init(*args, **kwargs):\n    time.sleep(600)\n",
+    "hangs for ten minutes": SETTINGS
+    + "import time\ndef init(*args, **kwargs):\n    time.sleep(600)\n",
     "cannot be imported": "raise ImportError('broken installation')\n",
-    "is killed": SETTINGS + "import os, signal\ndef init(*args, **kwargs):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
+    "is killed": SETTINGS
+    + "import os, signal\ndef init(*args, **kwargs):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
     "answers with errors": SETTINGS
     + "class Error(Exception): ...\ndef init(*args, **kwargs):\n    raise Error('500 internal server error')\n",
 }
@@ -122,7 +124,9 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
         if network == "nobody listens":
             address = "http://127.0.0.1:9"  # the port of "discard", which nothing serves
         else:
-            address = stack.enter_context(server(ERROR_500 if network == "server error 500" else None))
+            address = stack.enter_context(
+                server(ERROR_500 if network == "server error 500" else None)
+            )
         process = lab.start(
             "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online",
             WANDB_BASE_URL=address, WANDB_API_KEY="x" * 40,
@@ -132,7 +136,9 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
         assert "wandb is still busy" in said or "metrics are kept offline" in said
         folder = lab.run("r") / "wandb"
         wait_until((folder / "followed.json").exists, timeout=60)
-        wait_until(lambda: "metrics are kept offline" in (folder / "follow.log").read_text(), timeout=60)
+        wait_until(
+            lambda: "metrics are kept offline" in (folder / "follow.log").read_text(), timeout=60
+        )
     (copy,) = folder.rglob("offline-run-*")
     assert [row["_step"] for row in read_history(copy)] == [row["step"] for row in lab.rows("r")]
 
@@ -147,7 +153,8 @@ def wandb_cores(run: Path) -> list[int]:
     return [
         process.pid
         for process in psutil.process_iter()
-        if "wandb-core" in " ".join(_command(process)) and children & {parent.pid for parent in process.parents()}
+        if "wandb-core" in " ".join(_command(process))
+        and children & {parent.pid for parent in process.parents()}
     ]
 
 
@@ -161,10 +168,22 @@ def _command(process: psutil.Process) -> list[str]:
 def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
     recipe = recipe_and_run_without(lab)
     slow = SLOW_STEPS.replace("SECONDS", "0.3")
-    process = lab.start("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "offline", inject=slow)
+    process = lab.start(
+        "pretrain",
+        "--recipe",
+        recipe,
+        "--name",
+        "r",
+        "--no-probe",
+        "--wandb",
+        "offline",
+        inject=slow,
+    )
     process.wait_for(lambda: wandb_cores(lab.run("r")) and lab.last_step("r") >= 3)
     for pid in wandb_cores(lab.run("r")):
         os.kill(pid, signal.SIGKILL)
     said = said_by_undisturbed(process, lab)
     # Which of wandb's threads notices first decides its words.
-    assert said.count("warning: ") == 1 and ("wandb-core exited" in said or "Connection lost" in said)
+    assert said.count("warning: ") == 1 and (
+        "wandb-core exited" in said or "Connection lost" in said
+    )

@@ -10,7 +10,15 @@ from efftrain_cli.foundation.console import counted, human_count, human_flops, h
 @pytest.mark.parametrize(
     ("number", "shown"),
     [
-        *[(0, "0"), (1, "1"), (0.5, "0.5"), (12.3456, "12.35"), (8192, "8,192"), (-8192, "-8,192"), (9999.6, "10,000")],
+        *[
+            (0, "0"),
+            (1, "1"),
+            (0.5, "0.5"),
+            (12.3456, "12.35"),
+            (8192, "8,192"),
+            (-8192, "-8,192"),
+            (9999.6, "10,000"),
+        ],
         *[(10_240, "10.2K"), (1_234_567, "1.23M"), (157_286_400_000, "157B"), (1e13, "10T")],
     ],
 )
@@ -24,14 +32,25 @@ def test_counts_with_more_digits() -> None:
 
 @pytest.mark.parametrize(
     ("number", "shown"),
-    [(238_848, "239 kFLOP"), (1.01e10, "10.1 GFLOP"), (3.8e12, "3.8 TFLOP"), (1.33e20, "133 EFLOP"), (12, "12 FLOP")],
+    [
+        (238_848, "239 kFLOP"),
+        (1.01e10, "10.1 GFLOP"),
+        (3.8e12, "3.8 TFLOP"),
+        (1.33e20, "133 EFLOP"),
+        (12, "12 FLOP"),
+    ],
 )
 def test_flops(number: float, shown: str) -> None:
     assert human_flops(number) == shown
 
 
 def test_one_is_singular() -> None:
-    assert [counted(n, "step") for n in (0, 1, 2, 47_500)] == ["0 steps", "1 step", "2 steps", "47,500 steps"]
+    assert [counted(n, "step") for n in (0, 1, 2, 47_500)] == [
+        "0 steps",
+        "1 step",
+        "2 steps",
+        "47,500 steps",
+    ]
 
 
 @pytest.mark.parametrize(

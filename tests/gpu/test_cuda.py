@@ -35,7 +35,9 @@ from tests.conftest import Efftrain
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this PyTorch sees none"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device; this PyTorch sees none"
+    ),
 ]
 CUDA = torch.device("cuda")
 VOCAB = 1000
@@ -62,11 +64,17 @@ def small(*settings: str) -> Recipe:
     return recipe
 
 
-def fresh(recipe: Recipe, device: torch.device = CUDA, residual: torch.dtype | None = None) -> TrainState:
+def fresh(
+    recipe: Recipe, device: torch.device = CUDA, residual: torch.dtype | None = None
+) -> TrainState:
     model = build_model(recipe, VOCAB, device)
     if residual is not None:
         model.residual_dtype = residual
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device))
+    return TrainState(
+        model=model,
+        optimizer=build_optimizer(recipe, model),
+        nonfinite=torch.zeros((), device=device),
+    )
 
 
 def batch_of(recipe: Recipe, device: torch.device = CUDA) -> Batch:
@@ -81,15 +89,21 @@ def gradient_of(recipe: Recipe, residual: torch.dtype | None = None) -> tuple[fl
     state = fresh(recipe, residual=residual)
     plan = full_plan(recipe, recipe.train.batch_size, recipe.model.seq_len, recipe.model.n_layer, 2)
     result = build_forward_backward(recipe, state.model, CUDA)(batch_of(recipe), plan)
-    return float(result.scalars["loss"]), [p.grad for p in state.model.parameters() if p.grad is not None]
+    return float(result.scalars["loss"]), [
+        p.grad for p in state.model.parameters() if p.grad is not None
+    ]
 
 
 def relative(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    difference = sum(float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True))
+    difference = sum(
+        float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True)
+    )
     return (difference / sum(float(y.double().square().sum()) for y in b)) ** 0.5
 
 
-def rows_of(recipe: Recipe, steps: int, folder: Path, device: torch.device = CUDA) -> list[dict[str, object]]:
+def rows_of(
+    recipe: Recipe, steps: int, folder: Path, device: torch.device = CUDA
+) -> list[dict[str, object]]:
     """The first `steps` rows of a run on random tokens, read as they come."""
     folder.mkdir(exist_ok=True)
     windows = random_windows(recipe, VOCAB, folder)
@@ -98,7 +112,9 @@ def rows_of(recipe: Recipe, steps: int, folder: Path, device: torch.device = CUD
     return [read_records(state, recipe, [record])[0] for record in records][1:]
 
 
-@pytest.mark.parametrize(("dtype", "loss_limit", "limit"), [("fp32", 1e-5, 1e-4), ("bf16", 2e-3, 3e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "loss_limit", "limit"), [("fp32", 1e-5, 1e-4), ("bf16", 2e-3, 3e-2)]
+)
 def test_compiled_is_eager(dtype: str, loss_limit: float, limit: float) -> None:
     loss, gradients = gradient_of(small(f"train.dtype={dtype}", "train.compile=on"))
     want, wanted = gradient_of(small(f"train.dtype={dtype}", "train.compile=off"))
@@ -108,7 +124,9 @@ def test_compiled_is_eager(dtype: str, loss_limit: float, limit: float) -> None:
 
 def test_compiled_blocks_are_the_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, wanted = gradient_of(small("train.compile=on", "train.dtype=fp32"))
-    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True)
+    monkeypatch.setattr(
+        "efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True
+    )
     before = compiled_graphs()
     blocks, gradients = gradient_of(small("train.compile=on", "train.dtype=fp32"))
     assert compiled_graphs() - before == 2, "a block and the head"
@@ -138,7 +156,9 @@ def test_attention_is_fp32_arithmetic_within_bf16(length: int, same_shape: bool)
         return [y.detach(), *(x.grad for x in inputs if x.grad is not None)]
 
     q_, k_, v_ = (x.double().requires_grad_() for x in (q, k, v))
-    scores = (q_ @ k_.transpose(-1, -2)) / 8 + torch.full((length, length), -torch.inf, device=CUDA).triu(1)
+    scores = (q_ @ k_.transpose(-1, -2)) / 8 + torch.full(
+        (length, length), -torch.inf, device=CUDA
+    ).triu(1)
     y = scores.softmax(-1) @ v_
     y.backward(up.double())
     assert relative(results(torch.bfloat16), [y.detach(), q_.grad, k_.grad, v_.grad]) < 1e-2
@@ -159,7 +179,9 @@ def test_the_one_buffer_head_is_the_plain_one_and_padding_rows_get_exactly_nothi
         return [x.grad, w.grad]
 
     ours = gradients(lambda x, w: summed_cross_entropy(x, w, y, vocab))
-    plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w)[:, :vocab].float(), y, reduction="sum"))
+    plain = gradients(
+        lambda x, w: F.cross_entropy(F.linear(x, w)[:, :vocab].float(), y, reduction="sum")
+    )
     assert relative(ours, plain) < 1e-2
     assert torch.count_nonzero(ours[1][vocab:]) == 0
 
@@ -167,7 +189,9 @@ def test_the_one_buffer_head_is_the_plain_one_and_padding_rows_get_exactly_nothi
 def test_adamw_is_pytorchs_after_five_steps() -> None:
     recipe = small("train.compile=off", "optim.grad_clip=0")
     state = fresh(recipe)
-    copies = {name: p.detach().clone().requires_grad_() for name, p in state.model.named_parameters()}
+    copies = {
+        name: p.detach().clone().requires_grad_() for name, p in state.model.named_parameters()
+    }
     optim = recipe.optim
     decays = [p for name, p in copies.items() if p.dim() >= 2 and name != "wpe.weight"]
     rest = [p for name, p in copies.items() if p.dim() < 2 or name == "wpe.weight"]
@@ -211,11 +235,15 @@ def test_a_warmup_over_many_lengths_needs_two_graphs(tmp_path: Path) -> None:
     assert sum(bool(row["compile_seconds"]) for row in rows) == 2
 
 
-def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The full shape compiled first, with cuDNN allowed, must not decide for the others; blocks compiled one by one."""
     from torch.profiler import ProfilerActivity, profile
 
-    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True)
+    monkeypatch.setattr(
+        "efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True
+    )
     recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=32))
     state = fresh(recipe)
     forward_backward = build_forward_backward(recipe, state.model, CUDA)
@@ -233,11 +261,21 @@ def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(monkeypatch: pyte
     full = kernels(recipe.model.seq_len)
     for length in (64, 104, 128):
         assert "cudnn_attention" not in kernels(length)
-    assert ("cudnn_attention" in kernels(recipe.model.seq_len)) == ("cudnn_attention" in full), "and it keeps its own"
+    assert ("cudnn_attention" in kernels(recipe.model.seq_len)) == ("cudnn_attention" in full), (
+        "and it keeps its own"
+    )
 
 
 def test_deterministic_runs_repeat(tmp_path: Path) -> None:
-    settings = ["--set", "train.deterministic=true", "--set", "train.batch_size=4", "--steps", "6", "--no-probe"]
+    settings = [
+        "--set",
+        "train.deterministic=true",
+        "--set",
+        "train.batch_size=4",
+        "--steps",
+        "6",
+        "--no-probe",
+    ]
     losses = []
     for name in ("one", "two"):
         command = [
@@ -247,7 +285,9 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
             *settings,
         ]
         env = {**os.environ, "EFFTRAIN_RUNS": str(tmp_path)}
-        done = subprocess.run([*command, "--device", "cuda"], env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, "--device", "cuda"], env=env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(line).get("loss") for line in lines])
@@ -256,7 +296,15 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe", ["small", "small-slw", "small-batch-warmup", "small-pld", "small-simigrad", "small-staged-both"]
+    "recipe",
+    [
+        "small",
+        "small-slw",
+        "small-batch-warmup",
+        "small-pld",
+        "small-simigrad",
+        "small-staged-both",
+    ],
 )
 def test_every_method_resumes_exactly(recipe: str, fresh_efftrain: Efftrain) -> None:
     done = fresh_efftrain("verify-resume", "--recipe", recipe, "--device", "cuda", timeout=900)
@@ -267,9 +315,12 @@ def test_every_method_resumes_exactly(recipe: str, fresh_efftrain: Efftrain) -> 
 def test_no_step_waits_for_the_device(method: str, tmp_path: Path) -> None:
     recipe = {
         "none": small("train.compile=off"),
-        "length warmup": replace(small("train.compile=off"), seq_len_warmup=SeqLenWarmup(start=8, steps=32)),
+        "length warmup": replace(
+            small("train.compile=off"), seq_len_warmup=SeqLenWarmup(start=8, steps=32)
+        ),
         "layer drop": replace(
-            small("train.compile=off"), progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=8)
+            small("train.compile=off"),
+            progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=8),
         ),
     }[method]
     windows = random_windows(recipe, VOCAB, tmp_path)
@@ -294,7 +345,9 @@ def test_seconds_are_positive_and_true(name: str, tmp_path: Path) -> None:
         windows = random_windows(recipe, VOCAB, tmp_path)
         state = fresh(recipe, device)
         records = train(state, recipe, windows, windows.validation(2))
-        taken = [next(records) for _ in range(20)]  # nothing is read: work piles up while the next shape compiles
+        taken = [
+            next(records) for _ in range(20)
+        ]  # nothing is read: work piles up while the next shape compiles
         rows = read_records(state, recipe, taken)[1:]
         assert all(float(str(row["seconds"])) > 0 for row in rows)
         torch.cuda.synchronize(device)
@@ -312,7 +365,9 @@ def test_activation_checkpointing_gives_the_same_gradient_in_less_memory() -> No
     for setting in ("true", "false"):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        recipe = small(f"train.activation_checkpointing={setting}", "train.dtype=fp32", "train.compile=off")
+        recipe = small(
+            f"train.activation_checkpointing={setting}", "train.dtype=fp32", "train.compile=off"
+        )
         results.append(gradient_of(recipe))
         peaks.append(torch.cuda.max_memory_allocated())
     (loss, gradients), (want, wanted) = results
@@ -322,11 +377,18 @@ def test_activation_checkpointing_gives_the_same_gradient_in_less_memory() -> No
 
 def test_simigrads_dots_are_those_of_fp64() -> None:
     generator = torch.Generator().manual_seed(8)
-    a, b = ([torch.randn(size, generator=generator).cuda() for size in (1_000_003, 4096, 7)] for _ in range(2))
+    a, b = (
+        [torch.randn(size, generator=generator).cuda() for size in (1_000_003, 4096, 7)]
+        for _ in range(2)
+    )
     got = half_dots(a, b, 3, 5).tolist()
     a64, b64 = (torch.cat([x.double() for x in side]) for side in (a, b))
     share_a, share_b = 3 / 8, 5 / 8
-    want = [float(a64 @ b64) / (share_a * share_b), float(a64 @ a64) / share_a**2, float(b64 @ b64) / share_b**2]
+    want = [
+        float(a64 @ b64) / (share_a * share_b),
+        float(a64 @ a64) / share_a**2,
+        float(b64 @ b64) / share_b**2,
+    ]
     scale = (want[1] * want[2]) ** 0.5
     assert got[1:] == pytest.approx(want[1:], rel=1e-5)
     assert abs(got[0] - want[0]) < 1e-5 * scale

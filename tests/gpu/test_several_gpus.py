@@ -13,10 +13,19 @@ from tests.conftest import REPOSITORY, Efftrain
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices; this PyTorch sees fewer"),
+    pytest.mark.skipif(
+        torch.cuda.device_count() < 2, reason="needs two CUDA devices; this PyTorch sees fewer"
+    ),
 ]
 SHORT = (
-    *("--set", "train.tokens=40_000", "--set", "train.batch_size=16", "--set", "train.micro_batch_tokens=1024"),
+    *(
+        "--set",
+        "train.tokens=40_000",
+        "--set",
+        "train.batch_size=16",
+        "--set",
+        "train.micro_batch_tokens=1024",
+    ),
     *(
         "--set",
         "model.seq_len=64",
@@ -37,7 +46,16 @@ def losses(folder: Path, run: str) -> list[float]:
 
 def train(fresh_efftrain: Efftrain, name: str, *args: str, **env: str) -> None:
     done = fresh_efftrain(
-        "pretrain", "--recipe", "small", "--name", name, "--no-probe", *SHORT, *args, timeout=600, **env
+        "pretrain",
+        "--recipe",
+        "small",
+        "--name",
+        name,
+        "--no-probe",
+        *SHORT,
+        *args,
+        timeout=600,
+        **env,
     )
     assert done.returncode == 0, done.stderr
 
@@ -49,27 +67,43 @@ def test_two_gpus_give_the_losses_of_one(tmp_path: Path, fresh_efftrain: Efftrai
     assert len(one) == 40 and losses(tmp_path, "two") == pytest.approx(one, rel=1e-4)
 
 
-def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
+def test_in_lanes_one_and_two_gpus_give_the_same_bits(
+    tmp_path: Path, fresh_efftrain: Efftrain
+) -> None:
     for name, devices in (("one", "1"), ("two", "2")):
         train(fresh_efftrain, name, "--devices", devices, "--set", "parallel.lanes=2")
     assert losses(tmp_path, "two") == losses(tmp_path, "one")
 
 
-def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
+def test_a_sum_beside_the_backward_pass_moves_no_bit(
+    tmp_path: Path, fresh_efftrain: Efftrain
+) -> None:
     """In small buckets, of which some are sent early."""
     patch = "import efftrain_cli.training.buckets as buckets\nbuckets.BUCKET = 1 << 16\n"
-    after = "import efftrain_cli.training.gradient as gradient\ngradient.OVERLAPPING = frozenset()\n"
+    after = (
+        "import efftrain_cli.training.gradient as gradient\ngradient.OVERLAPPING = frozenset()\n"
+    )
     for name, code in (("beside", patch), ("after", patch + after)):
         (tmp_path / name).mkdir()
         indented = "".join(f"    {line}\n" for line in code.splitlines())
-        (tmp_path / name / "sitecustomize.py").write_text(f"import os\nif 'RANK' in os.environ:\n{indented}")
-        train(fresh_efftrain, name, "--devices", "2", PYTHONPATH=f"{tmp_path / name}{os.pathsep}{REPOSITORY}")
+        (tmp_path / name / "sitecustomize.py").write_text(
+            f"import os\nif 'RANK' in os.environ:\n{indented}"
+        )
+        train(
+            fresh_efftrain,
+            name,
+            "--devices",
+            "2",
+            PYTHONPATH=f"{tmp_path / name}{os.pathsep}{REPOSITORY}",
+        )
     assert losses(tmp_path, "beside") == losses(tmp_path, "after")
 
 
 def test_two_gpus_resume_exactly(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
     train(fresh_efftrain, "whole", "--devices", "2")
     train(fresh_efftrain, "cut", "--devices", "2", "--steps", "17")
-    done = fresh_efftrain("pretrain", "--resume", "cut", "--no-probe", "--devices", "2", timeout=600)
+    done = fresh_efftrain(
+        "pretrain", "--resume", "cut", "--no-probe", "--devices", "2", timeout=600
+    )
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path, "cut") == losses(tmp_path, "whole")

@@ -62,9 +62,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("grow")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EFFTRAIN_RUNS", str(root / "runs"))
-        (root / "text.txt").write_text("".join(f"line {i}: {i * i} is the square of {i}\n" for i in range(1500)))
+        (root / "text.txt").write_text(
+            "".join(f"line {i}: {i * i} is the square of {i}\n" for i in range(1500))
+        )
         (root / "small.toml").write_text(RECIPE.format(text=root / "text.txt"))
-        start(load_recipe(str(root / "small.toml")), recipe_name="small", name="small", with_probe=False)
+        start(
+            load_recipe(str(root / "small.toml")),
+            recipe_name="small",
+            name="small",
+            with_probe=False,
+        )
         yield root
 
 
@@ -86,7 +93,11 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
     assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
     assert grown.largest_logit_difference <= 1e-4
     assert grown.logits_after == pytest.approx(grown.logits_before, abs=1e-4)
-    assert 2 * grown.record.parameters_before < grown.record.parameters_after < 4 * grown.record.parameters_before
+    assert (
+        2 * grown.record.parameters_before
+        < grown.record.parameters_after
+        < 4 * grown.record.parameters_before
+    )
     (checkpoint,) = checkpoints_of(grown.run)
     progress, model, optimizer, _ = read_checkpoint(checkpoint)
     old_progress, old_model, old_optimizer, _ = read_checkpoint(grown.checkpoint)
@@ -95,7 +106,9 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
     assert progress.schedule_step == round(15 / 1.776)
     assert torch.equal(model["wte.weight"], old_model["wte.weight"].repeat(1, 2))
     weight = "mlp.c_fc.weight"  # moments are mapped, not only copied: every block holds m / 2
-    assert torch.equal(optimizer[f"exp_avg.h.0.{weight}"], old_optimizer[f"exp_avg.h.0.{weight}"].repeat(2, 2) / 2)
+    assert torch.equal(
+        optimizer[f"exp_avg.h.0.{weight}"], old_optimizer[f"exp_avg.h.0.{weight}"].repeat(2, 2) / 2
+    )
     # the rows before the growth are the source's, so that a curve begins at step 0
     assert [row["step"] for row in read_lines(grown.run / "metrics.jsonl")] == list(range(16))
     (event,) = [e for e in read_lines(grown.run / "events.jsonl") if e["event"] == "growth"]
@@ -108,12 +121,25 @@ def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home: Path
     """Bit for bit: grow changes nothing but where the run begins."""
     grown = grow_run("small", ["depth", "width"], "both", MORE, CPU)
     resume("both", with_probe=False)
-    start(load_recipe(str(grown.run / "recipe.toml")), recipe_name="x", name="from-scratch", with_probe=False)
-    tensors = [read_checkpoint(checkpoints_of(home / "runs" / name)[-1]) for name in ("both", "from-scratch")]
-    assert tensors[0][0]._replace(train_seconds=0, segment=0) == tensors[1][0]._replace(train_seconds=0, segment=0)
+    start(
+        load_recipe(str(grown.run / "recipe.toml")),
+        recipe_name="x",
+        name="from-scratch",
+        with_probe=False,
+    )
+    tensors = [
+        read_checkpoint(checkpoints_of(home / "runs" / name)[-1])
+        for name in ("both", "from-scratch")
+    ]
+    assert tensors[0][0]._replace(train_seconds=0, segment=0) == tensors[1][0]._replace(
+        train_seconds=0, segment=0
+    )
     for which in (1, 2):
         assert tensors[0][which].keys() == tensors[1][which].keys()
-        assert all(torch.equal(tensor, tensors[1][which][name]) for name, tensor in tensors[0][which].items())
+        assert all(
+            torch.equal(tensor, tensors[1][which][name])
+            for name, tensor in tensors[0][which].items()
+        )
     rows = [
         {r["step"]: r.get("loss") for r in read_lines(home / "runs" / n / "metrics.jsonl")}
         for n in ("both", "from-scratch")
@@ -123,7 +149,13 @@ def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home: Path
 
 def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None:
     """The copied rows are one segment, and what the grown run adds counts beside them, for every reader."""
-    start(load_recipe(str(home / "small.toml")), recipe_name="small", name="resumed", steps=6, with_probe=False)
+    start(
+        load_recipe(str(home / "small.toml")),
+        recipe_name="small",
+        name="resumed",
+        steps=6,
+        with_probe=False,
+    )
     resume("resumed", steps=9, with_probe=False)
     resume("resumed", with_probe=False)
     rows = read_lines(home / "runs" / "resumed" / "metrics.jsonl")
@@ -137,7 +169,10 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
     listed = {
         name: summarize(name) for name in ("resumed", "wide-resumed")
     }  # each with its own budget, not its source's
-    assert [(listed[name].tokens, listed[name].budget) for name in listed] == [(960, 960), (1920, 1920)]
+    assert [(listed[name].tokens, listed[name].budget) for name in listed] == [
+        (960, 960),
+        (1920, 1920),
+    ]
     read = read_rows(grown.run, ("step", "loss"))
     assert (len(read.columns["step"]), read.segments, read.damaged) == (31, 2, ())
     assert measure_run(grown.run).steps == 29
@@ -155,7 +190,9 @@ def test_a_grown_run_can_be_grown_again(home: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["write_checkpoint", "dump_recipe"])
-def test_interrupted_growth_writes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_interrupted_growth_writes_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     source = home / "runs" / "small"
     before, runs = digest(source), set((home / "runs").iterdir())
 
@@ -165,7 +202,9 @@ def test_interrupted_growth_writes_nothing(home: Path, monkeypatch: pytest.Monke
     if where == "dump_recipe":  # only the last of its calls
         original = grow_module.dump_recipe
         calls = iter(range(9))
-        monkeypatch.setattr(grow_module, where, lambda r: original(r) if next(calls) == 0 else interrupt())
+        monkeypatch.setattr(
+            grow_module, where, lambda r: original(r) if next(calls) == 0 else interrupt()
+        )
     else:
         monkeypatch.setattr(grow_module, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -177,7 +216,9 @@ def test_interrupted_growth_writes_nothing(home: Path, monkeypatch: pytest.Monke
 def test_without_optimizer_state_the_weights_alone_are_offered(home: Path) -> None:
     shutil.copytree(home / "runs" / "small", home / "runs" / "bare")
     (checkpoints_of(home / "runs" / "bare")[-1] / "optimizer.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"--weights-only.*moments of all parameters are lost"):
+    with pytest.raises(
+        CheckpointError, match=r"--weights-only.*moments of all parameters are lost"
+    ):
         grow_run("bare", ["depth"], "bare-deep", MORE, CPU)
     assert not (home / "runs" / "bare-deep").exists()
     grown = grow_run("bare", ["depth"], "bare-deep", replace(MORE, weights_only=True), CPU)
@@ -234,11 +275,16 @@ def test_another_text_is_not_taken_in_silence(home: Path) -> None:
         (["--plan"], "--target-loss"),
         (["--plan", "--target-loss", "2.0", "--target-size", "1M"], "cannot be reached"),
         (["--plan", "--small", "small"], "needs --operator"),
-        (["--plan", "--small", "small", "--operator", "width", "--target", "none"], "there is no run"),
+        (
+            ["--plan", "--small", "small", "--operator", "width", "--target", "none"],
+            "there is no run",
+        ),
         (["small", "--plan"], "leave out"),
     ],
 )
-def test_mistakes_are_explained_and_write_nothing(home: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_are_explained_and_write_nothing(
+    home: Path, arguments: list[str], message: str
+) -> None:
     runs = set((home / "runs").iterdir())
     result = CliRunner().invoke(app, ["grow", *arguments])
     assert isinstance(result.exception, UsageError), result.exception
@@ -247,23 +293,42 @@ def test_mistakes_are_explained_and_write_nothing(home: Path, arguments: list[st
 
 
 def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_words() -> None:
-    with pytest.raises(RecipeError, match=r"^stages: stage 1: lr = 1e-09 must not be less than optim.min_lr = 0.0002"):
+    with pytest.raises(
+        RecipeError,
+        match=r"^stages: stage 1: lr = 1e-09 must not be less than optim.min_lr = 0.0002",
+    ):
         grown_recipe(load_recipe("small"), 0, 15, ["width"], GrowOptions(lr=1e-9))
 
 
 def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> None:
     result = CliRunner().invoke(
         app,
-        ["grow", "small", "--operator", "depth", "--name", "deep", "--set", "train.tokens=2K", "--symmetry", "noise"],
+        [
+            "grow",
+            "small",
+            "--operator",
+            "depth",
+            "--name",
+            "deep",
+            "--set",
+            "train.tokens=2K",
+            "--symmetry",
+            "noise",
+        ],
     )
     assert result.exit_code == 0, result.output
     assert "->" in result.output and "largest difference 0" in result.output
     # Measured on all 20 windows, so the losses are those of the source's own last row.
     found = re.search(r"loss +([\d.]+) -> ([\d.]+)", result.output)
     last = read_counting(home / "runs" / "small")[-1]["val_loss"]
-    assert found is not None and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2
+    assert (
+        found is not None
+        and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2
+    )
     assert "efftrain pretrain --resume deep" in result.output
-    noisy = CliRunner().invoke(app, ["grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise"])
+    noisy = CliRunner().invoke(
+        app, ["grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise"]
+    )
     assert noisy.exit_code == 0
     assert "do not keep the loss" in noisy.output
     assert "nothing is left of its budget" in noisy.output
@@ -279,7 +344,9 @@ def test_planning_from_the_law_and_from_runs(home: Path, tmp_path: Path) -> None
     assert "3 validation losses are too few" in str(few.exception)
     small, large = tmp_path / "small.csv", tmp_path / "large.csv"
     for path, size in ((small, 1e8), (large, 2e8)):
-        lines = [f"{s},{(8.8e13 / size) ** 0.076 + (4200 / s) ** 0.76}" for s in range(50, 20_000, 50)]
+        lines = [
+            f"{s},{(8.8e13 / size) ** 0.076 + (4200 / s) ** 0.76}" for s in range(50, 20_000, 50)
+        ]
         path.write_text("\n".join(["step,val_loss", *lines]))
     plot = tmp_path / "plot.svg"
     options = [

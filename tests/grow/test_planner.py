@@ -34,7 +34,10 @@ from efftrain_cli.grow.scaling_law import KAPLAN, fit_law
 
 def law_curve(size: float, steps: np.ndarray, noise: float = 0.0, seed: int = 0) -> Curve:
     generator = np.random.Generator(np.random.Philox(seed))
-    losses = {s: KAPLAN.loss(size, s) * math.exp(noise * generator.standard_normal()) for s in steps.tolist()}
+    losses = {
+        s: KAPLAN.loss(size, s) * math.exp(noise * generator.standard_normal())
+        for s in steps.tolist()
+    }
     return make_curve(f"{size:.0f}", losses, 6 * size, 6 * size)
 
 
@@ -43,7 +46,9 @@ def test_equal_marginal_cost_finds_the_laws_own_switch():
     small, large = law_curve(1e8, steps), law_curve(2e8, steps)
     step = equal_marginal_cost(small, large)
     assert step == pytest.approx(KAPLAN.steps(1e8, KAPLAN.switch_loss(1e8, 2)), rel=0.02)
-    assert target_step(small, large, step) == pytest.approx(step / KAPLAN.same_loss_steps(2), rel=0.01)
+    assert target_step(small, large, step) == pytest.approx(
+        step / KAPLAN.same_loss_steps(2), rel=0.01
+    )
 
 
 def test_fitted_switch_regresses_on_steps_not_on_rows():
@@ -59,7 +64,9 @@ def test_one_evaluation_a_little_off_sets_off_the_released_rule_and_not_the_fitt
     losses = {s: 20 * s**-0.1 * (1 + 10 * math.exp(-s / 100)) for s in steps.tolist()}
     losses[5000.0] *= 1.009  # under the filter's 1 %
     curve = make_curve("outlier", losses, 1.0, 1.0)
-    assert released_switch(curve, -0.0575) == 4850.0  # the next mean of 5 is the first that holds it
+    assert (
+        released_switch(curve, -0.0575) == 4850.0
+    )  # the next mean of 5 is the first that holds it
     assert fitted_switch(curve, -0.0575) is None
 
 
@@ -69,7 +76,10 @@ def test_saving_interval_holds_the_saving_without_noise():
     truth = (KAPLAN.steps(2e8, KAPLAN.loss(1e8, step)) * 2 - step) / (final * 2)
     hits = 0
     for seed in range(10):
-        small, large = law_curve(1e8, steps, 0.003, 2 * seed), law_curve(2e8, steps, 0.003, 2 * seed + 1)
+        small, large = (
+            law_curve(1e8, steps, 0.003, 2 * seed),
+            law_curve(2e8, steps, 0.003, 2 * seed + 1),
+        )
         at = target_step(small, large, step)
         low, high = saving_interval(Projection("", small, large, step, at, final), draws=100)
         assert low < high < low + 0.1
@@ -80,14 +90,18 @@ def test_saving_interval_holds_the_saving_without_noise():
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_fewer_than_five_points_are_refused(count, tmp_path):
     path = tmp_path / "short.csv"
-    path.write_text("step,val_loss\n" + "".join(f"{50 * i + 50},{5 - 0.1 * i}\n" for i in range(count)))
+    path.write_text(
+        "step,val_loss\n" + "".join(f"{50 * i + 50},{5 - 0.1 * i}\n" for i in range(count))
+    )
     with pytest.raises(UsageError, match=f"{count} validation losses are too few"):
         read_curve(path, 1.0, 1.0)
 
 
 def test_five_points_are_enough(tmp_path):
     path = tmp_path / "five.csv"
-    path.write_text("step,val_loss\n" + "".join(f"{50 * 2**i},{5 * 2 ** (-0.05 * i)}\n" for i in range(5)))
+    path.write_text(
+        "step,val_loss\n" + "".join(f"{50 * 2**i},{5 * 2 ** (-0.05 * i)}\n" for i in range(5))
+    )
     curve = read_curve(path, 1.0, 1.0)
     assert fitted_switch(curve, -0.06) is not None
 
@@ -130,7 +144,9 @@ def curves(shared_data: Path) -> dict[str, Curve]:
     found = {}
     for name, (layers, width) in SHAPES.items():
         blocks = 12 * layers * width**2
-        found[name] = read_curve(shared_data / "staged_curves" / f"{name}.csv", blocks + 50257 * width, blocks)
+        found[name] = read_curve(
+            shared_data / "staged_curves" / f"{name}.csv", blocks + 50257 * width, blocks
+        )
     return found
 
 
@@ -169,12 +185,16 @@ def test_the_fitted_rule_on_the_authors_curves(curves):
         ("width", "base"): (6199, 2.34, 0.137),
     }
     for (kind, size), (step, ratio, saving) in expected.items():
-        projection = fitted_projection(curves[f"{size}_half_{kind}"], curves[size], THRESHOLDS[kind])
+        projection = fitted_projection(
+            curves[f"{size}_half_{kind}"], curves[size], THRESHOLDS[kind]
+        )
         assert projection.small_steps == step
         assert projection.ratio == pytest.approx(ratio, abs=0.015)
         assert projection.saving == pytest.approx(saving, abs=0.002)
         assert projection.saving_with_logits < projection.saving
-    assert fitted_projection(curves["large_half_width"], curves["large"], THRESHOLDS["width"]) is None
+    assert (
+        fitted_projection(curves["large_half_width"], curves["large"], THRESHOLDS["width"]) is None
+    )
     assert fitted_switch(curves["base"], PAPER_OPTIMALITY) == 7999
     assert fitted_switch(curves["large"], PAPER_OPTIMALITY) == 14899
 
@@ -188,7 +208,9 @@ def test_the_fitted_rule_on_the_authors_curves(curves):
         ("width", "large", 2.07, 0.138),
     ],
 )
-def test_equal_marginal_cost_is_the_best_switch_that_a_search_finds(curves, kind, size, ratio, saving):
+def test_equal_marginal_cost_is_the_best_switch_that_a_search_finds(
+    curves, kind, size, ratio, saving
+):
     """Against a search with another smoother, made independently: the optimum is flat, so steps differ more than
     savings."""
     small, target = curves[f"{size}_half_{kind}"], curves[size]
@@ -197,12 +219,18 @@ def test_equal_marginal_cost_is_the_best_switch_that_a_search_finds(curves, kind
     assert best.ratio == pytest.approx(ratio, abs=0.2)
     for step in (0.8 * best.small_steps, 1.25 * best.small_steps):
         if (at := target_step(small, target, step)) is not None:
-            assert Projection("", small, target, step, at, best.final_steps).saving <= best.saving + 1e-4
+            assert (
+                Projection("", small, target, step, at, best.final_steps).saving
+                <= best.saving + 1e-4
+            )
 
 
 def test_a_saving_that_still_rises_at_the_end_has_no_optimum_yet():
     steps = np.arange(50, 2_000, 50.0)
-    assert equal_marginal_cost(law_curve(1e8, steps), law_curve(2e8, np.arange(50, 40_000, 50.0))) is None
+    assert (
+        equal_marginal_cost(law_curve(1e8, steps), law_curve(2e8, np.arange(50, 40_000, 50.0)))
+        is None
+    )
 
 
 # --- the scaling law of one's own curves ---
@@ -210,7 +238,10 @@ def test_a_saving_that_still_rises_at_the_end_has_no_optimum_yet():
 
 def test_a_fitted_law_finds_the_constants_behind_the_curves():
     steps = np.arange(100, 20_000, 100.0)
-    made = [(size, law_curve(size, steps, 0.002, seed)) for seed, size in enumerate((2e7, 4e7, 8e7, 16e7))]
+    made = [
+        (size, law_curve(size, steps, 0.002, seed))
+        for seed, size in enumerate((2e7, 4e7, 8e7, 16e7))
+    ]
     fitted_law = fit_law(made, 500_000)
     assert fitted_law.law.alpha_n == pytest.approx(KAPLAN.alpha_n, rel=0.05)
     assert fitted_law.law.alpha_s == pytest.approx(KAPLAN.alpha_s, rel=0.05)
@@ -228,7 +259,8 @@ def test_the_authors_curves_are_fitted_to_a_percent(curves):
     assert 0.05 < everything.law.alpha_n < 0.07
     # Three curves of at most 85M parameters predict 2.93 for 679M at step 9,999; it was 3.037.
     small = fit_law(
-        [made[list(SHAPES).index(name)] for name in ("base", "base_half_depth", "base_half_width")], 524_288
+        [made[list(SHAPES).index(name)] for name in ("base", "base_half_depth", "base_half_width")],
+        524_288,
     )
     assert small.law.loss(12.0 * 24 * 1536**2, 9_999) == pytest.approx(3.037, rel=0.04)
 
@@ -242,7 +274,10 @@ def test_fit_says_what_it_needs(shared_data):
 
     done = plan("--fit", base, "--fit", half)
     assert done.exit_code == 0, done.output
-    assert "Fitted to models of 21.2M to 84.9M parameters" in done.output and "extrapolation" in done.output
+    assert (
+        "Fitted to models of 21.2M to 84.9M parameters" in done.output
+        and "extrapolation" in done.output
+    )
     for words, said in (
         (("--fit", base), "two sizes or more"),
         (("--fit", f"{folder}/base.csv"), "FILE:LAYERSxWIDTH:TOKENS"),

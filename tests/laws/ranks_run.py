@@ -82,7 +82,9 @@ BESIDE = {
 """Cases that are trained with the sum of gradients after the backward pass and beside it."""
 
 
-def recipe_of(folder: Path, text: str, extra: str, train: str = "micro_batch_tokens = 64") -> Recipe:
+def recipe_of(
+    folder: Path, text: str, extra: str, train: str = "micro_batch_tokens = 64"
+) -> Recipe:
     """The recipe of a case; `extra` may repeat [optim] to change keys of it."""
     base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", train)
     if extra.startswith("[optim]"):
@@ -92,7 +94,9 @@ def recipe_of(folder: Path, text: str, extra: str, train: str = "micro_batch_tok
     return load_recipe(str(path))
 
 
-def whole(state: TrainState, ranks: Ranks) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def whole(
+    state: TrainState, ranks: Ranks
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Model and optimizer tensors; of shares on rank 0 alone."""
     if state.shards is None or ranks.rank == 0:
         tensors = whole_tensors(state)
@@ -107,7 +111,9 @@ def digest(everything: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]) 
     sha = hashlib.sha256()
     for tensors in everything:
         for name in sorted(tensors):
-            sha.update(tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            sha.update(
+                tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
     return sha.hexdigest()
 
 
@@ -120,19 +126,27 @@ def main(text: str, out: str) -> None:
         for name, extra in CASES.items():
             for lanes in (None, 4):
                 section = f"\n[parallel]\nlanes = {lanes}" if lanes else ""
-                recipe = recipe_of(folder, text, extra + section if not extra.startswith("[optim]") else extra + "")
+                recipe = recipe_of(
+                    folder, text, extra + section if not extra.startswith("[optim]") else extra + ""
+                )
                 if lanes and extra.startswith("[optim]"):
                     continue
                 found[name + (" in lanes" if lanes else "")] = case(recipe, ranks)
         for name, extra in SHARDED.items():
             for strategy in ("replicate", "shard"):
                 train = "micro_batch_tokens = 32"
-                if name == "length warmup":  # blocks are gathered again where they are computed again
+                if (
+                    name == "length warmup"
+                ):  # blocks are gathered again where they are computed again
                     train += "\nactivation_checkpointing = true"
-                recipe = recipe_of(folder, text, f"{extra}\n[parallel]\nstrategy = '{strategy}'", train)
+                recipe = recipe_of(
+                    folder, text, f"{extra}\n[parallel]\nstrategy = '{strategy}'", train
+                )
                 found[f"{name}, {strategy}"] = case(recipe, ranks)
         for name, extra in BESIDE.items():
-            found[f"{name}, beside"] = sums_beside(recipe_of(folder, text, extra, "micro_batch_tokens = 32"), ranks)
+            found[f"{name}, beside"] = sums_beside(
+                recipe_of(folder, text, extra, "micro_batch_tokens = 32"), ranks
+            )
         if ranks.rank == 0:
             Path(out).write_text(json.dumps(found))
 
@@ -155,7 +169,11 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
                         "batch_size": plan.batch_size,
                         "accumulation_steps": plan.accumulation_steps,
                         "blocks": result.blocks_executed,
-                        "sqrt_v": [float(v) for name, v in sorted(result.scalars.items()) if name.startswith("adam_")],
+                        "sqrt_v": [
+                            float(v)
+                            for name, v in sorted(result.scalars.items())
+                            if name.startswith("adam_")
+                        ],
                         "dots": result.simigrad_dots,
                         "val_loss": None if record.val_loss is None else float(record.val_loss),
                     }
@@ -181,8 +199,13 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     resumed.progress = stopped.progress
     after = run(resumed, STEPS)
     alone = replace(recipe, parallel=None) if stopped.shards is not None else recipe
-    one = next(islice(train_stages(fresh(recipe, corpus.vocab_size), alone, data, val, 1, ranks), 1, None))
-    shares = [data.batch(one.plan, rank, ranks.world_size).tokens.tolist() for rank in range(ranks.world_size)]
+    one = next(
+        islice(train_stages(fresh(recipe, corpus.vocab_size), alone, data, val, 1, ranks), 1, None)
+    )
+    shares = [
+        data.batch(one.plan, rank, ranks.world_size).tokens.tolist()
+        for rank in range(ranks.world_size)
+    ]
     return {
         "rows": rows,
         "resumed": [*before, *after],
@@ -206,12 +229,17 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
         finish(self)
 
     found: dict[str, object] = {}
-    with mock.patch.object(buckets, "BUCKET", 4000), mock.patch.object(EarlySum, "finish", counting):
+    with (
+        mock.patch.object(buckets, "BUCKET", 4000),
+        mock.patch.object(EarlySum, "finish", counting),
+    ):
         for name, kinds in (("after", frozenset[str]()), ("beside", frozenset({"cpu"}))):
             with mock.patch.object(gradient, "OVERLAPPING", kinds):
                 state = fresh(recipe, corpus.vocab_size)
                 records = [
-                    record for record in train_stages(state, recipe, data, val, 5, ranks) if record.result is not None
+                    record
+                    for record in train_stages(state, recipe, data, val, 5, ranks)
+                    if record.result is not None
                 ]
             losses = [float(record.result.scalars["loss"]) for record in records]
             found[name] = [losses, digest((model_tensors(state), state.optimizer.tensors()))]

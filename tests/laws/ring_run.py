@@ -28,7 +28,10 @@ CASES: dict[int, dict[str, tuple[list[str], dict[str, object]]]] = {  # by K
     2: {"stash": ([], {}), "replay": ([], {"variant": "replay"})},
     3: {
         "stash": ([], {"warmup_steps": 2}),
-        "stash, mean, muon, by module": (MUON, {"embedding_gradient": "mean", "clip": "module", "warmup_steps": 2}),
+        "stash, mean, muon, by module": (
+            MUON,
+            {"embedding_gradient": "mean", "clip": "module", "warmup_steps": 2},
+        ),
         "replay": ([], {"variant": "replay"}),
         "replay, mean, muon": (MUON, {"variant": "replay", "embedding_gradient": "mean"}),
         "stash, lengths": (LENGTHS, {}),
@@ -49,13 +52,17 @@ class SharedTokens(RandomTokens):
 
     def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
         whole = super().batch(plan)
-        first, last = (plan.first_sequence(plan.accumulation_steps * r // world_size) for r in (rank, rank + 1))
+        first, last = (
+            plan.first_sequence(plan.accumulation_steps * r // world_size) for r in (rank, rank + 1)
+        )
         return Batch(whole.tokens[first:last], whole.targets[first:last])
 
 
 def recipe_of(modules: int, overrides: list[str], keys: dict[str, object]) -> Recipe:
     return replace(
-        load_recipe("small", [*FOUR_BLOCKS, "train.tokens=768", "checkpoint.every=1000", *overrides]),
+        load_recipe(
+            "small", [*FOUR_BLOCKS, "train.tokens=768", "checkpoint.every=1000", *overrides]
+        ),
         ouroboros=Ouroboros(modules=modules, **keys),
     )  # type: ignore[arg-type]
 
@@ -63,7 +70,10 @@ def recipe_of(modules: int, overrides: list[str], keys: dict[str, object]) -> Re
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     sha = hashlib.sha256()
     for name in sorted(tensors):
-        sha.update(name.encode() + tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(
+            name.encode()
+            + tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return sha.hexdigest()
 
 
@@ -77,7 +87,11 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
         for record in train(state, recipe, data, val, until, ranks):  # type: ignore[arg-type]
             if record.result is not None:
                 scalars = record.result.scalars
-                named = [name for name in scalars if name in ("loss", "grad_norm") or name.startswith("ouroboros")]
+                named = [
+                    name
+                    for name in scalars
+                    if name in ("loss", "grad_norm") or name.startswith("ouroboros")
+                ]
                 values = [float(scalars[name]) for name in sorted(named)]
                 val_loss = None if record.val_loss is None else float(record.val_loss)
                 rows.append([None if value != value else value for value in values] + [val_loss])
@@ -87,13 +101,15 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     middle = state_digest(state)
     if not ranks.alone:  # what a resumed run's first rank would share
         in_flight = {
-            name: (list(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in state.method_tensors.items()
+            name: (list(t.shape), str(t.dtype).removeprefix("torch."))
+            for name, t in state.method_tensors.items()
         }
         ranks.announce(f"middle/{trained.calls}", in_flight) if ranks.rank == 0 else None  # type: ignore[attr-defined]
         if ranks.rank:
             heard = ranks.hear(f"middle/{trained.calls}")  # type: ignore[attr-defined]
             state.method_tensors = {
-                name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in heard.items()
+                name: torch.empty(shape, dtype=getattr(torch, kind))
+                for name, (shape, kind) in heard.items()
             }
         for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
             ranks.share(tensors)
@@ -127,7 +143,10 @@ def main(out: str) -> None:
                 recipe = recipe_of(modules, overrides, keys)
                 ring = trained(recipe, ranks)
                 if ranks.rank == 0:
-                    found[f"K = {modules}, {rings} x, {name}"] = {"ring": ring, "one": trained(recipe, ALONE)}
+                    found[f"K = {modules}, {rings} x, {name}"] = {
+                        "ring": ring,
+                        "one": trained(recipe, ALONE),
+                    }
         if ranks.rank == 0:
             Path(out).write_text(json.dumps(found))
 

@@ -26,7 +26,8 @@ def test_every_named_file_exists() -> None:
     assert len(named) > 15
     for name in named:
         assert any(
-            (folder / name).is_file() for folder in (REPOSITORY, REPOSITORY / "efftrain_cli", REPOSITORY / "tests")
+            (folder / name).is_file()
+            for folder in (REPOSITORY, REPOSITORY / "efftrain_cli", REPOSITORY / "tests")
         ) or (name == "methods/gradient_noise.py"), name
 
 
@@ -34,7 +35,11 @@ def test_every_named_file_exists() -> None:
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with the example's method in it."""
     root = tmp_path_factory.mktemp("extended")
-    shutil.copytree(REPOSITORY / "efftrain_cli", root / "efftrain_cli", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "efftrain_cli",
+        root / "efftrain_cli",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     shutil.copytree(REPOSITORY / "recipes", root / "recipes")
     (root / FILE[0]).write_text(FILE[1])
     lines = 0
@@ -63,7 +68,10 @@ def efftrain(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(root: Path, name: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (root / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (root / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.mark.slow
@@ -73,15 +81,24 @@ def test_the_example_trains_resumes_and_is_neutral_at_zero(extended: Path) -> No
         (extended / f"{name}.toml").write_text(base + SECTION.format(eta=eta))
     (extended / "none.toml").write_text(base)
     for name in ("noisy", "zero", "none"):
-        done = efftrain(extended, "pretrain", "--recipe", f"{name}.toml", "--name", name, "--no-probe")
+        done = efftrain(
+            extended, "pretrain", "--recipe", f"{name}.toml", "--name", name, "--no-probe"
+        )
         assert done.returncode == 0, done.stderr
-    losses = {name: [row.get("loss") for row in rows(extended, name)] for name in ("noisy", "zero", "none")}
+    losses = {
+        name: [row.get("loss") for row in rows(extended, name)]
+        for name in ("noisy", "zero", "none")
+    }
     assert losses["zero"] == losses["none"] != losses["noisy"]
-    assert [row["gradient_noise_std"] for row in rows(extended, "noisy")[1:3]] == pytest.approx([0.1, 0.1 * 2**-0.275])
+    assert [row["gradient_noise_std"] for row in rows(extended, "noisy")[1:3]] == pytest.approx(
+        [0.1, 0.1 * 2**-0.275]
+    )
 
     verified = efftrain(extended, "verify-resume", "--recipe", "noisy.toml")
     assert verified.returncode == 0, verified.stderr
 
     refused = efftrain(extended, "pretrain", "--recipe", "wrong.toml")
     assert refused.returncode == 2
-    assert "gradient_noise.eta = -1.0" in refused.stderr and "Variance of the noise" in refused.stderr
+    assert (
+        "gradient_noise.eta = -1.0" in refused.stderr and "Variance of the noise" in refused.stderr
+    )

@@ -71,7 +71,8 @@ def test_help_and_recipes_import_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["efftrain", "recipes", "show", "gp"], ["efftrain", "recipes", "show", "--set", "optim."]]
+    "words",
+    [["efftrain", "recipes", "show", "gp"], ["efftrain", "recipes", "show", "--set", "optim."]],
 )
 def test_completion_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
     code = f"""
@@ -131,7 +132,8 @@ def test_help_and_recipes_answer_quickly(tmp_path: Path, args: str) -> None:
     machine."""
     libraries = processor_seconds("import typer, typer.rich_utils, pydantic.dataclasses", tmp_path)
     ours = processor_seconds(
-        f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()", tmp_path
+        f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()",
+        tmp_path,
     )
     assert ours < 2 * libraries, (ours, libraries)
 
@@ -182,7 +184,9 @@ CLI = COMMANDS + 1
 def module_names() -> list[str]:
     paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
     return sorted(
-        ".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__init__" or path.parent.name
+        ".".join(path.parts).removesuffix(".__init__")
+        for path in paths
+        if path.name != "__init__" or path.parent.name
     )
 
 
@@ -211,7 +215,11 @@ def imports_of(module: str) -> list[tuple[str, int]]:
             for alias in node.names:
                 if alias.name.startswith("efftrain_cli."):
                     yield alias.name.removeprefix("efftrain_cli."), node.lineno
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "efftrain_cli":
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "efftrain_cli"
+        ):
             home = node.module.removeprefix("efftrain_cli").lstrip(".")
             for alias in node.names:
                 inner = f"{home}.{alias.name}".lstrip(".")
@@ -258,7 +266,9 @@ def test_imports_make_no_circle(depth: int) -> None:
 
 
 def test_only_the_command_line_knows_typer() -> None:
-    users = [path for path in PACKAGE.rglob("*.py") if "typer" in {name for name, _ in _imported(path)}]
+    users = [
+        path for path in PACKAGE.rglob("*.py") if "typer" in {name for name, _ in _imported(path)}
+    ]
     assert users
     assert {path.parent.name for path in users} == {"cli"}
 

@@ -24,5 +24,11 @@ MOST = {
 
 @pytest.mark.parametrize("section", methods_in(Recipe))
 def test_a_method_is_named_in_few_files(section: str) -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if section in path.read_text(encoding="utf-8").lower()]
-    assert len(files) <= MOST[section], "\n".join(sorted(str(path.relative_to(PACKAGE)) for path in files))
+    files = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if section in path.read_text(encoding="utf-8").lower()
+    ]
+    assert len(files) <= MOST[section], "\n".join(
+        sorted(str(path.relative_to(PACKAGE)) for path in files)
+    )

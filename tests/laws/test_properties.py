@@ -43,7 +43,9 @@ RECIPE = Recipe(
 @quick
 @given(
     st.integers(1, 3000),
-    st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=8).filter(lambda key: len(key) % 2 == 0),
+    st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=8).filter(
+        lambda key: len(key) % 2 == 0
+    ),
 )
 def test_the_order_of_windows_is_a_permutation(n: int, key: list[int]) -> None:
     found = permute(np.arange(n), n, np.array(key, dtype=np.uint64))
@@ -56,7 +58,8 @@ def test_shares_add_up_and_are_each_within_one_of_exact(weights: list[float], to
     shares = apportion(weights, total)
     assert sum(shares) == total
     assert all(
-        abs(share - weight * total / sum(weights)) < 1 + 1e-6 for share, weight in zip(shares, weights, strict=True)
+        abs(share - weight * total / sum(weights)) < 1 + 1e-6
+        for share, weight in zip(shares, weights, strict=True)
     )
 
 
@@ -77,15 +80,21 @@ warmups = st.builds(
 
 @quick
 @given(warmups, st.sampled_from((64, 96, 100)))
-def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(warmup: SeqLenWarmup, full: int) -> None:
+def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(
+    warmup: SeqLenWarmup, full: int
+) -> None:
     assume(warmup.multiple <= full)
     lengths = [warmup.seq_len_at(step, full) for step in range(1, warmup.last_step + 3)]
     assert lengths == sorted(lengths) and lengths[warmup.last_step - 1 :] == [full] * 3
-    assert all(length == full or (length % warmup.multiple == 0 and length >= warmup.multiple) for length in lengths)
+    assert all(
+        length == full or (length % warmup.multiple == 0 and length >= warmup.multiple)
+        for length in lengths
+    )
     # The phases say the same without asking for every step, and so does the sum of the tokens.
     phases = list(warmup.phases(full))
     by_phase = [
-        next(length for begins, length in reversed(phases) if begins <= step) for step in range(1, len(lengths) + 1)
+        next(length for begins, length in reversed(phases) if begins <= step)
+        for step in range(1, len(lengths) + 1)
     ]
     assert by_phase == lengths
     assert warmup.tokens_through(len(lengths), full, 8) == sum(8 * length for length in lengths)
@@ -96,7 +105,10 @@ def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(warmup: 
 def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
     start: int, increment: int, rises: int, sequences: int
 ) -> None:
-    ramp, full = BatchSizeWarmup(start=start, increment=increment, sequences=sequences), start + rises * increment
+    ramp, full = (
+        BatchSizeWarmup(start=start, increment=increment, sequences=sequences),
+        start + rises * increment,
+    )
     sizes = [ramp.batch_size_at(consumed, full) for consumed in range(sequences + 2)]
     assert sizes[0] == start and sizes[-1] == full and sizes == sorted(sizes)
     assert all((size - start) % increment == 0 and size <= full for size in sizes)
@@ -112,7 +124,12 @@ def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
     st.integers(1, 12),
 )
 def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
-    schedule: str, warmup_steps: int, warmup: SeqLenWarmup | None, tokens: int, micro_batch_tokens: int, batch_size: int
+    schedule: str,
+    warmup_steps: int,
+    warmup: SeqLenWarmup | None,
+    tokens: int,
+    micro_batch_tokens: int,
+    batch_size: int,
 ) -> None:
     if warmup is not None:
         assume(warmup.start % warmup.multiple == 0 and warmup.start <= 64 and warmup.multiple <= 64)
@@ -125,7 +142,9 @@ def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
                 warmup_steps=warmup_steps,
                 decay_share=0.2 if schedule == "wsd" else None,
             ),
-            train=Train(tokens=tokens, batch_size=batch_size, micro_batch_tokens=micro_batch_tokens),
+            train=Train(
+                tokens=tokens, batch_size=batch_size, micro_batch_tokens=micro_batch_tokens
+            ),
             seq_len_warmup=warmup,
         )
     except ValueError:  # a rule between the sections, which is another test's matter
@@ -133,7 +152,9 @@ def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
     trained = windows = 0
     last = None
     for number, (plan, after) in enumerate(plan_run(recipe), 1):
-        assert plan.step == number == after.step and plan.window_start == windows and trained < tokens
+        assert (
+            plan.step == number == after.step and plan.window_start == windows and trained < tokens
+        )
         trained += plan.tokens
         windows += plan.windows
         assert (after.tokens, after.windows) == (trained, windows)
@@ -175,14 +196,17 @@ def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each
     rows = written(runs)
     kept: dict[int, dict[str, float]] = {}
     for row in rows:
-        kept = {step: old for step, old in kept.items() if step < row["step"]} | {int(row["step"]): row}
+        kept = {step: old for step, old in kept.items() if step < row["step"]} | {
+            int(row["step"]): row
+        }
     with TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_text("".join(f"{sealed(row)}\n" for row in rows))
         assert read_counting(path) == list(kept.values())
         fast = read_rows(path, ("step", "segment", "loss", "tokens"))
     assert [
-        dict(zip(fast.columns, values, strict=True)) for values in zip(*fast.columns.values(), strict=True)
+        dict(zip(fast.columns, values, strict=True))
+        for values in zip(*fast.columns.values(), strict=True)
     ] == list(kept.values())
     assert fast.damaged == ()
 
@@ -232,7 +256,13 @@ def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(
     st.one_of(st.none(), warmups.filter(lambda warmup: warmup.start % warmup.multiple == 0)),
 )
 def test_a_recipe_comes_back_from_its_toml_equal(
-    lr: float, warmup_steps: int, tokens: int, batch_size: int, seed: int, project: str, warmup: SeqLenWarmup | None
+    lr: float,
+    warmup_steps: int,
+    tokens: int,
+    batch_size: int,
+    seed: int,
+    project: str,
+    warmup: SeqLenWarmup | None,
 ) -> None:
     try:
         recipe = replace(
@@ -278,7 +308,12 @@ def test_a_count_is_exact_however_it_is_written(number: int) -> None:
 def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]) -> None:
     adjusted = holm(p_values)
     assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
-    assert all(adjusted[i] <= adjusted[j] for i, p in enumerate(p_values) for j, q in enumerate(p_values) if p < q)
+    assert all(
+        adjusted[i] <= adjusted[j]
+        for i, p in enumerate(p_values)
+        for j, q in enumerate(p_values)
+        if p < q
+    )
 
 
 @quick
@@ -286,12 +321,19 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]
 def test_a_paired_t_of_changed_sides_says_the_opposite(differences: list[float]) -> None:
     one, other = paired_t(differences), paired_t([-value for value in differences])
     assert math.isclose(one.mean, -other.mean, abs_tol=1e-12) and one.p == other.p
-    assert one.low is None or (math.isclose(one.low, -other.high, abs_tol=1e-9) and one.low <= one.mean <= one.high)
+    assert one.low is None or (
+        math.isclose(one.low, -other.high, abs_tol=1e-9) and one.low <= one.mean <= one.high
+    )
 
 
 @quick
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_a_rank_test_does_not_care_which_side_is_called_the_method(a: list[int], b: list[int]) -> None:
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    st.lists(st.integers(0, 9), min_size=1, max_size=6),
+)
+def test_a_rank_test_does_not_care_which_side_is_called_the_method(
+    a: list[int], b: list[int]
+) -> None:
     one, other = rank_sum(a, b), rank_sum(b, a)
     assert math.isclose(one.p, other.p) and math.isclose(one.wins, 1 - other.wins, abs_tol=1e-12)
     assert one.smallest_p <= 1 and 0 < one.p <= 1

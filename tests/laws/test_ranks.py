@@ -34,13 +34,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_ranks_share_the_batch_of_one_process(found: dict[int, dict[str, Any]], case: str) -> None:
+def test_the_ranks_share_the_batch_of_one_process(
+    found: dict[int, dict[str, Any]], case: str
+) -> None:
     for world_size in WORLDS:
         assert found[world_size][case]["batch"] == found[1][case]["batch"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_one_process(found: dict[int, dict[str, Any]], case: str) -> None:
+def test_losses_and_gradients_are_those_of_one_process(
+    found: dict[int, dict[str, Any]], case: str
+) -> None:
     for world_size in WORLDS[1:]:
         have, want = found[world_size][case]["rows"], found[1][case]["rows"]
         assert [row["step"] for row in have] == list(range(1, 9))
@@ -49,7 +53,9 @@ def test_losses_and_gradients_are_those_of_one_process(found: dict[int, dict[str
             if case == "layer dropping" and a["accumulation_steps"] != b["accumulation_steps"]:
                 pytest.skip("gates are drawn per micro-batch, and here the cut differs")
             assert a["blocks"] == b["blocks"]
-            loose = 10 if case == "muon" else 1  # it orthogonalizes in bf16, which makes more of a last bit
+            loose = (
+                10 if case == "muon" else 1
+            )  # it orthogonalizes in bf16, which makes more of a last bit
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5 * loose)
             assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4 * loose)
             if b["val_loss"] is not None:
@@ -66,14 +72,18 @@ def test_the_first_evaluation_has_the_bits_of_one_process(found: dict[int, dict[
 
 @pytest.mark.parametrize("case", [*CASES, *(f"{case}, shard" for case in SHARDED)])
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_stopping_and_continuing_moves_no_bit(found: dict[int, dict[str, Any]], case: str, world_size: int) -> None:
+def test_stopping_and_continuing_moves_no_bit(
+    found: dict[int, dict[str, Any]], case: str, world_size: int
+) -> None:
     result = found[world_size][case]
     assert result["resumed"] == result["rows"]
     assert result["resumed_digest"] == result["digest"]
 
 
 @pytest.mark.parametrize("case", IN_LANES)
-def test_in_lanes_every_world_size_gives_the_same_bits(found: dict[int, dict[str, Any]], case: str) -> None:
+def test_in_lanes_every_world_size_gives_the_same_bits(
+    found: dict[int, dict[str, Any]], case: str
+) -> None:
     results = [found[world_size][f"{case} in lanes"] for world_size in WORLDS]
     assert results[0] == results[1] == results[2]
 
@@ -96,7 +106,9 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(
 ) -> None:
     result = found[world_size][f"{case}, beside"]
     assert result["after"] == result["beside"] and len(result["after"][0]) == 5
-    assert result["early"] >= (3 if world_size > 1 else 0), "buckets are sent before the pass has ended"
+    assert result["early"] >= (3 if world_size > 1 else 0), (
+        "buckets are sent before the pass has ended"
+    )
 
 
 @pytest.mark.parametrize("case", SHARDED)
@@ -104,12 +116,18 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(
 def test_shares_of_the_state_give_what_whole_copies_give(
     found: dict[int, dict[str, Any]], case: str, world_size: int
 ) -> None:
-    have, want = (found[world_size][f"{case}, {strategy}"]["rows"] for strategy in ("shard", "replicate"))
+    have, want = (
+        found[world_size][f"{case}, {strategy}"]["rows"] for strategy in ("shard", "replicate")
+    )
     assert len(have) == 8 and any(row["grad_norm"] > 1 for row in want)  # clipped
     for a, b in zip(have, want, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["grad_norm"] == pytest.approx(
             b["grad_norm"], rel=1e-5
         )
         assert a["sqrt_v"] == pytest.approx(b["sqrt_v"], rel=1e-4)
-        assert a["val_loss"] == (None if b["val_loss"] is None else pytest.approx(b["val_loss"], rel=1e-5))
-    assert found[world_size][f"{case}, replicate"]["rows"][0]["accumulation_steps"] % world_size == 0
+        assert a["val_loss"] == (
+            None if b["val_loss"] is None else pytest.approx(b["val_loss"], rel=1e-5)
+        )
+    assert (
+        found[world_size][f"{case}, replicate"]["rows"][0]["accumulation_steps"] % world_size == 0
+    )

@@ -31,7 +31,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
 
 
 @pytest.mark.parametrize(("modules", "name"), [(k, name) for k in (3, 4) for name in CASES[k]])
-def test_the_ring_has_the_bits_of_one_device(found: dict[int, dict[str, Any]], modules: int, name: str) -> None:
+def test_the_ring_has_the_bits_of_one_device(
+    found: dict[int, dict[str, Any]], modules: int, name: str
+) -> None:
     """Losses, norms, validation losses, weights, moments, and what a checkpoint holds in flight."""
     both = found[modules - 1][f"K = {modules}, 1 x, {name}"]
     assert len(both["ring"]["rows"]) == 12
@@ -57,7 +59,9 @@ RECIPE = (
 )
 
 
-def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(tmp_path: Path) -> None:
+def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(
+    tmp_path: Path,
+) -> None:
     """As a user does it: two processes, one of which is killed; continued by two, then by one."""
     (tmp_path / "text.txt").write_text(made_text())
     (tmp_path / "r.toml").write_text(
@@ -75,12 +79,18 @@ def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(
 
     process = start("--recipe", "r.toml", "--name", "ring", "--devices", "2")
     rows = tmp_path / "runs" / "ring" / "metrics.jsonl"
-    wait_until(lambda: rows.exists() and rows.read_text().count("\n") >= 8, process)  # step 0 and seven more
+    wait_until(
+        lambda: rows.exists() and rows.read_text().count("\n") >= 8, process
+    )  # step 0 and seven more
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGKILL, errors
-    saved = int(sorted((tmp_path / "runs" / "ring" / "checkpoints").iterdir())[-1].name.removeprefix("step-"))
+    saved = int(
+        sorted((tmp_path / "runs" / "ring" / "checkpoints").iterdir())[-1].name.removeprefix(
+            "step-"
+        )
+    )
     assert saved % 5 == 0 and saved > 0
     done("--resume", "ring", "--devices", "2", "--steps", str(saved + 3))
     done("--resume", "ring", "--steps", str(saved + 6))
@@ -88,4 +98,6 @@ def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(
     for file in ("model", "optimizer", "method"):
         path = Path("checkpoints") / f"step-{saved + 6:08d}" / f"{file}.safetensors"
         have, want = (load_file(tmp_path / "runs" / name / path) for name in ("ring", "one"))
-        assert have.keys() == want.keys() and all(torch.equal(have[name], want[name]) for name in want), file
+        assert have.keys() == want.keys() and all(
+            torch.equal(have[name], want[name]) for name in want
+        ), file

@@ -19,7 +19,13 @@ from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.gradient import build_forward_backward, build_model
-from efftrain_cli.training.state import TrainState, load_tensors, model_tensors, read_checkpoint, write_checkpoint
+from efftrain_cli.training.state import (
+    TrainState,
+    load_tensors,
+    model_tensors,
+    read_checkpoint,
+    write_checkpoint,
+)
 from efftrain_cli.training.trainer import evaluate, read_records, train
 from tests.tiny import fresh, tensors_of, windows_of
 
@@ -46,7 +52,9 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
     return windows_of(folder, ids, RECIPE.model.seq_len, RECIPE.seed, VOCAB)
 
 
-def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int | None = None) -> list[dict]:
+def run(
+    state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int | None = None
+) -> list[dict]:
     val = windows.validation(recipe.eval.windows)
     rows = []
     for record in train(state, recipe, windows, val, until):
@@ -57,7 +65,9 @@ def run(state: TrainState, windows: Windows, recipe: Recipe = RECIPE, until: int
 def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows) -> None:
     """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds
     do."""
-    longer = replace(RECIPE, train=replace(RECIPE.train, tokens=32 * 8 * 60), eval=Eval(every=60, windows=8))
+    longer = replace(
+        RECIPE, train=replace(RECIPE.train, tokens=32 * 8 * 60), eval=Eval(every=60, windows=8)
+    )
 
     def final(dtype: str, seed: int) -> float:
         recipe = replace(longer, seed=seed, train=replace(longer.train, dtype=dtype))
@@ -94,7 +104,11 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) 
         plan = plan_step(recipe, Progress())
         gradient = build_forward_backward(recipe, model, CPU)(windows.batch(plan), plan)
         gradients.append(
-            (plan.accumulation_steps, gradient.scalars["loss"], [p.grad.clone() for p in model.parameters()])
+            (
+                plan.accumulation_steps,
+                gradient.scalars["loss"],
+                [p.grad.clone() for p in model.parameters()],
+            )
         )
     assert [cut for cut, _, _ in gradients] == [1, 3, 8]
     for _, loss, grads in gradients[1:]:
@@ -111,7 +125,9 @@ def test_stopping_and_continuing_moves_no_bit(windows: Windows, tmp_path: Path) 
     first = run(part, windows, until=17)
     write_checkpoint(tmp_path / "step-00000017", part, "")
     progress, model, optimizer, _ = read_checkpoint(tmp_path / "step-00000017")
-    other = fresh(replace(RECIPE, seed=99), VOCAB)  # nothing may survive of what a state was before loading
+    other = fresh(
+        replace(RECIPE, seed=99), VOCAB
+    )  # nothing may survive of what a state was before loading
     load_tensors(other, model, optimizer)
     other.progress = progress
     second = run(other, windows)
@@ -129,7 +145,10 @@ def test_stopping_and_continuing_moves_no_bit(windows: Windows, tmp_path: Path) 
     assert [row["step"] for row in first + second] == list(range(41))
     for want, have in zip(rows, first + second, strict=True):
         differing = {k for k in want if k not in timeless and want[k] != have[k]}
-        assert differing <= ({"val_loss"} if want["step"] == 17 else set()), (want["step"], differing)
+        assert differing <= ({"val_loss"} if want["step"] == 17 else set()), (
+            want["step"],
+            differing,
+        )
     assert other.progress._replace(train_seconds=0) == whole.progress._replace(train_seconds=0)
 
 
@@ -190,7 +209,11 @@ def test_weight_decay_spares_vectors_and_positions() -> None:
     for parameter in state.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     state.optimizer.step(0.1, found_inf=torch.zeros(()))
-    decayed = {name for name, tensor in model_tensors(state).items() if not torch.equal(tensor, before[name])}
+    decayed = {
+        name
+        for name, tensor in model_tensors(state).items()
+        if not torch.equal(tensor, before[name])
+    }
     matrices = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     assert decayed == {"wte.weight", *(f"h.{i}.{m}.weight" for i in range(2) for m in matrices)}
 
@@ -208,7 +231,9 @@ def test_activation_checkpointing_gives_the_same_gradient(windows: Windows) -> N
 
 
 def test_initialization_is_gpt2s() -> None:
-    model = build_model(replace(RECIPE, model=Model(n_layer=8, n_head=4, n_embd=128, seq_len=64)), 1000, CPU)
+    model = build_model(
+        replace(RECIPE, model=Model(n_layer=8, n_head=4, n_embd=128, seq_len=64)), 1000, CPU
+    )
     parameters = dict(model.named_parameters())
     assert parameters["wte.weight"][:1000].std().item() == pytest.approx(0.02, rel=0.02)
     assert parameters["h.3.attn.c_attn.weight"].std().item() == pytest.approx(0.02, rel=0.02)
@@ -247,11 +272,17 @@ def test_a_residual_stream_in_bf16_changes_little(windows: Windows) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
 
 
-def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(windows: Windows) -> None:
+def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(
+    windows: Windows,
+) -> None:
     recipe = replace(RECIPE, eval=Eval(every=10, windows=8, positions=True))
     held_out = windows.validation(8)
     rows = [
-        [row for part in train(state, each, windows, held_out, until=12) for row in read_records(state, each, [part])]
+        [
+            row
+            for part in train(state, each, windows, held_out, until=12)
+            for row in read_records(state, each, [part])
+        ]
         for each, state in ((RECIPE, fresh(RECIPE, VOCAB)), (recipe, fresh(RECIPE, VOCAB)))
     ]
     names = [f"val_loss_from_{start}" for start in (0, 2, 4, 8, 16)]

@@ -37,7 +37,9 @@ WARMUPS = {
     "reshape": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, mode="reshape")},
     "tokens": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, batch="tokens")},
     "two-stage tokens": {
-        "seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,), batch="tokens")
+        "seq_len_warmup": SeqLenWarmup(
+            pacing="discrete", lengths=(8, FULL), until=(5,), batch="tokens"
+        )
     },
     "two-stage": {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,))},
     "batch": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=20)},
@@ -75,27 +77,37 @@ def test_rows_count_the_targets_that_were_trained_on(warmup: str, windows: Windo
         # Every sequence comes from the windows that this step consumes, from their beginnings on.
         count = -(-plan.batch_size // plan.sequences_per_window)
         starts = windows.starts(progress.windows, count)
-        pieces = (starts[:, None] + np.arange(plan.sequences_per_window) * plan.seq_len).reshape(-1)[: plan.batch_size]
+        pieces = (starts[:, None] + np.arange(plan.sequences_per_window) * plan.seq_len).reshape(
+            -1
+        )[: plan.batch_size]
         assert batch.tokens[:, 0].tolist() == pieces.tolist()
         progress = after_step(recipe, progress, plan, assumed_result(recipe, plan, None))
         seen_windows += count
         lengths.append(plan.seq_len)
         assert progress.tokens == counted
-        assert progress.tokens + progress.tokens_discarded == seen_windows * FULL == progress.windows * FULL
+        assert (
+            progress.tokens + progress.tokens_discarded
+            == seen_windows * FULL
+            == progress.windows * FULL
+        )
     assert lengths[-1] == FULL
     if warmup != "batch":
         assert lengths[0] == 8 or warmup == "root"
         assert all(before <= after for before, after in pairwise(lengths))
 
 
-@pytest.mark.parametrize("warmup", [name for name in WARMUPS if name != "reshape" and "tokens" not in name])
+@pytest.mark.parametrize(
+    "warmup", [name for name in WARMUPS if name != "reshape" and "tokens" not in name]
+)
 def test_rows_are_those_of_the_plan(warmup: str) -> None:
     recipe = replace(RECIPE, **WARMUPS[warmup])
     rows, _ = rows_of(recipe, RandomTokens(FULL))
     steps = rows[1:]
     assert sum(row["batch_size"] * row["seq_len"] for row in steps) == rows[-1]["tokens"]
     assert rows[-1]["tokens"] >= recipe.train.tokens > rows[-2]["tokens"]
-    assert {row["seq_len"] for row in steps} != {FULL} or {row["batch_size"] for row in steps} != {BATCH}
+    assert {row["seq_len"] for row in steps} != {FULL} or {row["batch_size"] for row in steps} != {
+        BATCH
+    }
     # Validation is at full length whatever the step's: as it was before the first step, so at a fresh state.
     plain, _ = rows_of(RECIPE, RandomTokens(FULL))
     assert rows[0]["val_loss"] == plain[0]["val_loss"]
@@ -133,8 +145,15 @@ def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
     found = []
     for cuts in (short.accumulation_steps, full.accumulation_steps, BATCH):
         model = build_model(recipe, VOCAB_SIZE, CPU).double()
-        gradient = build_forward_backward(recipe, model, CPU)(batch, short._replace(accumulation_steps=cuts))
-        found.append((gradient.scalars["loss"], [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+        gradient = build_forward_backward(recipe, model, CPU)(
+            batch, short._replace(accumulation_steps=cuts)
+        )
+        found.append(
+            (
+                gradient.scalars["loss"],
+                [p.grad.clone() for p in model.parameters() if p.grad is not None],
+            )
+        )
     for loss, grads in found[1:]:
         torch.testing.assert_close(loss, found[0][0], rtol=1e-6, atol=0)
         for have, want in zip(grads, found[0][1], strict=True):
@@ -159,7 +178,11 @@ def test_micro_batches_hold_about_the_same_tokens_at_any_length() -> None:
 def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup: str) -> None:
     """A warmup hides its memory need: its first steps are small. What is probed is what the last steps need."""
     recipe = replace(RECIPE, **WARMUPS[warmup])
-    assert summarize_plan(recipe).largest_micro_batch == summarize_plan(RECIPE).largest_micro_batch == (2, FULL)
+    assert (
+        summarize_plan(recipe).largest_micro_batch
+        == summarize_plan(RECIPE).largest_micro_batch
+        == (2, FULL)
+    )
 
 
 def test_positions_that_no_sequence_has_reached_do_not_move() -> None:
@@ -174,7 +197,9 @@ def test_positions_that_no_sequence_has_reached_do_not_move() -> None:
     assert torch.equal(before[8:], after[8:])
 
 
-def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(efftrain: Efftrain) -> None:
+def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(
+    efftrain: Efftrain,
+) -> None:
     result = efftrain("pretrain", "--recipe", "gpt2-117m-slw", "--plan", "--format", "csv")
     assert result.returncode == 0, result.stderr
     header, *_, final = result.stdout.splitlines()

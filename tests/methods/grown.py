@@ -19,7 +19,9 @@ def small_model(dtype: torch.dtype = torch.float64, config: GPTConfig = CONFIG) 
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
+            parameter += 0.1 * torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            ).to(dtype)
     return model
 
 

@@ -14,7 +14,12 @@ def recipe(simigrad: SimiGrad | None, **train: int) -> Recipe:
     return Recipe(
         model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=16),
         optim=Optim(lr=1e-2, warmup_steps=2),
-        train=Train(**({"tokens": 8 * 16 * 40, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"} | train)),
+        train=Train(
+            **(
+                {"tokens": 8 * 16 * 40, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"}
+                | train
+            )
+        ),
         seed=11,
         simigrad=simigrad,
     )

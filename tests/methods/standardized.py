@@ -18,7 +18,9 @@ LENGTH, BATCH = 16, 6
 BARE = Recipe(
     model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=LENGTH, norm="none", init="unit"),
     optim=Optim(lr=3e-3, warmup_steps=2),
-    train=Train(tokens=LENGTH * BATCH * 6, batch_size=BATCH, micro_batch_tokens=LENGTH * 2, dtype="fp32"),
+    train=Train(
+        tokens=LENGTH * BATCH * 6, batch_size=BATCH, micro_batch_tokens=LENGTH * 2, dtype="fp32"
+    ),
     eval=Eval(every=3, windows=2),
 )
 

@@ -18,7 +18,13 @@ def megatron(consumed: int, start: int, increment: int, ramp: int, full: int) ->
 
 @pytest.mark.parametrize(
     ("start", "increment", "ramp", "full"),
-    [(16, 16, 1_953_125, 256), (32, 32, 100_000, 512), (8, 8, 1_000, 64), (1, 3, 777, 64), (64, 64, 50_000, 4096)],
+    [
+        (16, 16, 1_953_125, 256),
+        (32, 32, 100_000, 512),
+        (8, 8, 1_000, 64),
+        (1, 3, 777, 64),
+        (64, 64, 50_000, 4096),
+    ],
 )
 def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full) -> None:
     warmup = BatchSizeWarmup(start=start, increment=increment, sequences=ramp)
@@ -33,7 +39,9 @@ def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full) -> N
 
 
 def test_the_edges_of_an_increase() -> None:
-    warmup = BatchSizeWarmup(start=16, increment=16, sequences=150)  # 15 increments of 10 sequences each
+    warmup = BatchSizeWarmup(
+        start=16, increment=16, sequences=150
+    )  # 15 increments of 10 sequences each
     assert [warmup.batch_size_at(consumed, 256) for consumed in (0, 9, 10, 149, 150, 151)] == [
         16,
         16,
@@ -59,7 +67,12 @@ def test_bad_sections_are_refused(keys: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "key"), [({"start": 128}, "start"), ({"increment": 5}, "increment"), ({"sequences": 10_000}, "sequences")]
+    ("keys", "key"),
+    [
+        ({"start": 128}, "start"),
+        ({"increment": 5}, "increment"),
+        ({"sequences": 10_000}, "sequences"),
+    ],
 )
 def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> None:
     fitting = {"start": 8, "increment": 8, "sequences": 1000}
@@ -70,10 +83,13 @@ def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("start", "increment", "full", "steps"), [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)]
+    ("start", "increment", "full", "steps"),
+    [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)],
 )
 def test_a_ramp_of_so_many_steps(start: int, increment: int, full: int, steps: int) -> None:
     warmup = BatchSizeWarmup(start=start, increment=increment, sequences=1)
-    ramp = BatchSizeWarmup(start=start, increment=increment, sequences=warmup.sequences_for(steps, full))
+    ramp = BatchSizeWarmup(
+        start=start, increment=increment, sequences=warmup.sequences_for(steps, full)
+    )
     # Each batch size may round up to a step of its own.
     assert abs(ramp.steps_of_ramp(full) - steps) <= (full - start) // increment

@@ -30,7 +30,11 @@ def small(**sections: object) -> Recipe:
         model=Model(n_layer=3, n_head=2, n_embd=16, seq_len=16),
         optim=Optim(lr=1e-2, warmup_steps=2),
         train=Train(
-            tokens=6 * 4 * 16, batch_size=4, micro_batch_tokens=32, dtype="fp32", activation_checkpointing=False
+            tokens=6 * 4 * 16,
+            batch_size=4,
+            micro_batch_tokens=32,
+            dtype="fp32",
+            activation_checkpointing=False,
         ),
         **sections,
     )
@@ -57,7 +61,9 @@ def losses(recipe: Recipe) -> list[float]:
 @pytest.mark.parametrize("head", [False, True])
 def test_neutral_training_moves_no_bit(head: bool) -> None:
     wide = Accumulator()
-    neutral = ChunkedAccumulation(fidelity="intra_fp32", head=head, forward=wide, grad_input=wide, grad_weight=wide)
+    neutral = ChunkedAccumulation(
+        fidelity="intra_fp32", head=head, forward=wide, grad_input=wide, grad_weight=wide
+    )
     have, want = losses(small(chunked_accumulation=neutral)), losses(small())
     # the head's own cross-entropy is written by hand and rounds a little differently from the plain one that stands in
     # for it
@@ -67,13 +73,17 @@ def test_neutral_training_moves_no_bit(head: bool) -> None:
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_resuming_is_exact(rounding: str) -> None:
-    rows = assert_resumes_exactly_at_every_step(small(chunked_accumulation=replace(FP8, rounding=rounding)))
+    rows = assert_resumes_exactly_at_every_step(
+        small(chunked_accumulation=replace(FP8, rounding=rounding))
+    )
     assert rows[-1]["loss"] < rows[1]["loss"]
 
 
 def test_rows_say_what_saturated_and_the_scales() -> None:
     section = replace(
-        FP8, forward=Accumulator(bits=6, chunk=8, exponent_bits=4), grad_weight=Accumulator(bits=6, exponent_bits=8)
+        FP8,
+        forward=Accumulator(bits=6, chunk=8, exponent_bits=4),
+        grad_weight=Accumulator(bits=6, exponent_bits=8),
     )
     recipe = small(chunked_accumulation=section)
     rows = [row for row in assert_resumes_exactly_at_every_step(recipe) if "loss" in row]
@@ -87,7 +97,9 @@ def test_rows_say_what_saturated_and_the_scales() -> None:
     data = RandomTokens(plain.model.seq_len)
     state = fresh(plain)
     (record, *_) = train(state, plain, data, torch.stack([data.window(10**6)]))  # type: ignore[arg-type]
-    assert not [name for name in read_records(state, plain, [record])[0] if name.startswith("chunked_")]
+    assert not [
+        name for name in read_records(state, plain, [record])[0] if name.startswith("chunked_")
+    ]
 
 
 OTHERS = {
@@ -109,22 +121,34 @@ def test_with_each_other_method_it_trains_and_resumes(other: str) -> None:
 
 def test_checkpointed_activations_change_nothing() -> None:
     recipe = small(chunked_accumulation=replace(FP8, rounding="stochastic"))
-    assert losses(replace(recipe, train=replace(recipe.train, activation_checkpointing=True))) == losses(recipe)
+    assert losses(
+        replace(recipe, train=replace(recipe.train, activation_checkpointing=True))
+    ) == losses(recipe)
 
 
 def test_inner_layers_leave_the_first_and_the_last_block_alone() -> None:
-    model = build_model(small(chunked_accumulation=replace(FP8, layers="inner", head=False)), 64, torch.device("cpu"))
+    model = build_model(
+        small(chunked_accumulation=replace(FP8, layers="inner", head=False)),
+        64,
+        torch.device("cpu"),
+    )
     narrow = {name for name, layer in model.named_modules() if isinstance(layer, NarrowLinear)}
-    assert narrow == {f"h.1.{name}" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+    assert narrow == {
+        f"h.1.{name}" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    }
     assert model.narrow_head is None
     plain = build_model(small(), 64, torch.device("cpu"))
-    for (name, have), (other, want) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+    for (name, have), (other, want) in zip(
+        model.named_parameters(), plain.named_parameters(), strict=True
+    ):
         assert name == other
         assert torch.equal(have, want)
 
 
 def test_stochastic_rounding_differs_by_step_and_layer() -> None:
-    model = build_model(small(chunked_accumulation=replace(FP8, rounding="stochastic")), 64, torch.device("cpu"))
+    model = build_model(
+        small(chunked_accumulation=replace(FP8, rounding="stochastic")), 64, torch.device("cpu")
+    )
     seen = set()
     for step, micro_step in ((1, 0), (1, 1), (2, 0)):
         set_draws(model, 1234, step, micro_step)
@@ -135,7 +159,9 @@ def test_stochastic_rounding_differs_by_step_and_layer() -> None:
 @pytest.mark.parametrize("role", ["forward", "grad_input", "grad_weight"])
 def test_an_overflow_names_its_layer_and_role(role: str) -> None:
     model = build_model(
-        small(chunked_accumulation=replace(FP8, operands="fp32", gradient_operands="fp32")), 64, torch.device("cpu")
+        small(chunked_accumulation=replace(FP8, operands="fp32", gradient_operands="fp32")),
+        64,
+        torch.device("cpu"),
     )
     layer = model.h[1].mlp.c_proj
     x = torch.ones(1, 4, 64, requires_grad=True)
@@ -170,7 +196,10 @@ def test_an_overflow_names_its_layer_and_role(role: str) -> None:
             ["cannot choose bits, chunk and exponent_bits, given in forward"],
         ),
         ({"fidelity": "hardware"}, ["operands", "fp8_e4m3", "gradient_operands"]),
-        ({"fidelity": "hardware", "operands": "fp8_e4m3", "rounding": "stochastic"}, ["rounding", "emulated only"]),
+        (
+            {"fidelity": "hardware", "operands": "fp8_e4m3", "rounding": "stochastic"},
+            ["rounding", "emulated only"],
+        ),
         ({"operands": "fp8"}, ["operands", "fp8_e4m3"]),
     ],
 )
@@ -197,25 +226,37 @@ def test_rules_between_sections() -> None:
 
 def test_what_is_probably_not_meant_is_said() -> None:
     recipe = load_recipe(
-        "small", ["chunked_accumulation={forward = {bits = 9, chunk = 256}, grad_weight = {bits = 9, chunk = 8192}}"]
+        "small",
+        [
+            "chunked_accumulation={forward = {bits = 9, chunk = 256}, grad_weight = {bits = 9, chunk = 8192}}"
+        ],
     )
     found = "\n".join(warnings_of(recipe))
     assert "forward.chunk = 256: sums of 128 products are not cut" in found
-    assert "grad_weight.chunk = 8192 is no shorter than any sum there, the longest being 4_096" in found
-    assert "it changes nothing" in "\n".join(warnings_of(load_recipe("small", ["chunked_accumulation={}"])))
+    assert (
+        "grad_weight.chunk = 8192 is no shorter than any sum there, the longest being 4_096"
+        in found
+    )
+    assert "it changes nothing" in "\n".join(
+        warnings_of(load_recipe("small", ["chunked_accumulation={}"]))
+    )
     assert not [line for line in warnings_of(load_recipe("small")) if "chunked" in line]
 
 
 def test_a_weights_sum_is_no_longer_than_the_batch() -> None:
     """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32 products."""
-    recipe = small(chunked_accumulation=ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64)))
+    recipe = small(
+        chunked_accumulation=ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64))
+    )
     recipe = replace(recipe, train=replace(recipe.train, batch_size=2, micro_batch_tokens=1024))
     assert recipe.chunked_accumulation.lengths(recipe)["grad_weight"] == (32,)
     assert any("the longest being 32: nothing is cut" in warning for warning in warnings_of(recipe))
 
 
 def test_a_recipe_is_written_and_read_back(tmp_path: Path) -> None:
-    recipe = load_recipe("small", ['chunked_accumulation={operands = "bf16", grad_weight = {bits = 9, chunk = 64}}'])
+    recipe = load_recipe(
+        "small", ['chunked_accumulation={operands = "bf16", grad_weight = {bits = 9, chunk = 64}}']
+    )
     path = tmp_path / "written.toml"
     path.write_text(dump_recipe(recipe))
     assert load_recipe(str(path)) == recipe

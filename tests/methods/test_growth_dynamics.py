@@ -21,7 +21,9 @@ from tests.methods.grown import CONFIG, mean_loss, model_of, small_model, state_
 def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | None = None) -> AdamW:
     """AdamW over `model`, loaded with the state's moments; with `factor`, every parameter at `small_model_scales`."""
     scales = (
-        {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()} if factor else None
+        {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()}
+        if factor
+        else None
     )
     optimizer = AdamW(
         dict(model.named_parameters()),
@@ -91,7 +93,9 @@ def test_the_released_operators_state_at_the_same_lr_does_not_follow():
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) > 1e-3
 
 
-@pytest.mark.parametrize(("symmetry", "parts"), [("none", False), ("offdiag", True), ("noise", True)])
+@pytest.mark.parametrize(
+    ("symmetry", "parts"), [("none", False), ("offdiag", True), ("noise", True)]
+)
 def test_asymmetry_tells_copies_from_parted_ways(symmetry, parts):
     _, _, state = trained_small()
     grown = grow_width(state, 2, symmetry=symmetry)

@@ -21,17 +21,27 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training.gradient import build_forward_backward, build_model
-from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
+from tests.resume_law import (
+    assert_resumes_exactly_at_every_step,
+    assert_tokens_are_those_of_the_data,
+)
 from tests.tiny import fresh, random_batch
 
 CPU = torch.device("cpu")
 
 
-def recipe(layer_drop: ProgressiveLayerDrop | None, n_layer: int = 4, **train: int | str | bool) -> Recipe:
+def recipe(
+    layer_drop: ProgressiveLayerDrop | None, n_layer: int = 4, **train: int | str | bool
+) -> Recipe:
     return Recipe(
         model=Model(n_layer=n_layer, n_head=2, n_embd=32, seq_len=16),
         optim=Optim(lr=1e-2),
-        train=Train(**({"tokens": 8 * 16 * 40, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"} | train)),
+        train=Train(
+            **(
+                {"tokens": 8 * 16 * 40, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"}
+                | train
+            )
+        ),
         seed=11,
         progressive_layer_drop=layer_drop,
     )
@@ -62,14 +72,18 @@ def test_plan_holds_the_steps_keep_probabilities() -> None:
     layer_drop = ProgressiveLayerDrop(theta=0.5, steps=40)
     plans = [plan for plan, _ in plan_run(recipe(layer_drop))]
     assert plans[0].keep == (1.0,) * 4
-    assert [plan.keep for plan in plans] == [layer_drop.keep_probabilities(step, 4) for step in range(1, 41)]
+    assert [plan.keep for plan in plans] == [
+        layer_drop.keep_probabilities(step, 4) for step in range(1, 41)
+    ]
     assert plan_step(recipe(None), Progress(step=30)).keep == (1.0,) * 4
 
 
 def expected_gates(recipe: Recipe, plan: StepPlan, paired: bool = False) -> list[tuple[bool, ...]]:
     assert recipe.progressive_layer_drop is not None
     return [
-        recipe.progressive_layer_drop.gates(plan.keep, seed=recipe.seed, step=plan.step, micro_step=i, paired=paired)
+        recipe.progressive_layer_drop.gates(
+            plan.keep, seed=recipe.seed, step=plan.step, micro_step=i, paired=paired
+        )
         for i in range(plan.accumulation_steps)
     ]
 
@@ -79,7 +93,9 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
     """PyTorch's own counter sees the skipped blocks missing, and the step's figure counts the same blocks."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0), activation_checkpointing=activation_checkpointing)
+    dropping = recipe(
+        ProgressiveLayerDrop(theta=0.5, steps=0), activation_checkpointing=activation_checkpointing
+    )
     model = build_model(dropping, 64, CPU)
     forward_backward = build_forward_backward(dropping, model, CPU)
 
@@ -88,7 +104,9 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
         tokens = torch.zeros(2, 16, dtype=torch.int64)
         gates = [True] * blocks + [False] * (4 - blocks)
         with FlopCounterMode(display=False) as counter:
-            model.loss_sum(tokens, tokens, gates, torch.ones(4), activation_checkpointing).backward()
+            model.loss_sum(
+                tokens, tokens, gates, torch.ones(4), activation_checkpointing
+            ).backward()
         model.zero_grad()
         return counter.get_total_flops()
 
@@ -106,7 +124,9 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
         per_token = flops_per_token(32, 16, 64, sum(active) / 4)
         assert gradient.flops == pytest.approx(per_token.with_logits * tokens)
         saved = flops_per_token(32, 16, 64, 4).with_logits * tokens - gradient.flops
-        assert saved == pytest.approx((16 - sum(active)) / 4 * tokens * (6 * block_parameters(32) + 12 * 32 * 16))
+        assert saved == pytest.approx(
+            (16 - sum(active)) / 4 * tokens * (6 * block_parameters(32) + 12 * 32 * 16)
+        )
 
 
 def test_executed_flops_average_to_the_plans_expectation() -> None:
@@ -116,7 +136,12 @@ def test_executed_flops_average_to_the_plans_expectation() -> None:
     for plan, _ in plan_run(dropping):
         expected += assumed_result(dropping, plan, 64).flops
         for gates in expected_gates(dropping, plan):
-            executed += flops_per_token(32, 16, 64, sum(gates)).with_logits * plan.batch_size * plan.seq_len / 4
+            executed += (
+                flops_per_token(32, 16, 64, sum(gates)).with_logits
+                * plan.batch_size
+                * plan.seq_len
+                / 4
+            )
     dense = flops_per_token(32, 16, 64, 6).with_logits * 8 * 16 * 300
     assert executed == pytest.approx(expected, rel=0.02)
     assert executed < 0.8 * dense
@@ -128,7 +153,9 @@ def test_uneven_micro_batches_weigh_by_their_sequences() -> None:
     model = build_model(dropping, 64, CPU)
     gradient = build_forward_backward(dropping, model, CPU)(random_batch(plan), plan)
     active = [sum(gates) for gates in expected_gates(dropping, plan)]
-    assert gradient.blocks_executed == pytest.approx((2 * active[0] + 2 * active[1] + 2 * active[2] + active[3]) / 7)
+    assert gradient.blocks_executed == pytest.approx(
+        (2 * active[0] + 2 * active[1] + 2 * active[2] + active[3]) / 7
+    )
     assert len(set(active)) > 1
 
 
@@ -160,7 +187,9 @@ def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> No
 def test_recomputed_activations_use_the_same_gates() -> None:
     dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0))
     stored, _ = train(dropping, 3)
-    recomputed, _ = train(replace(dropping, train=replace(dropping.train, activation_checkpointing=True)), 3)
+    recomputed, _ = train(
+        replace(dropping, train=replace(dropping.train, activation_checkpointing=True)), 3
+    )
     for ours, theirs in zip(recomputed.parameters(), stored.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -193,7 +222,10 @@ def test_columns_of_a_step() -> None:
     dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=1000))
     plan = plan_step(dropping, Progress(step=10))
     columns = method_columns(dropping, plan, assumed_result(dropping, plan, 64))
-    assert columns == {"pld_theta": pytest.approx(0.68393972), "pld_blocks": pytest.approx(sum(plan.keep))}
+    assert columns == {
+        "pld_theta": pytest.approx(0.68393972),
+        "pld_blocks": pytest.approx(sum(plan.keep)),
+    }
     assert method_columns(recipe(None), plan, assumed_result(dropping, plan, 64)) == {}
 
 
@@ -219,7 +251,9 @@ def test_paired_gates_keep_drop_noise_out_of_the_similarity() -> None:
         ids[2 * i + 2 : 2 * i + 4] = ids[2 * i : 2 * i + 2]
     batch = Batch(ids, ids.roll(-1, dims=1))
     model = build_model(dropping, 64, CPU)
-    a_dot_b, a_square, b_square = build_forward_backward(dropping, model, CPU)(batch, plan).simigrad_dots
+    a_dot_b, a_square, b_square = build_forward_backward(dropping, model, CPU)(
+        batch, plan
+    ).simigrad_dots
     assert a_dot_b / math.sqrt(a_square * b_square) == pytest.approx(1.0, abs=1e-5)
 
 

@@ -19,7 +19,15 @@ from efftrain_cli.plan.step import MicroBatch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.following import check_ranks
 from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.ouroboros import Modules, clipped, delay, dropped, joined, norms_of, replay
+from efftrain_cli.training.ouroboros import (
+    Modules,
+    clipped,
+    delay,
+    dropped,
+    joined,
+    norms_of,
+    replay,
+)
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
@@ -30,7 +38,10 @@ PLAIN = load_recipe("small", FOUR_BLOCKS)
 
 
 def recipe_of(modules: int, *overrides: str, **keys: object) -> Recipe:
-    return replace(load_recipe("small", [*FOUR_BLOCKS, *overrides]), ouroboros=Ouroboros(modules=modules, **keys))  # type: ignore[arg-type]
+    return replace(
+        load_recipe("small", [*FOUR_BLOCKS, *overrides]),
+        ouroboros=Ouroboros(modules=modules, **keys),
+    )  # type: ignore[arg-type]
 
 
 def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor], list[float]]:
@@ -76,10 +87,15 @@ TABLES = {  # (variant, mean) -> {step: (v, w) before it}; 8: after the last
         8: (-0.1257260337, 0.9049941722),
     },
 }
-LOSSES = {"stash": {0: 0.0359120000, 1: 0.1858659951, 4: 0.3462937358}, "replay": {4: 0.3464778758, 7: 0.1435605978}}
+LOSSES = {
+    "stash": {0: 0.0359120000, 1: 0.1858659951, 4: 0.3462937358},
+    "replay": {4: 0.3464778758, 7: 0.1435605978},
+}
 
 
-def chain(variant: str, mean: bool, taus_off: bool = False, lr: float = 0.1) -> list[tuple[float, float, float]]:
+def chain(
+    variant: str, mean: bool, taus_off: bool = False, lr: float = 0.1
+) -> list[tuple[float, float, float]]:
     """(loss, v, w) before every step and after the last."""
     v, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.8, 1.2))
     lookup = v.detach().requires_grad_()
@@ -96,7 +112,10 @@ def chain(variant: str, mean: bool, taus_off: bool = False, lr: float = 0.1) -> 
     in_flight: dict[str, Tensor] = {}
     rows = []
     for step, (number, goal) in enumerate(zip(X, Y, strict=True), 1):
-        x, y = torch.tensor(float(number), dtype=torch.float64), torch.tensor(goal, dtype=torch.float64)
+        x, y = (
+            torch.tensor(float(number), dtype=torch.float64),
+            torch.tensor(goal, dtype=torch.float64),
+        )
         if variant == "stash":
             loss = (v * (w * ((v if taus_off else lookup) * x)) - y) ** 2 / 2
             loss.backward()
@@ -162,7 +181,11 @@ def test_a_module_waits_for_its_first_gradient(variant: str, optimizer: str) -> 
     for steps in (1, 2, 3, 4):
         after = trained(recipe, until=steps)[0]
         for block in range(4):
-            moved = {name for name in after if f"h.{block}." in name and not torch.equal(before[name], after[name])}
+            moved = {
+                name
+                for name in after
+                if f"h.{block}." in name and not torch.equal(before[name], after[name])
+            }
             assert bool(moved) == (steps > 3 - block), (steps, block)
         assert not torch.equal(before["wte.weight"], after["wte.weight"])
         assert torch.equal(before["wpe.weight"], after["wpe.weight"]) == (steps <= 3)
@@ -195,7 +218,13 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(varia
         plan = plan_step(recipe, state.progress)
         batch = data.batch(plan)
         plain(batch, plan)
-        true.append({name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None})
+        true.append(
+            {
+                name: p.grad.clone()
+                for name, p in state.model.named_parameters()
+                if p.grad is not None
+            }
+        )
         state.model.zero_grad(set_to_none=True)
         result = gradient(batch, plan)
         parameters = dict(state.model.named_parameters())
@@ -203,7 +232,9 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(varia
             if step < staleness:
                 assert parameters[name].grad is None
             else:
-                torch.testing.assert_close(parameters[name].grad, true[step - staleness][name], rtol=1e-5, atol=1e-8)
+                torch.testing.assert_close(
+                    parameters[name].grad, true[step - staleness][name], rtol=1e-5, atol=1e-8
+                )
         state.model.zero_grad(set_to_none=True)
         for module in (1, 2):
             cosine = result.scalars[f"ouroboros_cosine_{module}"].item()
@@ -218,7 +249,15 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(varia
     ("modules", "keys"),
     [
         (3, {"cosine_every": 2}),
-        (3, {"variant": "replay", "embedding_gradient": "mean", "cosine_every": 3, "warmup_steps": 2}),
+        (
+            3,
+            {
+                "variant": "replay",
+                "embedding_gradient": "mean",
+                "cosine_every": 3,
+                "warmup_steps": 2,
+            },
+        ),
         (6, {"variant": "replay", "clip": "module"}),
         (2, {"clip": "module"}),
     ],
@@ -236,7 +275,10 @@ def test_stopping_and_continuing_moves_no_bit(modules: int, keys: dict[str, obje
 def test_queued_batches_keep_their_own_length() -> None:
     for variant in ("stash", "replay"):
         recipe = recipe_of(
-            3, "seq_len_warmup={start = 8, steps = 6, multiple = 1}", "train.tokens=500", variant=variant
+            3,
+            "seq_len_warmup={start = 8, steps = 6, multiple = 1}",
+            "train.tokens=500",
+            variant=variant,
         )
         rows = assert_resumes_exactly_at_every_step(recipe)
         assert len({row["seq_len"] for row in rows[1:]}) > 2
@@ -254,7 +296,11 @@ def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None
     state.model.wpe.weight.register_hook(lambda gradient: gradient * math.inf)
     for _ in range(2):
         record = next(steps)
-    assert record.result is not None and state.nonfinite == 1 and torch.isfinite(record.result.scalars["loss"])
+    assert (
+        record.result is not None
+        and state.nonfinite == 1
+        and torch.isfinite(record.result.scalars["loss"])
+    )
     assert state.method_tensors.keys() == before.keys()
     assert all(torch.equal(state.method_tensors[name], tensor) for name, tensor in before.items())
 
@@ -263,9 +309,9 @@ def test_clipping_by_device_and_over_all() -> None:
     gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0]), "c": None}
     norm, found = clipped(gradients, norms_of(gradients), [["a", "c"], ["b"]], 1.0)
     assert norm == pytest.approx(13.0)
-    assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found["b"].tolist() == pytest.approx(
-        [1.0], rel=1e-5
-    )
+    assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found[
+        "b"
+    ].tolist() == pytest.approx([1.0], rel=1e-5)
     norm, found = clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 6.5)
     assert found["b"].tolist() == pytest.approx([6.0], rel=1e-5) and found["c"] is None
     assert clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 0.0)[1] == gradients
@@ -273,7 +319,9 @@ def test_clipping_by_device_and_over_all() -> None:
 
 # --- the section -----------------------------------------------------------------------------------------------------
 
-GPT2 = GPTConfig(n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257, padded_vocab_size=50304)
+GPT2 = GPTConfig(
+    n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
+)
 
 
 def test_the_split_evens_out_flops_with_the_head() -> None:
@@ -292,9 +340,13 @@ def problems(*overrides: str) -> str:
 
 def test_what_cannot_work_is_refused_with_a_reason() -> None:
     assert "must be at most model.n_layer + 2 = 6" in problems("ouroboros.modules=7")
-    assert "must add up to model.n_layer = 4 blocks, not 3" in problems("ouroboros={modules = 3, split = [1, 1, 1]}")
+    assert "must add up to model.n_layer = 4 blocks, not 3" in problems(
+        "ouroboros={modules = 3, split = [1, 1, 1]}"
+    )
     assert "names 2 modules, and modules = 3" in problems("ouroboros={modules = 3, split = [2, 2]}")
-    assert "only the first and the last module" in problems("ouroboros={modules = 3, split = [2, 0, 2]}")
+    assert "only the first and the last module" in problems(
+        "ouroboros={modules = 3, split = [2, 0, 2]}"
+    )
     text = problems(
         "ouroboros.modules=3",
         "simigrad={target = 0.5, min_batch_size = 8, max_batch_size = 32}",
@@ -302,7 +354,12 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
         "chunked_accumulation.rounding=stochastic",
         "parallel.lanes=2",
     )
-    for key in ("simigrad", "progressive_layer_drop", "chunked_accumulation.rounding", "parallel.lanes"):
+    for key in (
+        "simigrad",
+        "progressive_layer_drop",
+        "chunked_accumulation.rounding",
+        "parallel.lanes",
+    ):
         assert key in text
     assert "gradients in flight have the shape of the smaller model" in problems(
         'stages=[{model = {n_layer = 2}, switch = {rule = "steps", value = 3}}, {operators = ["depth"]}]',
@@ -343,7 +400,10 @@ def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> No
     assert dropped(tensors, recipe.ouroboros, shape) is None
     assert "dropped, and training goes on without delay" in str(dropped(tensors, None, shape))
     reason = str(dropped(tensors, Ouroboros(modules=4, split=(1, 1, 1, 1)), shape))
-    assert "3 modules of 2, 1, 1 blocks" in reason and "in 3 steps every module has one again" in reason
+    assert (
+        "3 modules of 2, 1, 1 blocks" in reason
+        and "in 3 steps every module has one again" in reason
+    )
     assert dropped({}, recipe.ouroboros, shape) is None
 
 
@@ -352,7 +412,11 @@ def test_bytes_in_flight_are_those_of_the_tensors() -> None:
         recipe = recipe_of(4, split=(1, 1, 1, 1), **keys)
         state, data = fresh(recipe), RandomTokens(16)
         list(train(state, recipe, data, torch.stack([data.window(1)]), 6))  # type: ignore[arg-type]
-        have = sum(t.numel() * t.element_size() for name, t in state.method_tensors.items() if "layout" not in name)
+        have = sum(
+            t.numel() * t.element_size()
+            for name, t in state.method_tensors.items()
+            if "layout" not in name
+        )
         assert recipe.ouroboros is not None
         assert recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size) == have
 
@@ -368,9 +432,15 @@ def test_measuring_cosines_changes_no_other_column() -> None:
         state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
         for record in train(state, recipe, data, torch.stack([data.window(10**6)]), 6):  # type: ignore[arg-type]
             if record.result is not None:
-                assert record.result.method_tensors is None  # a record that waits to be read keeps no gradient alive
+                assert (
+                    record.result.method_tensors is None
+                )  # a record that waits to be read keeps no gradient alive
                 found.append(
-                    {name: float(value) for name, value in record.result.scalars.items() if "cosine" not in name}
+                    {
+                        name: float(value)
+                        for name, value in record.result.scalars.items()
+                        if "cosine" not in name
+                    }
                 )
         rows.append(found)
     assert any(row["chunked_saturated_forward"] for row in rows[0])

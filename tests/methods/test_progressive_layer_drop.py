@@ -52,8 +52,34 @@ def test_theta_1_keeps_every_block_at_scale_1_exactly() -> None:
             assert drop.branch_scales(step, 12) == (1.0,) * 12
 
 
-EQUATION_12 = (0.958333, 0.916667, 0.875, 0.833333, 0.791667, 0.75, 0.708333, 0.666667, 0.625, 0.583333, 0.541667, 0.5)
-CODE_SCALES_12 = (1.043478, 1.090909, 1.142857, 1.2, 1.263158, 1.333333, 1.411765, 1.5, 1.6, 1.714286, 1.846154, 2)
+EQUATION_12 = (
+    0.958333,
+    0.916667,
+    0.875,
+    0.833333,
+    0.791667,
+    0.75,
+    0.708333,
+    0.666667,
+    0.625,
+    0.583333,
+    0.541667,
+    0.5,
+)
+CODE_SCALES_12 = (
+    1.043478,
+    1.090909,
+    1.142857,
+    1.2,
+    1.263158,
+    1.333333,
+    1.411765,
+    1.5,
+    1.6,
+    1.714286,
+    1.846154,
+    2,
+)
 
 
 def test_keep_probabilities_and_scales_at_theta_a_half() -> None:
@@ -72,11 +98,15 @@ def test_keep_probabilities_and_scales_at_theta_a_half() -> None:
 def test_the_equation_is_unbiased_and_the_code_is_not() -> None:
     for n_layer in (4, 12):
         equation = ProgressiveLayerDrop(theta=0.5, steps=0)
-        pairs = zip(equation.keep_probabilities(1, n_layer), equation.branch_scales(1, n_layer), strict=True)
+        pairs = zip(
+            equation.keep_probabilities(1, n_layer), equation.branch_scales(1, n_layer), strict=True
+        )
         assert [p * scale for p, scale in pairs] == pytest.approx([1.0] * n_layer)
     code = ProgressiveLayerDrop(theta=0.5, steps=0, keep="code")
     pairs = zip(code.keep_probabilities(1, 4), code.branch_scales(1, 4), strict=True)
-    assert [p * scale for p, scale in pairs] == pytest.approx([1.142857, 1.166667, 1.2, 1.25], abs=1e-6)
+    assert [p * scale for p, scale in pairs] == pytest.approx(
+        [1.142857, 1.166667, 1.2, 1.25], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +122,10 @@ def test_expected_number_of_blocks(keep: str, n_layer: int, theta: float, expect
     p = drop.keep_probabilities(1, n_layer)
     assert sum(p) == pytest.approx(expected)
     draws = 4000
-    active = sum(sum(drop.gates(p, seed=7, step=step, micro_step=0)) for step in range(1, draws + 1)) / draws
+    active = (
+        sum(sum(drop.gates(p, seed=7, step=step, micro_step=0)) for step in range(1, draws + 1))
+        / draws
+    )
     assert abs(active - expected) < 3 * math.sqrt(sum(q * (1 - q) for q in p) / draws)
 
 
@@ -121,7 +154,8 @@ def test_each_block_is_kept_as_often_as_its_probability_says() -> None:
     drawn = [draw_gates(keep, seed=1337, updates=step, draw=0) for step in range(4000)]
     # Recorded for seed 1337 over 4000 steps.
     assert [round(sum(block) / 4000, 3) for block in zip(*drawn, strict=True)] == pytest.approx(
-        [0.958, 0.916, 0.876, 0.839, 0.786, 0.760, 0.709, 0.668, 0.625, 0.582, 0.538, 0.498], abs=0.0011
+        [0.958, 0.916, 0.876, 0.839, 0.786, 0.760, 0.709, 0.668, 0.625, 0.582, 0.538, 0.498],
+        abs=0.0011,
     )
 
 
@@ -132,7 +166,9 @@ def test_gates_depend_on_their_arguments_alone() -> None:
     keep = drop.keep_probabilities(1, 12)
     forwards = [drop.gates(keep, seed=3, step=step, micro_step=0) for step in range(1, 20)]
     np.random.default_rng(3).random(100)
-    backwards = [drop.gates(keep, seed=3, step=step, micro_step=0) for step in reversed(range(1, 20))]
+    backwards = [
+        drop.gates(keep, seed=3, step=step, micro_step=0) for step in reversed(range(1, 20))
+    ]
     assert forwards == backwards[::-1]
     assert len(set(forwards)) > 10
     assert forwards != [drop.gates(keep, seed=4, step=step, micro_step=0) for step in range(1, 20)]
@@ -143,7 +179,9 @@ def test_granularity_and_pairs_decide_which_micro_batches_share_gates() -> None:
     by_step = ProgressiveLayerDrop(theta=0.5, steps=0, granularity="step")
     keep = by_micro_step.keep_probabilities(1, 12)
     alone = [by_micro_step.gates(keep, seed=1, step=5, micro_step=i) for i in range(6)]
-    paired = [by_micro_step.gates(keep, seed=1, step=5, micro_step=i, paired=True) for i in range(6)]
+    paired = [
+        by_micro_step.gates(keep, seed=1, step=5, micro_step=i, paired=True) for i in range(6)
+    ]
     assert len(set(alone)) == 6
     assert paired == [alone[0], alone[0], alone[1], alone[1], alone[2], alone[2]]
     assert {by_step.gates(keep, seed=1, step=5, micro_step=i) for i in range(6)} == {alone[0]}
@@ -158,7 +196,9 @@ def test_the_mean_over_all_gates_of_scaled_branches_is_the_dense_sum() -> None:
     for gates in itertools.product((False, True), repeat=n_layer):
         probability = math.prod(p if gate else 1 - p for gate, p in zip(gates, keep, strict=True))
         mean += probability * sum(
-            branch * scale for branch, scale, gate in zip(branches, scales, gates, strict=True) if gate
+            branch * scale
+            for branch, scale, gate in zip(branches, scales, gates, strict=True)
+            if gate
         )
     assert mean == pytest.approx(sum(branches))
 
@@ -182,7 +222,9 @@ def test_a_scaled_branch_is_the_papers_equation() -> None:
         def forward(self, x: Tensor, see: object) -> Tensor:
             return 100 * x + 2
 
-    block = Block(GPTConfig(n_layer=1, n_head=1, n_embd=1, seq_len=1, vocab_size=1, padded_vocab_size=1))
+    block = Block(
+        GPTConfig(n_layer=1, n_head=1, n_embd=1, seq_len=1, vocab_size=1, padded_vocab_size=1)
+    )
     block.ln_1, block.ln_2 = torch.nn.Identity(), torch.nn.Identity()
     block.attn, block.mlp = Attention(), FeedForward()
     assert block(torch.ones(1, 1, 1), torch.tensor(2.0)).item() == 4627

@@ -18,7 +18,9 @@ from efftrain_cli.recipe.sections import Model, Optim, Train
 BUDGET = 157_286_400_000
 
 
-def deepspeed(step: int, start: int, full: int, steps: int, multiple: int = 8, degree: int = 1) -> int:
+def deepspeed(
+    step: int, start: int, full: int, steps: int, multiple: int = 8, degree: int = 1
+) -> int:
     """DeepSpeed's `curriculum_scheduler.py`, fixed_root and fixed_linear, written out again."""
     length = math.floor((float(step) / steps) ** (1.0 / degree) * (full - start) + start)
     length -= length % multiple
@@ -30,28 +32,76 @@ LINEAR = [
     (
         *(8, 1024, 15000),
         {
-            **{1: 8, 118: 8, 119: 16, 236: 16, 237: 24, 1500: 104, 3000: 208, 7500: 512, 14882: 1016, 14999: 1016},
+            **{
+                1: 8,
+                118: 8,
+                119: 16,
+                236: 16,
+                237: 24,
+                1500: 104,
+                3000: 208,
+                7500: 512,
+                14882: 1016,
+                14999: 1016,
+            },
             **{15000: 1024, 15001: 1024, 20000: 1024},
         },
         *(128, 7_680_512),
     ),
     (
         *(64, 1024, 45000),
-        {**{374: 64, 375: 72, 750: 80, 3000: 128, 22500: 544, 44624: 1008, 44625: 1016, 44999: 1016}, **{45000: 1024}},
+        {
+            **{
+                374: 64,
+                375: 72,
+                750: 80,
+                3000: 128,
+                22500: 544,
+                44624: 1008,
+                44625: 1016,
+                44999: 1016,
+            },
+            **{45000: 1024},
+        },
         *(121, 24_300_960),
     ),
-    (8, 1024, 60000, {1: 8, 472: 8, 473: 16, 3000: 56, 30000: 512, 59999: 1016, 60000: 1024}, 128, 30_720_512),
-    (64, 1024, 270000, {2249: 64, 2250: 72, 135000: 544, 269999: 1016, 270000: 1024}, 121, 145_800_960),
+    (
+        8,
+        1024,
+        60000,
+        {1: 8, 472: 8, 473: 16, 3000: 56, 30000: 512, 59999: 1016, 60000: 1024},
+        128,
+        30_720_512,
+    ),
+    (
+        64,
+        1024,
+        270000,
+        {2249: 64, 2250: 72, 135000: 544, 269999: 1016, 270000: 1024},
+        121,
+        145_800_960,
+    ),
     (
         *(72, 2048, 20728),
-        {83: 72, 84: 80, 1000: 160, 10364: 1056, 20644: 2032, 20645: 2040, 20727: 2040, 20728: 2048},
+        {
+            83: 72,
+            84: 80,
+            1000: 160,
+            10364: 1056,
+            20644: 2032,
+            20645: 2040,
+            20727: 2040,
+            20728: 2048,
+        },
         *(248, 21_889_760),
     ),
 ]
 
 
 @pytest.mark.parametrize(("start", "full", "steps", "table", "distinct", "total"), LINEAR)
-def test_linear_pacing_is_the_reference_at_every_step(start, full, steps, table, distinct, total) -> None:
+def test_linear_pacing_is_the_reference_at_every_step(
+    start, full, steps, table, distinct, total
+) -> None:
     warmup = SeqLenWarmup(start=start, steps=steps)
     lengths = [warmup.seq_len_at(step, full) for step in range(1, steps + 1)]
     assert lengths == [deepspeed(step, start, full, steps) for step in range(1, steps + 1)]
@@ -65,8 +115,16 @@ def test_linear_pacing_is_the_reference_at_every_step(start, full, steps, table,
 @pytest.mark.parametrize(
     ("degree", "steps", "table"),
     [
-        (2, 10000, {1: 72, 10: 88, 100: 160, 1000: 360, 2500: 544, 5000: 736, 9999: 1016, 10000: 1024}),
-        (3, 10000, {1: 104, 10: 160, 100: 264, 1000: 504, 2500: 664, 5000: 824, 9999: 1016, 10000: 1024}),
+        (
+            2,
+            10000,
+            {1: 72, 10: 88, 100: 160, 1000: 360, 2500: 544, 5000: 736, 9999: 1016, 10000: 1024},
+        ),
+        (
+            3,
+            10000,
+            {1: 104, 10: 160, 100: 264, 1000: 504, 2500: 664, 5000: 824, 9999: 1016, 10000: 1024},
+        ),
         (3, 8000, {999: 536, 1000: 544}),
     ],
 )
@@ -79,14 +137,30 @@ def test_root_pacing_is_the_reference_at_every_step(degree, steps, table) -> Non
 
 def test_the_reference_s_own_unit_tests() -> None:
     linear = SeqLenWarmup(start=2, steps=8, multiple=2)
-    assert [linear.seq_len_at(step, 10) for step in range(1, 11)] == [2, 4, 4, 6, 6, 8, 8, 10, 10, 10]
+    assert [linear.seq_len_at(step, 10) for step in range(1, 11)] == [
+        2,
+        4,
+        4,
+        6,
+        6,
+        8,
+        8,
+        10,
+        10,
+        10,
+    ]
     discrete = SeqLenWarmup(pacing="discrete", lengths=(1, 2, 3, 4, 5), until=(2, 4, 6, 8))
     assert [discrete.seq_len_at(step, 5) for step in range(1, 11)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 def test_two_stage() -> None:
     warmup = SeqLenWarmup(pacing="discrete", lengths=(128, 1024), until=(15000,))
-    assert [warmup.seq_len_at(step, 1024) for step in (1, 15000, 15001, 99999)] == [128, 128, 1024, 1024]
+    assert [warmup.seq_len_at(step, 1024) for step in (1, 15000, 15001, 99999)] == [
+        128,
+        128,
+        1024,
+        1024,
+    ]
     assert list(warmup.phases(1024)) == [(1, 128), (15001, 1024)]
     assert warmup.tokens_through(15002, 1024, batch_size=2) == 2 * (15000 * 128 + 2 * 1024)
 
@@ -118,10 +192,17 @@ def test_pieces_of_a_window() -> None:
     truncate = SeqLenWarmup(steps=10)
     reshape = replace(truncate, mode="reshape")
     assert [truncate.sequences_per_window_at(length, 1024) for length in (8, 24, 1024)] == [1, 1, 1]
-    assert [reshape.sequences_per_window_at(length, 1024) for length in (8, 24, 520, 1024)] == [128, 42, 1, 1]
+    assert [reshape.sequences_per_window_at(length, 1024) for length in (8, 24, 520, 1024)] == [
+        128,
+        42,
+        1,
+        1,
+    ]
 
 
-def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int, **optim: object) -> Recipe:
+def recipe_of(
+    warmup: SeqLenWarmup, full: int, batch_size: int, budget: int, **optim: object
+) -> Recipe:
     return Recipe(
         model=Model(n_layer=1, n_head=1, n_embd=8, seq_len=full),
         optim=Optim(**{"lr": 6e-4, "min_lr": 1e-5, "warmup_steps": 3000, **optim}),
@@ -134,20 +215,27 @@ def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int, **o
 @pytest.mark.parametrize(
     ("start", "steps", "full", "batch_size", "budget", "last", "tokens"),
     [
-        (*(64, 45000, 1024, 4096, BUDGET, 58_769), {3000: "1.131", 37500: "70.66", 45000: "99.54", 50000: "120.5"}),
+        (
+            *(64, 45000, 1024, 4096, BUDGET, 58_769),
+            {3000: "1.131", 37500: "70.66", 45000: "99.54", 50000: "120.5"},
+        ),
         (64, 15000, 1024, 4096, BUDGET, 44_589, {15000: "33.18"}),
         pytest.param(
-            *(64, 270000, 1024, 512, BUDGET, 427_617, {270000: "74.65", 360000: "121.8"}), marks=pytest.mark.slow
+            *(64, 270000, 1024, 512, BUDGET, 427_617, {270000: "74.65", 360000: "121.8"}),
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(8, 60000, 1024, 512, BUDGET, 330_000, {60000: "15.73", 200000: "89.13"}), marks=pytest.mark.slow
+            *(8, 60000, 1024, 512, BUDGET, 330_000, {60000: "15.73", 200000: "89.13"}),
+            marks=pytest.mark.slow,
         ),
         pytest.param(*(8, 40000, 1024, 512, BUDGET, 320_000, {}), marks=pytest.mark.slow),
         (8, 20000, 1024, 4096, BUDGET, 47_500, {20000: "41.95", 27000: "71.3"}),
         (64, 3000, 2048, 2048, 30_000_000_000, 8_612, {3000: "6.47"}),
     ],
 )
-def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget, last, tokens) -> None:
+def test_final_steps_of_the_authors_runs(
+    start, steps, full, batch_size, budget, last, tokens
+) -> None:
     warmup = SeqLenWarmup(start=start, steps=steps)
     found = {}
     for plan, progress in plan_run(recipe_of(warmup, full, batch_size, budget)):
@@ -155,7 +243,11 @@ def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget,
             found[plan.step] = progress.tokens
     assert plan.step == progress.step == last
     assert progress.tokens >= budget > progress.tokens - batch_size * full
-    assert progress.tokens + progress.tokens_discarded == progress.windows * full == last * batch_size * full
+    assert (
+        progress.tokens + progress.tokens_discarded
+        == progress.windows * full
+        == last * batch_size * full
+    )
     for step, billions in tokens.items():
         decimals = len(billions.partition(".")[2])
         assert round(found[step] / 1e9, decimals) == float(billions)
@@ -163,7 +255,14 @@ def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget,
 
 
 def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens() -> None:
-    expected = {1: 2.0e-7, 1500: 3.0e-4, 3000: 6.0e-4, 10000: 5.980637e-4, 20000: 5.734157e-4, 37500: 3.554895e-4}
+    expected = {
+        1: 2.0e-7,
+        1500: 3.0e-4,
+        3000: 6.0e-4,
+        10000: 5.980637e-4,
+        20000: 5.734157e-4,
+        37500: 3.554895e-4,
+    }
     expected |= {45000: 1.876893e-4, 58000: 1.062021e-5, 58769: 1e-5}
     recipe = recipe_of(SeqLenWarmup(start=64, steps=45000), 1024, 4096, BUDGET)
     found = {plan.step: plan.lr for plan, _ in plan_run(recipe) if plan.step in expected}
@@ -196,7 +295,11 @@ def recipes_at_constant_tokens(draw: st.DrawFn) -> Recipe:
         steps, multiple = draw(st.integers(1, 60)), draw(st.sampled_from([1, 3, 8]))
         pacing = draw(st.sampled_from(["linear", "root"]))
         warmup = SeqLenWarmup(
-            start=draw(st.integers(1, full)), steps=steps, multiple=multiple, pacing=pacing, batch="tokens"
+            start=draw(st.integers(1, full)),
+            steps=steps,
+            multiple=multiple,
+            pacing=pacing,
+            batch="tokens",
         )
     return recipe_of(warmup, full, batch_size, draw(st.integers(70, 90)) * full * batch_size)
 
@@ -209,7 +312,11 @@ def test_constant_tokens_are_exact(recipe: Recipe, ranks: int) -> None:
     before, trained = 0, 0
     for plan, progress in plan_run(recipe):
         # The most whole sequences within a full step's tokens.
-        assert plan.batch_size * plan.seq_len <= batch_size * full < (plan.batch_size + 1) * plan.seq_len
+        assert (
+            plan.batch_size * plan.seq_len
+            <= batch_size * full
+            < (plan.batch_size + 1) * plan.seq_len
+        )
         assert plan.batch_size >= batch_size
         # The fewest windows that hold them, each cut from its beginning.
         per_window = full // plan.seq_len
@@ -230,10 +337,17 @@ def test_constant_tokens_are_exact(recipe: Recipe, ranks: int) -> None:
 
 def test_batch_is_sequences_unless_it_is_set() -> None:
     assert SeqLenWarmup(steps=10) == SeqLenWarmup(steps=10, batch="sequences", mode="truncate")
-    assert SeqLenWarmup(steps=10, batch="tokens") == SeqLenWarmup(steps=10, batch="tokens", mode="reshape")
+    assert SeqLenWarmup(steps=10, batch="tokens") == SeqLenWarmup(
+        steps=10, batch="tokens", mode="reshape"
+    )
     assert SeqLenWarmup(steps=10).batch_size_at(8, 1024, 4) == 4
     tokens = SeqLenWarmup(steps=10, batch="tokens")
-    assert [tokens.batch_size_at(length, 1024, 4) for length in (8, 24, 520, 1024)] == [512, 170, 7, 4]
+    assert [tokens.batch_size_at(length, 1024, 4) for length in (8, 24, 520, 1024)] == [
+        512,
+        170,
+        7,
+        4,
+    ]
 
 
 def test_the_authors_conversion_from_tokens_to_steps() -> None:
@@ -254,7 +368,10 @@ def test_the_authors_conversion_from_tokens_to_steps() -> None:
         ({"pacing": "discrete"}, "needs lengths"),
         ({"pacing": "discrete", "lengths": (8, 16)}, "until 0 ends"),
         ({"pacing": "discrete", "lengths": (8, 16), "until": (5,), "steps": 9}, "no effect"),
-        ({"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)}, "rise from phase to phase"),
+        (
+            {"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)},
+            "rise from phase to phase",
+        ),
         ({"pacing": "discrete", "lengths": (0, 16), "until": (5,)}, "at least 1 token"),
         ({"steps": 10, "length": 8}, "length"),
         ({"steps": 10, "batch": "tokens", "mode": "truncate"}, "drops them"),
@@ -283,9 +400,18 @@ def test_a_warmup_beyond_the_budget_names_the_longest_that_fits() -> None:
 
 
 def test_two_stages_that_do_not_fit_are_problems() -> None:
-    assert SeqLenWarmup(pacing="discrete", lengths=(8, 128), until=(5,)).misfits(64, 4, 10**6)[0][0] == "lengths"
-    assert SeqLenWarmup(pacing="discrete", lengths=(8, 32), until=(5,)).misfits(64, 4, 10**6)[0][0] == "lengths"
-    assert SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(500,)).misfits(64, 4, 10_000)[0][0] == "until"
+    assert (
+        SeqLenWarmup(pacing="discrete", lengths=(8, 128), until=(5,)).misfits(64, 4, 10**6)[0][0]
+        == "lengths"
+    )
+    assert (
+        SeqLenWarmup(pacing="discrete", lengths=(8, 32), until=(5,)).misfits(64, 4, 10**6)[0][0]
+        == "lengths"
+    )
+    assert (
+        SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(500,)).misfits(64, 4, 10_000)[0][0]
+        == "until"
+    )
     assert not SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,)).misfits(64, 4, 10_000)
 
 
@@ -305,7 +431,9 @@ def test_two_stages_that_do_not_fit_are_problems() -> None:
 def test_phases_and_tokens_are_those_of_the_steps(keys: dict, full: int) -> None:
     warmup = SeqLenWarmup(**keys)
     lengths = [warmup.seq_len_at(step, full) for step in range(1, keys["steps"] + 20)]
-    changes = [(i + 1, length) for i, length in enumerate(lengths) if i == 0 or lengths[i - 1] != length]
+    changes = [
+        (i + 1, length) for i, length in enumerate(lengths) if i == 0 or lengths[i - 1] != length
+    ]
     assert list(warmup.phases(full)) == changes
     for step in (1, 2, keys["steps"] // 2, keys["steps"], keys["steps"] + 19):
         assert warmup.tokens_through(step, full, 3) == 3 * sum(lengths[:step])

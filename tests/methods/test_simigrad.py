@@ -78,11 +78,15 @@ def test_reference_trajectories_with_a_growing_micro_batch() -> None:
     assert set(steps) == {1}
     stuck = reference([LOW] * 3 + [HIGH] * 5, 128, world_size=4, micro=32, max_micro=512)[0]
     assert stuck == [128, 140, 152, 164, 164, 164, 164, 164, 164]
-    jumps = reference([LOW, HIGH, LOW, HIGH, LOW, LOW, HIGH], 2048, world_size=4, micro=512, max_micro=512)[0]
+    jumps = reference(
+        [LOW, HIGH, LOW, HIGH, LOW, LOW, HIGH], 2048, world_size=4, micro=512, max_micro=512
+    )[0]
     assert jumps == [2048, 4096, 2048, 4096, 2048, 4096, 6144, 4096]
 
 
-@pytest.mark.parametrize(("phi", "after"), [(0.5, 320), (None, 320), (math.nan, 320), (LOW, 300), (HIGH, 288)])
+@pytest.mark.parametrize(
+    ("phi", "after"), [(0.5, 320), (None, 320), (math.nan, 320), (LOW, 300), (HIGH, 288)]
+)
 def test_reference_keeps_no_bound_where_it_decides_nothing(phi: float | None, after: int) -> None:
     """The released code leaves 320 at 320 where phi is the target or not finite, although the upper bound is 300."""
     section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=300, mode="reference")
@@ -98,7 +102,13 @@ def test_reference_leaves_a_batch_of_one_below_the_lower_bound_that_should_shrin
 
 
 def test_reference_passes_over_an_upper_bound_as_released() -> None:
-    assert reference([LOW] * 4, 256, world_size=4, micro=8, upper=300)[0] == [256, 288, 320, 288, 320]
+    assert reference([LOW] * 4, 256, world_size=4, micro=8, upper=300)[0] == [
+        256,
+        288,
+        320,
+        288,
+        320,
+    ]
 
 
 def run(section: SimiGrad, batch_size: int, cosines: list[float]) -> list[int]:
@@ -119,7 +129,13 @@ def test_reference_mode_of_the_section_follows_both_releases() -> None:
     assert run(SimiGrad(**wide), 128, [LOW] * 12) == GROW
     assert run(SimiGrad(**wide), 128, [HIGH] * 12) == SHRINK
     assert run(SimiGrad(**wide, quantum=32), 128, [LOW] * 4) == [128, 160, 192, 224, 256]
-    assert run(SimiGrad(**(wide | {"max_batch_size": 300}), quantum=32), 256, [LOW] * 4) == [256, 288, 320, 288, 320]
+    assert run(SimiGrad(**(wide | {"max_batch_size": 300}), quantum=32), 256, [LOW] * 4) == [
+        256,
+        288,
+        320,
+        288,
+        320,
+    ]
     cosines = [0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, math.nan, 0.1, 0.9]
     assert run(SimiGrad(**wide), 128, cosines) == [128, 140, 126, 113, 124, 111, 99, 89, 89, 97, 87]
     smoothed = run(SimiGrad(**wide, window=20), 128, cosines)
@@ -127,7 +143,9 @@ def test_reference_mode_of_the_section_follows_both_releases() -> None:
 
 
 def test_reference_interval_acts_on_the_value_read_at_its_beginning() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=4096, mode="reference", interval=3)
+    section = SimiGrad(
+        target=0.5, min_batch_size=2, max_batch_size=4096, mode="reference", interval=3
+    )
     assert [step for step in range(1, 10) if section.measures_at(step)] == [1, 4, 7]
     batches = run(section, 100, [LOW, HIGH, HIGH, HIGH, LOW, LOW, LOW, HIGH, HIGH])
     assert batches == [100, 100, 100, 110, 110, 110, 99, 99, 99, 108]
@@ -154,11 +172,18 @@ def test_default_shrinks_to_two_sequences_and_grows_again() -> None:
 def test_default_moves_by_a_tenth_or_by_one_quantum(quantum: int) -> None:
     section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=100_000, quantum=quantum)
     for batch_size in range(section.lowest + quantum, 3000, quantum):
-        grown, shrunk = section.next_batch_size(batch_size, LOW), section.next_batch_size(batch_size, HIGH)
+        grown, shrunk = (
+            section.next_batch_size(batch_size, LOW),
+            section.next_batch_size(batch_size, HIGH),
+        )
         assert grown % quantum == shrunk % quantum == 0
         assert batch_size < grown <= max(1.1 * batch_size + 1e-9, batch_size + quantum)
         assert batch_size > shrunk >= min(0.9 * batch_size - 1e-9, batch_size - quantum)
-        assert section.next_batch_size(batch_size, 0.5) == section.next_batch_size(batch_size, None) == batch_size
+        assert (
+            section.next_batch_size(batch_size, 0.5)
+            == section.next_batch_size(batch_size, None)
+            == batch_size
+        )
 
 
 def test_default_leaves_out_measurements_that_are_not_finite_or_zero() -> None:
@@ -182,7 +207,9 @@ def test_default_window_decides_on_the_mean_of_the_products_and_clears() -> None
     assert run(section, 100, [HIGH] * 8) == [100, 100, 100, 100, 90, 90, 90, 90, 81]
 
 
-def closed_loop(section: SimiGrad, noise: float, steps: int, batch_size: int, seed: int = 0) -> list[int]:
+def closed_loop(
+    section: SimiGrad, noise: float, steps: int, batch_size: int, seed: int = 0
+) -> list[int]:
     """Batch sizes when phi is what a gradient with noise scale `noise` would show, plus measurement noise."""
     generator = np.random.default_rng(seed)
     window: tuple[Dots, ...] = ()
@@ -210,10 +237,12 @@ def test_the_loop_rests_where_the_noise_scale_says(target: float, window: int) -
 def test_smoothing_as_released_drives_the_loop_into_a_cycle() -> None:
     """Why the default clears its window: a sliding mean acted on at every step swings the batch several-fold."""
     wide = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 10**6}
-    released = closed_loop(SimiGrad(**wide, window=20, mode="reference"), noise=1000.0, steps=1500, batch_size=2000)[
+    released = closed_loop(
+        SimiGrad(**wide, window=20, mode="reference"), noise=1000.0, steps=1500, batch_size=2000
+    )[700:]
+    mended = closed_loop(SimiGrad(**wide, window=20), noise=1000.0, steps=1500, batch_size=2000)[
         700:
     ]
-    mended = closed_loop(SimiGrad(**wide, window=20), noise=1000.0, steps=1500, batch_size=2000)[700:]
     assert max(released) / min(released) > 4
     assert max(mended) / min(mended) < 1.6
 
@@ -225,13 +254,32 @@ def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
     )
     assert section.lr_factor(GROW[-1], 128) == pytest.approx(1.747766, abs=1e-6)
     assert section.lr_factor(32, 128) == 0.5
-    assert SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear").lr_factor(384, 128) == 3
-    assert SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="none").lr_factor(384, 128) == 1
+    assert (
+        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear").lr_factor(
+            384, 128
+        )
+        == 3
+    )
+    assert (
+        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="none").lr_factor(
+            384, 128
+        )
+        == 1
+    )
     # 1 + 0.5 (sqrt 4 - 1) and 1 + 0.25 (3 - 1)
-    assert SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_adjust_factor=0.5).lr_factor(512, 128) == 1.5
-    linear = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear", lr_adjust_factor=0.25)
+    assert (
+        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_adjust_factor=0.5).lr_factor(
+            512, 128
+        )
+        == 1.5
+    )
+    linear = SimiGrad(
+        target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear", lr_adjust_factor=0.25
+    )
     assert linear.lr_factor(384, 128) == 1.5
-    assert [round(6e-4 * section.lr_factor(batch, 128), 4) for batch in (65_536, 79_872, 262_144)] == [
+    assert [
+        round(6e-4 * section.lr_factor(batch, 128), 4) for batch in (65_536, 79_872, 262_144)
+    ] == [
         0.0136,
         0.0150,
         0.0272,
@@ -239,8 +287,16 @@ def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
 
 
 def test_accumulation_is_even() -> None:
-    one_by_one = recipe(SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9), micro_batch_tokens=16)
-    assert [accumulation_steps(one_by_one, sequences, 16) for sequences in (1, 2, 3, 4, 5)] == [2, 2, 4, 4, 6]
+    one_by_one = recipe(
+        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9), micro_batch_tokens=16
+    )
+    assert [accumulation_steps(one_by_one, sequences, 16) for sequences in (1, 2, 3, 4, 5)] == [
+        2,
+        2,
+        4,
+        4,
+        6,
+    ]
     assert [accumulation_steps(one_by_one, 7, 16, ranks) for ranks in (1, 2, 3, 4)] == [8, 8, 12, 8]
 
 
@@ -250,9 +306,15 @@ def test_accumulation_is_even() -> None:
         ({"target": 1.0, "min_batch_size": 2, "max_batch_size": 8}, "target"),
         ({"target": 0.5, "min_batch_size": 1, "max_batch_size": 8}, "min_batch_size"),
         ({"target": 0.5, "min_batch_size": 9, "max_batch_size": 8}, "above max_batch_size 8"),
-        ({"target": 0.5, "min_batch_size": 9, "max_batch_size": 15, "quantum": 8}, "no multiple of quantum 8"),
+        (
+            {"target": 0.5, "min_batch_size": 9, "max_batch_size": 15, "quantum": 8},
+            "no multiple of quantum 8",
+        ),
         ({"target": 0.5, "min_batch_size": 2, "max_batch_size": 8, "interval": 0}, "interval"),
-        ({"target": 0.5, "min_batch_size": 2, "max_batch_size": 8, "smooth_factor": 0.5}, "smooth_factor"),
+        (
+            {"target": 0.5, "min_batch_size": 2, "max_batch_size": 8, "smooth_factor": 0.5},
+            "smooth_factor",
+        ),
     ],
 )
 def test_a_section_that_breaks_its_rules_is_refused(section: dict[str, float], names: str) -> None:
@@ -272,12 +334,16 @@ def test_noise_scale_inverts_the_relation_of_phi_and_batch_size() -> None:
     # B* / B_s for targets, rounded as printed.
     for target, ratio in [(0.01, 0.0202), (0.1, 0.2222), (0.3, 0.857), (0.5, 2), (0.6, 3), (0.75, 6), (0.8, 8), (0.9, 18), (0.95, 38)]:  # fmt: skip
         assert 2 * target / (1 - target) == pytest.approx(ratio, abs=5e-4)
-        assert noise_scale((target, 1.0, 1.0), 100, 100) == pytest.approx(200 / (2 * target / (1 - target)))
+        assert noise_scale((target, 1.0, 1.0), 100, 100) == pytest.approx(
+            200 / (2 * target / (1 - target))
+        )
     assert noise_scale((-0.1, 1.0, 1.0), 4, 4) is None
     assert noise_scale((math.nan, 1.0, 1.0), 4, 4) is None
 
 
-@pytest.mark.parametrize(("n_a", "n_b"), [(4, 4), (16, 16), (64, 64), (256, 256), (32, 96), (32, 64)])
+@pytest.mark.parametrize(
+    ("n_a", "n_b"), [(4, 4), (16, 16), (64, 64), (256, 256), (32, 96), (32, 64)]
+)
 def test_phi_and_noise_scale_of_a_synthetic_model(n_a: int, n_b: int) -> None:
     """Gradients G + noise with tr(Sigma) / |G|^2 = 64, 2000 dimensions."""
     generator = np.random.default_rng(1)
@@ -310,7 +376,9 @@ def test_half_dots_are_those_of_the_mean_gradients(n_a: int, n_b: int) -> None:
     flat_a = torch.cat([t.flatten() for t in a]).double() * (n_a + n_b) / n_a
     flat_b = torch.cat([t.flatten() for t in b]).double() * (n_a + n_b) / n_b
     dots = half_dots(a, b, n_a, n_b).tolist()
-    assert dots == pytest.approx([float(flat_a @ flat_b), float(flat_a @ flat_a), float(flat_b @ flat_b)], rel=1e-5)
+    assert dots == pytest.approx(
+        [float(flat_a @ flat_b), float(flat_a @ flat_a), float(flat_b @ flat_b)], rel=1e-5
+    )
     cosine = torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=0).item()
     assert similarity(tuple(dots)) == pytest.approx(cosine, rel=1e-5)
 

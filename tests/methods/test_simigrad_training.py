@@ -24,14 +24,19 @@ from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim
 from efftrain_cli.training.gradient import build_forward_backward, build_model
 from tests.methods.similarities import HIGH, LOW, measured, recipe
-from tests.resume_law import assert_resumes_exactly_at_every_step, assert_tokens_are_those_of_the_data
+from tests.resume_law import (
+    assert_resumes_exactly_at_every_step,
+    assert_tokens_are_those_of_the_data,
+)
 from tests.tiny import random_batch
 
 CPU = torch.device("cpu")
 BATCH = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 64}
 
 
-def step_gradient(recipe: Recipe, progress: Progress = Progress()) -> tuple[GPT, Dots | None, float]:
+def step_gradient(
+    recipe: Recipe, progress: Progress = Progress()
+) -> tuple[GPT, Dots | None, float]:
     """The model with a step's gradient in it, the step's dots and loss."""
     plan = plan_step(recipe, progress)
     model = build_model(recipe, 64, CPU)
@@ -64,10 +69,14 @@ def test_dots_are_those_of_the_even_and_the_odd_micro_batches(batch_size: int) -
         targets = torch.cat(batch.targets.tensor_split(plan.accumulation_steps)[half::2])
         model.zero_grad()
         (model.loss_sum(tokens, targets) / targets.numel()).backward()
-        halves.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double())
+        halves.append(
+            torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
+        )
     a, b = halves
     expected = [float(a @ b), float(a @ a), float(b @ b)]
-    assert dots == pytest.approx(expected, rel=1e-5, abs=1e-6 * expected[1])  # <A,B> cancels to a small difference
+    assert dots == pytest.approx(
+        expected, rel=1e-5, abs=1e-6 * expected[1]
+    )  # <A,B> cancels to a small difference
 
 
 def test_a_fixed_batch_trains_as_the_baseline_does() -> None:
@@ -82,7 +91,9 @@ def test_a_fixed_batch_trains_as_the_baseline_does() -> None:
     for _ in range(6):
         _, dots, _ = step_gradient(fixed, progress)
         plan = plan_step(fixed, progress)
-        progress = after_step(fixed, progress, plan, StepResult(tokens=128, flops=0.0, simigrad_dots=dots))
+        progress = after_step(
+            fixed, progress, plan, StepResult(tokens=128, flops=0.0, simigrad_dots=dots)
+        )
         assert plan.batch_size == progress.batch_size == 8
 
 
@@ -113,7 +124,9 @@ def test_steps_between_measurements_do_not_measure() -> None:
 def test_a_plan_of_the_run_keeps_the_batch_and_its_window() -> None:
     for mode in ("default", "reference"):
         section = SimiGrad(**BATCH, mode=mode)
-        started = Progress(batch_size=16, simigrad_window=((0.1, 1.0, 1.0),) if mode == "reference" else ())
+        started = Progress(
+            batch_size=16, simigrad_window=((0.1, 1.0, 1.0),) if mode == "reference" else ()
+        )
         assert {plan.batch_size for plan, _ in plan_run(recipe(section), started)} == {16}
 
 
@@ -135,7 +148,9 @@ def test_columns_of_a_step() -> None:
         "simigrad_lr_factor": pytest.approx(math.sqrt(2)),
     }
     columns = method_columns(section, plan, StepResult(tokens=1, flops=0.0))
-    assert [columns[f"simigrad_{name}"] for name in ("similarity", "noise_scale", "batch_target")] == [None] * 3
+    assert [
+        columns[f"simigrad_{name}"] for name in ("similarity", "noise_scale", "batch_target")
+    ] == [None] * 3
     json.dumps(method_columns(section, plan, measured(math.nan)), allow_nan=False)
     assert method_columns(section, plan, measured(math.nan))["simigrad_a_dot_b"] is None
 
@@ -171,7 +186,10 @@ def test_the_recipes_batch_must_be_one_that_simigrad_can_hold(
 
 def test_batch_size_warmup_and_simigrad_exclude_each_other() -> None:
     with pytest.raises(ValidationError, match="both decide the batch size"):
-        replace(recipe(SimiGrad(**BATCH)), batch_size_warmup=BatchSizeWarmup(start=2, increment=2, sequences=40))
+        replace(
+            recipe(SimiGrad(**BATCH)),
+            batch_size_warmup=BatchSizeWarmup(start=2, increment=2, sequences=40),
+        )
 
 
 def test_unwise_settings_are_named() -> None:
@@ -188,13 +206,19 @@ def test_unwise_settings_are_named() -> None:
 
 
 def test_memory_is_planned_for_the_largest_micro_batch_that_may_come() -> None:
-    assert summarize_plan(recipe(SimiGrad(**BATCH), micro_batch_tokens=160)).largest_micro_batch == (10, 16)
-    assert summarize_plan(recipe(SimiGrad(**BATCH), micro_batch_tokens=16_000)).largest_micro_batch == (32, 16)
+    assert summarize_plan(
+        recipe(SimiGrad(**BATCH), micro_batch_tokens=160)
+    ).largest_micro_batch == (10, 16)
+    assert summarize_plan(
+        recipe(SimiGrad(**BATCH), micro_batch_tokens=16_000)
+    ).largest_micro_batch == (32, 16)
 
 
 @pytest.mark.parametrize("mode", ["default", "reference"])
 def test_resume_is_exact_in_the_middle_of_changes_of_the_batch(mode: str) -> None:
-    section = SimiGrad(target=0.4, min_batch_size=4, max_batch_size=20, interval=2, window=2, mode=mode)
+    section = SimiGrad(
+        target=0.4, min_batch_size=4, max_batch_size=20, interval=2, window=2, mode=mode
+    )
     adapting = recipe(section, tokens=8 * 16 * 14)
     rows = assert_resumes_exactly_at_every_step(adapting)
     assert_tokens_are_those_of_the_data(rows, adapting)
@@ -209,7 +233,10 @@ def test_resume_is_exact_in_the_middle_of_changes_of_the_batch(mode: str) -> Non
 
 
 def test_growth_clears_the_window_and_keeps_the_batch() -> None:
-    grows = load_recipe("small-staged-depth", ("simigrad={target=0.2, min_batch_size=8, max_batch_size=64, window=2}",))
+    grows = load_recipe(
+        "small-staged-depth",
+        ("simigrad={target=0.2, min_batch_size=8, max_batch_size=64, window=2}",),
+    )
     grown = after_growth(grows, Progress(step=5, batch_size=18, simigrad_window=((0.1, 1.0, 1.0),)))
     assert (grown.batch_size, grown.simigrad_window) == (18, ())
 
@@ -217,10 +244,23 @@ def test_growth_clears_the_window_and_keeps_the_batch() -> None:
 def test_the_reference_mode_stays_within_the_bounds_that_it_states() -> None:
     """Every batch that the released rule reaches, from every start, and both bounds are reached."""
     for lower, upper, quantum in [(2, 30, 4), (10, 30, 4), (10, 32, 8), (3, 17, 1), (6, 22, 5)]:
-        section = SimiGrad(target=0.5, min_batch_size=lower, max_batch_size=upper, quantum=quantum, mode="reference")
+        section = SimiGrad(
+            target=0.5,
+            min_batch_size=lower,
+            max_batch_size=upper,
+            quantum=quantum,
+            mode="reference",
+        )
         lowest, highest = section.batch_bounds(0)
         reached, fresh = set(), set(range(section.lowest, section.highest + 1, quantum))
         while fresh:
             reached |= fresh
-            fresh = {section.next_batch_size(batch, phi) for batch in fresh for phi in (0.1, 0.9)} - reached
-        assert lowest <= min(reached) and max(reached) == highest, (lower, upper, quantum, sorted(reached))
+            fresh = {
+                section.next_batch_size(batch, phi) for batch in fresh for phi in (0.1, 0.9)
+            } - reached
+        assert lowest <= min(reached) and max(reached) == highest, (
+            lower,
+            upper,
+            quantum,
+            sorted(reached),
+        )

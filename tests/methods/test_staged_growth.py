@@ -46,11 +46,15 @@ def test_growth_keeps_loss_and_logits(operator, symmetry, depth, moments, dtype,
         assert torch.equal(grown(tokens[:, :-1]), model(tokens[:, :-1]))
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["width:3", "depth:2", "width:2"]))[:4])
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["width:3", "depth:2", "width:2"]))[:4]
+)
 @pytest.mark.parametrize("depth", ["identity", "zero_out_proj"])
 def test_operators_compose_in_any_order(order, depth):
     model = small_model()
-    grown = model_of(grow(state_of(model), [parse_operator(o) for o in order], StagedGrowth(depth=depth), seed=1))
+    grown = model_of(
+        grow(state_of(model), [parse_operator(o) for o in order], StagedGrowth(depth=depth), seed=1)
+    )
     assert (grown.config.n_layer, grown.config.n_head, grown.config.n_embd) == (4, 12, 96)
     tokens = tokens_of(CONFIG)
     with torch.no_grad():
@@ -86,7 +90,12 @@ def test_copied_layers_stand_where_their_names_say():
 
 
 def test_grown_names_are_the_large_models_own_in_its_order():
-    state = grow(state_of(small_model()), [Operator("depth", 2), Operator("width", 2)], StagedGrowth(), seed=0)
+    state = grow(
+        state_of(small_model()),
+        [Operator("depth", 2), Operator("width", 2)],
+        StagedGrowth(),
+        seed=0,
+    )
     expected = [name for name, _ in GPT(state.config).named_parameters()]
     assert len(state.optimizer) == 3
     for tensors in (state.parameters, *state.optimizer.values()):
@@ -109,7 +118,8 @@ def test_paper_moments_are_the_released_operators_bit_for_bit():
         grown = grow_width(small, 2, moments="paper", symmetry="none")
         for which, divisor in (("parameters", 1), ("exp_avg", 2), ("exp_avg_sq", 4)):
             before, after = (
-                state.parameters if which == "parameters" else state.optimizer[which] for state in (small, grown)
+                state.parameters if which == "parameters" else state.optimizer[which]
+                for state in (small, grown)
             )
             for name, p in before.items():
                 if name.startswith("ln_f"):
@@ -122,7 +132,10 @@ def test_paper_moments_are_the_released_operators_bit_for_bit():
                     rows = []
                     for b in blocks(name, p):
                         zero = torch.zeros_like(b)
-                        rows += [torch.cat([b / divisor, zero], 1), torch.cat([zero, b / divisor], 1)]
+                        rows += [
+                            torch.cat([b / divisor, zero], 1),
+                            torch.cat([zero, b / divisor], 1),
+                        ]
                     expected = torch.cat(rows)
                 assert torch.equal(after[name], expected), (which, name)
         assert all(step == 7 for step in grown.optimizer["step"].values())
@@ -156,11 +169,18 @@ def test_inserted_layers_leave_the_old_gradients_alone(mode):
     gradients = {name: p.grad for name, p in deep.named_parameters()}
     for name, p in model.named_parameters():
         layer = name.split(".")[1]
-        new = name.replace(f"h.{layer}.", f"h.{2 * int(layer)}.", 1) if name.startswith("h.") else name
+        new = (
+            name.replace(f"h.{layer}.", f"h.{2 * int(layer)}.", 1)
+            if name.startswith("h.")
+            else name
+        )
         assert torch.equal(gradients[new], p.grad), name
     # and the new layers are not dead
     assert all(
-        any(gradients[f"h.{j}.{part}"].abs().max() > 0 for part in ("attn.c_proj.bias", "mlp.c_proj.bias"))
+        any(
+            gradients[f"h.{j}.{part}"].abs().max() > 0
+            for part in ("attn.c_proj.bias", "mlp.c_proj.bias")
+        )
         for j in (1, 3)
     )
 
@@ -177,15 +197,22 @@ def test_moments_of_inserted_and_copied_layers():
     ]:
         grown = grow_depth(state, 2, mode=mode, moments=moments).optimizer
         before = state.optimizer
-        expected = torch.zeros_like(before["exp_avg"][source]) if fresh else before["exp_avg"][source]
+        expected = (
+            torch.zeros_like(before["exp_avg"][source]) if fresh else before["exp_avg"][source]
+        )
         assert torch.equal(grown["exp_avg"][name], expected), (mode, moments)
         assert grown["step"][name] == (0 if fresh else 7)
-        assert torch.equal(grown["exp_avg_sq"]["h.2.ln_1.bias"], before["exp_avg_sq"]["h.1.ln_1.bias"])
+        assert torch.equal(
+            grown["exp_avg_sq"]["h.2.ln_1.bias"], before["exp_avg_sq"]["h.1.ln_1.bias"]
+        )
 
 
 def test_reset_forgets_every_moment_and_counter():
     grown = grow(
-        state_of(small_model()), [Operator("width", 2), Operator("depth", 2)], StagedGrowth(moments="reset"), seed=0
+        state_of(small_model()),
+        [Operator("width", 2), Operator("depth", 2)],
+        StagedGrowth(moments="reset"),
+        seed=0,
     )
     assert len(grown.optimizer) == 3
     for tensors in grown.optimizer.values():
@@ -203,7 +230,9 @@ def test_weights_grow_without_an_optimizer_state():
 
 def test_growth_is_a_function_of_the_seed():
     state = state_of(small_model())
-    first, again, other = (grow_width(state, 2, seed=s).parameters["h.0.mlp.c_fc.weight"] for s in (1, 1, 2))
+    first, again, other = (
+        grow_width(state, 2, seed=s).parameters["h.0.mlp.c_fc.weight"] for s in (1, 1, 2)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -222,7 +251,9 @@ def test_unknown_parameters_are_refused():
             grow_it(state, 2)
 
 
-@pytest.mark.parametrize("text", ["width:1.5", "width:0", "depth:1", "depth:-2", "height", "", "width:x"])
+@pytest.mark.parametrize(
+    "text", ["width:1.5", "width:0", "depth:1", "depth:-2", "height", "", "width:x"]
+)
 def test_operators_that_cannot_be(text):
     with pytest.raises(ValueError, match=r"width|depth"):
         parse_operator(text)
@@ -231,7 +262,9 @@ def test_operators_that_cannot_be(text):
 def test_schedule_ratio_is_the_authors_constants():
     assert default_schedule_ratio([Operator("depth", 2)]) == pytest.approx(1 / 1.412)
     assert default_schedule_ratio([Operator("width", 2)]) == pytest.approx(1 / 1.776)
-    assert default_schedule_ratio([Operator("width", 2), Operator("depth", 2)]) == pytest.approx(1 / 2.455)
+    assert default_schedule_ratio([Operator("width", 2), Operator("depth", 2)]) == pytest.approx(
+        1 / 2.455
+    )
     assert default_schedule_ratio([Operator("depth", 4)]) == pytest.approx(1 / 1.412**2)
 
 
@@ -240,7 +273,9 @@ def test_warm_restart_is_the_released_schedules():
     warmup, total, restart, rewarm = 3000, 250_000, 3319, 150
     for step, expected in {3319: 0.0, 3394: 0.49905, 3468: 0.99145, 3469: 0.99810}.items():
         scheduled = (total - step) / (total - warmup)
-        assert scheduled * rewarmup_factor(step - restart, rewarm) == pytest.approx(expected, rel=1e-3, abs=1e-12)
+        assert scheduled * rewarmup_factor(step - restart, rewarm) == pytest.approx(
+            expected, rel=1e-3, abs=1e-12
+        )
     assert rewarmup_factor(1, 0) == 1.0
 
 
@@ -253,10 +288,25 @@ def test_a_schedule_that_cannot_reach_min_lr_is_warned_of() -> None:
     """Grown at 1M of 2,449,408 tokens, the schedule stands at 0.708 M + 1,449,408 = 2,157,623 at the end."""
     assert warnings_of(load_recipe("small-staged-depth")) == []
     (warning,) = warnings_of(load_recipe("small-staged-depth", ["optim.decay_tokens=false"]))
-    assert "stands at about 2,157,623 tokens" in warning and "set optim.decay_tokens = 2_157_623" in warning
-    by_steps = ["optim.decay_tokens=false", 'stages.0.switch={ rule = "steps", value = 245 }']  # 1,003,520 tokens
+    assert (
+        "stands at about 2,157,623 tokens" in warning
+        and "set optim.decay_tokens = 2_157_623" in warning
+    )
+    by_steps = [
+        "optim.decay_tokens=false",
+        'stages.0.switch={ rule = "steps", value = 245 }',
+    ]  # 1,003,520 tokens
     (warning,) = warnings_of(load_recipe("small-staged-depth", by_steps))
     assert "stands at about 2,156,596 tokens" in warning
-    assert warnings_of(load_recipe("small-staged-depth", ["optim.decay_tokens=false", "optim.schedule=constant"])) == []
+    assert (
+        warnings_of(
+            load_recipe(
+                "small-staged-depth", ["optim.decay_tokens=false", "optim.schedule=constant"]
+            )
+        )
+        == []
+    )
     by_loss = ["optim.decay_tokens=false", 'stages.0.switch={ rule = "loss", value = 3 }']
-    assert warnings_of(load_recipe("small-staged-depth", by_loss)) == [], "not known before training"
+    assert warnings_of(load_recipe("small-staged-depth", by_loss)) == [], (
+        "not known before training"
+    )

@@ -45,14 +45,23 @@ def test_four_samples_of_three_channels() -> None:
     assert loss.item() == pytest.approx(0.3050167681, abs=1e-9)
     (3 * loss).backward()
     assert x.grad is not None
-    want = [[0.25, 0.2, -0.1166666667], [0.5, 0.1, -0.175], [0, 0.15, 0.0583333333], [0.25, 0.05, 0.2333333333]]
+    want = [
+        [0.25, 0.2, -0.1166666667],
+        [0.5, 0.1, -0.175],
+        [0, 0.15, 0.0583333333],
+        [0.25, 0.05, 0.2333333333],
+    ]
     assert torch.allclose(x.grad, torch.tensor(want, dtype=torch.float64), atol=1e-9, rtol=0)
-    assert torch.allclose(x.grad.sum(0), X.mean(0), atol=1e-12), "each channel's gradient adds up to its mean"
+    assert torch.allclose(x.grad.sum(0), X.mean(0), atol=1e-12), (
+        "each channel's gradient adds up to its mean"
+    )
 
 
 def test_per_token() -> None:
     by_token = [standardization_loss(X[i : i + 1], "token").item() for i in range(4)]
-    assert by_token == pytest.approx([0.2790836239, 0.7486185158, 0.0377112002, 0.2790836239], abs=1e-9)
+    assert by_token == pytest.approx(
+        [0.2790836239, 0.7486185158, 0.0377112002, 0.2790836239], abs=1e-9
+    )
     assert standardization_loss(X, "token").item() == pytest.approx(0.3361242409, abs=1e-9)
 
 
@@ -72,7 +81,9 @@ def test_moments_alone_decide(mean: float, variance: float, want: float) -> None
 def test_sequences_and_positions_count_alike() -> None:
     x = torch.sin(0.3 * torch.arange(24, dtype=torch.float64)).view(2, 4, 3)
     assert 3 * standardization_loss(x).item() == pytest.approx(0.3731518045, abs=1e-9)
-    assert standardization_loss(x).item() == pytest.approx(standardization_loss(x.flatten(0, 1)).item(), abs=1e-15)
+    assert standardization_loss(x).item() == pytest.approx(
+        standardization_loss(x.flatten(0, 1)).item(), abs=1e-15
+    )
     skipped = standardization_loss(x, skip_first=True).item()
     assert skipped == pytest.approx(standardization_loss(x[:, 1:].flatten(0, 1)).item(), abs=1e-15)
     assert skipped != standardization_loss(x).item()
@@ -80,9 +91,13 @@ def test_sequences_and_positions_count_alike() -> None:
 
 @pytest.mark.parametrize("moments", ["channel", "token"])
 def test_the_gradient_is_the_derivative(moments: str) -> None:
-    x = torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    x = torch.randn(
+        2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     for eps in (0.0, 1e-2):
-        assert torch.autograd.gradcheck(lambda x, eps=eps: standardization_loss(x, moments, eps, True), (x,))  # type: ignore[arg-type]
+        assert torch.autograd.gradcheck(
+            lambda x, eps=eps: standardization_loss(x, moments, eps, True), (x,)
+        )  # type: ignore[arg-type]
     mean, variance = x.mean((0, 1)), x.var((0, 1), correction=0)
     plain = 0.5 * (mean**2 + variance - variance.log() - 1).mean()
     if moments == "channel":
@@ -92,7 +107,11 @@ def test_the_gradient_is_the_derivative(moments: str) -> None:
 
 
 def test_moments_are_fp32_where_activations_are_bf16() -> None:
-    x = (100 + torch.randn(4096, 2, generator=torch.Generator().manual_seed(1))).bfloat16().requires_grad_()
+    x = (
+        (100 + torch.randn(4096, 2, generator=torch.Generator().manual_seed(1)))
+        .bfloat16()
+        .requires_grad_()
+    )
     loss = standardization_loss(x)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(standardization_loss(x.double()).item(), rel=1e-5)
@@ -108,14 +127,22 @@ def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[st
         x = x.detach().double()[:, 1 if section.skip_first_position else 0 :]
         dims = (0, 1) if section.moments == "channel" else (2,)
         mean, variance = x.mean(dims), x.var(dims, correction=0)
-        found[name] = float((0.5 * (mean**2 + variance - (variance + section.eps).log() - 1)).mean())
+        found[name] = float(
+            (0.5 * (mean**2 + variance - (variance + section.eps).log() - 1)).mean()
+        )
 
     hooks = []
     for name, module in model.named_modules():
-        if name == "ln_f" or (name.split(".", 2)[-1] in SITES["ln_input"] and name.startswith("h.")):
-            hooks.append(module.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0])))
+        if name == "ln_f" or (
+            name.split(".", 2)[-1] in SITES["ln_input"] and name.startswith("h.")
+        ):
+            hooks.append(
+                module.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
+            )
         elif name.startswith("h.") and name.split(".", 2)[-1] in SITES["all_linear"]:
-            hooks.append(module.register_forward_hook(lambda _, args, out, name=name: note(name, out)))
+            hooks.append(
+                module.register_forward_hook(lambda _, args, out, name=name: note(name, out))
+            )
     with torch.no_grad():
         model(tokens)
     for hook in hooks:
@@ -126,7 +153,9 @@ def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[st
 @pytest.mark.parametrize("sites", SITES)
 @pytest.mark.parametrize("moments", ["channel", "token"])
 @pytest.mark.parametrize("norm", ["none", "layernorm"])
-def test_the_objective_is_the_mean_over_sites_and_channels(sites: str, moments: str, norm: str) -> None:
+def test_the_objective_is_the_mean_over_sites_and_channels(
+    sites: str, moments: str, norm: str
+) -> None:
     recipe = with_loss(sites=sites, moments=moments, skip_first_position=moments == "token")
     recipe = replace(recipe, model=replace(recipe.model, norm=norm))
     section, model = recipe.standardization_loss, build_model(recipe, 64, CPU)
@@ -135,12 +164,18 @@ def test_the_objective_is_the_mean_over_sites_and_channels(sites: str, moments: 
     losses = build_objective(recipe, model, CPU)(tokens, targets, None, None)
     assert list(losses) == ["ce", "standardization_loss"]
     divergences = losses["standardization_loss"].detach() / targets.numel()
-    names = [f"h.{i}.{name}" for i in range(2) for name in SITES[sites]] + ["ln_f"] * (sites == "ln_input")
+    names = [f"h.{i}.{name}" for i in range(2) for name in SITES[sites]] + ["ln_f"] * (
+        sites == "ln_input"
+    )
     expected = by_hand(model, tokens, section)
     assert section.sites_of(2) == names
-    assert divergences.tolist() == pytest.approx([expected[name] for name in names], rel=2e-5, abs=1e-6)
+    assert divergences.tolist() == pytest.approx(
+        [expected[name] for name in names], rel=2e-5, abs=1e-6
+    )
     width = {"attn.c_attn": 48, "mlp.c_fc": 64}
-    channels = [width.get(name.split(".", 2)[-1], 16) if moments == "channel" else 1 for name in names]
+    channels = [
+        width.get(name.split(".", 2)[-1], 16) if moments == "channel" else 1 for name in names
+    ]
     mean = sum(expected[name] * n for name, n in zip(names, channels, strict=True)) / sum(channels)
     assert float(divergences @ torch.tensor(section.shares(2))) == pytest.approx(mean, rel=2e-5)
     if moments == "channel":
@@ -151,7 +186,9 @@ def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Te
     """(scalars, gradients) of a first step."""
     plan = plan_step(recipe, Progress(step=2))  # step 3 is evaluated
     result = build_forward_backward(recipe, model, CPU)(RandomTokens(LENGTH).batch(plan), plan)
-    return result.scalars, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return result.scalars, {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def test_gradient_and_columns_are_means_over_micro_batches() -> None:
@@ -175,17 +212,29 @@ def test_gradient_and_columns_are_means_over_micro_batches() -> None:
         assert parameter.grad is not None
         assert torch.allclose(gradients[name], parameter.grad, atol=1e-7), name
     mean = sum(means) / 3
-    assert float(scalars["standardization_loss"]) == pytest.approx(float((mean * shares).sum()), rel=1e-6)
-    assert float(scalars["loss"]) == pytest.approx(float(model.loss_sum(tokens, targets)) / targets.numel(), rel=1e-5)
+    assert float(scalars["standardization_loss"]) == pytest.approx(
+        float((mean * shares).sum()), rel=1e-6
+    )
+    assert float(scalars["loss"]) == pytest.approx(
+        float(model.loss_sum(tokens, targets)) / targets.numel(), rel=1e-5
+    )
     columns = [f"std_kl_h.{i}.{name}" for i in range(2) for name in SITES["preact"]]
     assert [name for name in scalars if name.startswith("std_kl_")] == columns
     assert [float(scalars[name]) for name in columns] == pytest.approx(mean.tolist(), rel=1e-6)
     whole = replace(recipe, train=replace(recipe.train, micro_batch_tokens=LENGTH * BATCH))
-    assert abs(float(step_of(whole, model)[0]["standardization_loss"]) - float(scalars["standardization_loss"])) > 1e-3
+    assert (
+        abs(
+            float(step_of(whole, model)[0]["standardization_loss"])
+            - float(scalars["standardization_loss"])
+        )
+        > 1e-3
+    )
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"sites": "ln_input", "affine": True}, {"sites": "all_linear", "moments": "token"}], ids=str
+    "settings",
+    [{}, {"sites": "ln_input", "affine": True}, {"sites": "all_linear", "moments": "token"}],
+    ids=str,
 )
 def test_under_activation_checkpointing_it_counts_once(settings: dict[str, object]) -> None:
     recipe = with_loss(**settings)
@@ -193,7 +242,9 @@ def test_under_activation_checkpointing_it_counts_once(settings: dict[str, objec
     recomputing = replace(recipe, train=replace(recipe.train, activation_checkpointing=True))
     recomputed = step_of(recomputing, build_model(recipe, 64, CPU))
     for have, want in zip(recomputed, stored, strict=True):
-        assert have.keys() == want.keys() and all(torch.equal(have[name], want[name]) for name in want)
+        assert have.keys() == want.keys() and all(
+            torch.equal(have[name], want[name]) for name in want
+        )
 
 
 def rows_of(recipe: Recipe) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
@@ -215,9 +266,16 @@ def test_weight_0_is_the_model_without_it_bit_for_bit_and_measures() -> None:
 
 
 def test_training_with_it_brings_activations_nearer_to_standard_normal() -> None:
-    poor = replace(BARE, model=replace(BARE.model, init="gpt2"), train=replace(BARE.train, tokens=LENGTH * BATCH * 30))
+    poor = replace(
+        BARE,
+        model=replace(BARE.model, init="gpt2"),
+        train=replace(BARE.train, tokens=LENGTH * BATCH * 30),
+    )
     poor = replace(poor, optim=Optim(lr=1e-2, schedule="constant"))
-    (without, _), (with_it, _) = rows_of(with_loss(poor, weight=0)), rows_of(with_loss(poor, weight=1.0))
+    (without, _), (with_it, _) = (
+        rows_of(with_loss(poor, weight=0)),
+        rows_of(with_loss(poor, weight=1.0)),
+    )
     assert without[1]["standardization_loss"] == pytest.approx(with_it[1]["standardization_loss"])
     assert with_it[-1]["standardization_loss"] < 0.75 * without[-1]["standardization_loss"]  # type: ignore[operator]
 
@@ -230,7 +288,9 @@ def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_
     build_forward_backward(recipe, state.model, CPU)
     windows = torch.cat([tokens, targets[:, -1:]], dim=1)
     plain = build_model(BARE, 64, CPU)
-    assert torch.equal(evaluate(state.model, windows, 99, "fp32"), evaluate(plain, windows, 99, "fp32"))
+    assert torch.equal(
+        evaluate(state.model, windows, 99, "fp32"), evaluate(plain, windows, 99, "fp32")
+    )
 
 
 METHODS = {
@@ -244,12 +304,16 @@ METHODS = {
     "length warmup": {"seq_len_warmup": SeqLenWarmup(start=8, steps=4)},
     "batch warmup": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=14)},
     "layer dropping": {"progressive_layer_drop": ProgressiveLayerDrop(theta=0.5, steps=4)},
-    "simigrad": {"simigrad": SimiGrad(target=0.2, interval=1, window=1, min_batch_size=2, max_batch_size=16)},
+    "simigrad": {
+        "simigrad": SimiGrad(target=0.2, interval=1, window=1, min_batch_size=2, max_batch_size=16)
+    },
     "late gradients": {"ouroboros": Ouroboros(modules=3)},
     "muon": {"optim": Optim(name="muon", lr=3e-3, muon_lr=0.02)},
     "lanes": {"parallel": Parallel(lanes=4)},
     "narrow sums": {
-        "chunked_accumulation": ChunkedAccumulation(rounding="stochastic", forward=Accumulator(bits=9, chunk=8))
+        "chunked_accumulation": ChunkedAccumulation(
+            rounding="stochastic", forward=Accumulator(bits=9, chunk=8)
+        )
     },
 }
 
@@ -265,7 +329,9 @@ def test_stopping_and_continuing_moves_no_bit(method: str) -> None:
 
 
 def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran() -> None:
-    recipe = with_loss(replace(BARE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.1, steps=1)))
+    recipe = with_loss(
+        replace(BARE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.1, steps=1))
+    )
     for seed in range(40):
         recipe = replace(recipe, seed=seed)
         model = build_model(recipe, 64, CPU)
@@ -310,22 +376,31 @@ def test_bad_input_is_named_with_its_rule() -> None:
     with pytest.raises(RecipeError, match="layer norms have a scale and shift of their own"):
         load_recipe("small-standardization", [*layernorm, "standardization_loss.affine=true"])
     assert any(
-        "ignores the scale" in warning for warning in warnings_of(load_recipe("small-standardization", layernorm))
+        "ignores the scale" in warning
+        for warning in warnings_of(load_recipe("small-standardization", layernorm))
     )
     with pytest.raises(ValueError, match='must be "stash" with standardization_loss'):
         with_loss(replace(BARE, ouroboros=Ouroboros(modules=3, variant="replay")))
     with pytest.raises(ValueError, match="leaves nothing of sequences of 1 token"):
         with_loss(
-            replace(BARE, seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(1, LENGTH), until=(2,))),
+            replace(
+                BARE,
+                seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(1, LENGTH), until=(2,)),
+            ),
             skip_first_position=True,
         )
 
 
 def test_the_recipe_is_written_and_read_back_and_says_the_papers_factor() -> None:
     recipe = load_recipe("small-standardization")
-    assert recipe.standardization_loss is not None and "[standardization_loss]" in dump_recipe(recipe)
+    assert recipe.standardization_loss is not None and "[standardization_loss]" in dump_recipe(
+        recipe
+    )
     (line,) = recipe.standardization_loss.assumptions(recipe)
-    assert f"{recipe.standardization_loss.weight / (4 * 7 * 128):.3g}" in line and "micro_batch_tokens" in line
+    assert (
+        f"{recipe.standardization_loss.weight / (4 * 7 * 128):.3g}" in line
+        and "micro_batch_tokens" in line
+    )
     assert replace(recipe, standardization_loss=None) == load_recipe("small-no-norm")
 
 

@@ -47,12 +47,17 @@ def learned(sites: str, norm: str = "none") -> GPT:
 
 
 @pytest.mark.parametrize(
-    ("sites", "norm"), [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")]
+    ("sites", "norm"),
+    [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")],
 )
 def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm: str) -> None:
     model, (tokens, targets) = learned(sites, norm), batch(2)
     plain = folded(model)
-    kinds = {name for name, _ in plain.named_parameters() if "affine" in name or (norm == "none" and "ln_" in name)}
+    kinds = {
+        name
+        for name, _ in plain.named_parameters()
+        if "affine" in name or (norm == "none" and "ln_" in name)
+    }
     assert kinds == ({"ln_f.weight", "ln_f.bias"} if sites == "ln_input" else set())
     with torch.no_grad():
         losses = [float(m.loss_sum(tokens, targets)) / targets.numel() for m in (model, plain)]
@@ -62,17 +67,23 @@ def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm:
     assert folded(plain) is plain
     if norm == "layernorm":
         assert to_hf(plain).keys() == to_hf(build_model(load_recipe("small"), 64, CPU)).keys() - {
-            f"transformer.h.{i}.{name}" for i in (2, 3) for name in dict(plain.h[0].named_parameters())
+            f"transformer.h.{i}.{name}"
+            for i in (2, 3)
+            for name in dict(plain.h[0].named_parameters())
         }
 
 
-def test_a_run_is_read_with_its_scales_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_read_with_its_scales_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = with_loss(affine=True, sites="all_linear")
     state = fresh(recipe)
     state.model = learned("all_linear")
     write_checkpoint(tmp_path / "checkpoints" / "step-00000000", state, dump_recipe(recipe))
     monkeypatch.setattr(trained_model, "existing_run", lambda name: tmp_path)
-    monkeypatch.setattr(trained_model, "load_run_tokenizer", lambda run: SimpleNamespace(vocab_size=64))
+    monkeypatch.setattr(
+        trained_model, "load_run_tokenizer", lambda run: SimpleNamespace(vocab_size=64)
+    )
     loaded = trained_model.load_trained_model("any", None, CPU).model
     assert loaded.config.affine == () and state.model.config.affine != ()
     tokens, _ = batch(1)
@@ -92,19 +103,32 @@ def test_growth_in_depth_keeps_the_loss_and_training_goes_on() -> None:
     records = list(train_stages(state, recipe, data, val))  # type: ignore[arg-type]
     (growth,) = [record for record in records if isinstance(record, GrowthRecord)]
     assert growth.val_loss_after == growth.val_loss_before and growth.preserves_loss
-    rows = read_records(state, recipe, [record for record in records if isinstance(record, StepRecord)])
+    rows = read_records(
+        state, recipe, [record for record in records if isinstance(record, StepRecord)]
+    )
     assert math.isfinite(rows[-1]["standardization_loss"]) and "std_kl_h.1.mlp.c_proj" in rows[-1]  # type: ignore[arg-type]
 
 
-def test_a_runs_sites_are_shown_over_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runs_sites_are_shown_over_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     rows = rows_of_run(40, 0)
     sites = [f"h.{i}.{name}" for i in range(2) for name in SITES["preact"]]
     for row in rows[1:]:
         row["standardization_loss"] = 2.0
         if row["val_loss"] is not None:
-            row |= {f"std_kl_{site}": 1.0 / (row["step"] + number) for number, site in enumerate(sites)}
-    path = write_run(tmp_path, "small-std", 0, steps=40, rows=rows, more="\n[standardization_loss]\nweight = 0.1\n")
+            row |= {
+                f"std_kl_{site}": 1.0 / (row["step"] + number) for number, site in enumerate(sites)
+            }
+    path = write_run(
+        tmp_path,
+        "small-std",
+        0,
+        steps=40,
+        rows=rows,
+        more="\n[standardization_loss]\nweight = 0.1\n",
+    )
     (table,) = [table for table in tables_of_run(path) if table.title.startswith("Divergence")]
     assert table.header == ("after tokens", "10.24K", "20.48K", "30.72K", "40.96K")
     assert table.rows[0] == ("h.0.attn.c_attn", "0.1", "0.05", "0.0333", "0.025")
@@ -120,12 +144,17 @@ def test_a_runs_sites_are_shown_over_training(tmp_path: Path, monkeypatch: pytes
     [
         pytest.param({}, False, id="preact"),
         pytest.param(
-            {"sites": "ln_input", "affine": True, "moments": "token"}, False, id="ln_input", marks=pytest.mark.slow
+            {"sites": "ln_input", "affine": True, "moments": "token"},
+            False,
+            id="ln_input",
+            marks=pytest.mark.slow,
         ),
         pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
     ],
 )
-def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings: dict[str, object], recompute: bool) -> None:
+def test_compiled_as_a_whole_it_is_one_graph_without_breaks(
+    settings: dict[str, object], recompute: bool
+) -> None:
     recipe = with_loss(**settings)
     recipe = replace(recipe, train=replace(recipe.train, activation_checkpointing=recompute))
     torch._dynamo.reset()

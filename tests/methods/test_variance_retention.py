@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from efftrain_cli.methods.variance_retention import log_v, needed_bits, swamping_offset, variance_retention
+from efftrain_cli.methods.variance_retention import (
+    log_v,
+    needed_bits,
+    swamping_offset,
+    variance_retention,
+)
 from efftrain_cli.model.accumulation import sum_in_order
 from tests.model.rounding import by_definition
 
@@ -39,7 +44,12 @@ def test_variance_retention_to_eight_digits() -> None:
     assert have == expected
     assert round(variance_retention(9, 7, 4096), 8) == 0.99973679
     assert swamping_offset(9, 5) == 369.09375
-    assert [swamping_offset(9, 5, stage) for stage in (2, 3, 4, 5)] == [0.03125, 0.46875, 4.84375, 43.59375]
+    assert [swamping_offset(9, 5, stage) for stage in (2, 3, 4, 5)] == [
+        0.03125,
+        0.46875,
+        4.84375,
+        43.59375,
+    ]
 
 
 def test_needed_bits_are_those_of_the_table() -> None:
@@ -55,7 +65,9 @@ def test_needed_bits_are_those_of_the_table() -> None:
 def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits: int, n: int) -> None:
     """Simulated sums keep nearly all of their variance where the formula expects a third of it gone."""
     generator = torch.Generator().manual_seed(0)
-    terms = torch.tensor(by_definition(torch.randn(n, 4000, generator=generator, dtype=torch.float64).numpy(), 5))
+    terms = torch.tensor(
+        by_definition(torch.randn(n, 4000, generator=generator, dtype=torch.float64).numpy(), 5)
+    )
     kept = float(sum_in_order(terms, bits).var() / terms.sum(dim=0).var())
     assert kept > 0.93
     assert variance_retention(bits, 5, n) < 0.75

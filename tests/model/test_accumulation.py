@@ -52,7 +52,9 @@ VECTORS = {
 
 
 def test_the_vectors_are_those_of_the_tables() -> None:
-    assert np.allclose(hashed(5, 0), [0.31759886, 0.19123477, 0.5232041, 0.14301601, 0.79707836], atol=5e-9)
+    assert np.allclose(
+        hashed(5, 0), [0.31759886, 0.19123477, 0.5232041, 0.14301601, 0.79707836], atol=5e-9
+    )
 
 
 # --- rounding --------------------------------------------------------------------------------------------------------
@@ -66,7 +68,9 @@ def test_rounding_is_the_definition_bit_for_bit(bits: int, dtype: torch.dtype) -
     x = x.astype(np.float32 if dtype == torch.float32 else np.float64)
     x[:4] = [0.0, -0.0, 1.0 + 2.0 ** -(bits + 1), 1.0 + 3 * 2.0 ** -(bits + 1)]  # ties, to even
     rounded = round_nearest_(torch.tensor(x), bits)
-    assert np.array_equal(rounded.numpy().view(np.int32), by_definition(x, bits).astype(x.dtype).view(np.int32))
+    assert np.array_equal(
+        rounded.numpy().view(np.int32), by_definition(x, bits).astype(x.dtype).view(np.int32)
+    )
 
 
 def test_seven_bits_are_bfloat16_and_23_are_fp32() -> None:
@@ -87,7 +91,9 @@ def test_what_is_not_finite_stays_so(bits: int) -> None:
 
 
 @pytest.mark.parametrize("carrier", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("exponent_bits", "bits", "dtype"), [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("exponent_bits", "bits", "dtype"), [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)]
+)
 def test_a_narrow_exponent_is_that_of_ieee_formats(
     exponent_bits: int, bits: int, dtype: torch.dtype, carrier: torch.dtype
 ) -> None:
@@ -118,7 +124,9 @@ def test_the_papers_16_bit_accumulator_ends_at_4_billion() -> None:
 def test_stochastic_rounding_stays_in_range_and_right_on_average() -> None:
     random = random_bits(torch.tensor(draw_of(1, 2, 3, 4), dtype=torch.int32), 1_000_000)
     for carrier in (torch.float32, torch.float64):
-        x = torch.full((1_000_000,), 0.25 * 2.0**-39, dtype=carrier)  # a quarter of the smallest number of (1, 6, 9)
+        x = torch.full(
+            (1_000_000,), 0.25 * 2.0**-39, dtype=carrier
+        )  # a quarter of the smallest number of (1, 6, 9)
         assert int(round_in_range_(x, 9, 6, random)) == 0
         assert set(x.unique().tolist()) == {0.0, 2.0**-39}
         assert abs(float((x > 0).double().mean()) - 0.25) < 4 * 0.433 / 1000
@@ -147,7 +155,14 @@ def test_random_bits_are_a_function_of_their_arguments_alone() -> None:
     assert [value & 0xFFFFFFFF for value in whole.tolist()] == expected
     others = {
         draw_of(*key)
-        for key in ((7, 1, 0, 1), (7, 1, 1, 0), (7, 2, 0, 0), (8, 1, 0, 0), (7, 1, 0, 0), (7 + 2**40, 1, 0, 0))
+        for key in (
+            (7, 1, 0, 1),
+            (7, 1, 1, 0),
+            (7, 2, 0, 0),
+            (8, 1, 0, 0),
+            (7, 1, 0, 0),
+            (7 + 2**40, 1, 0, 0),
+        )
     }
     assert len(others) == 6
     shares = (whole[:, None] >> torch.arange(32) & 1).double().mean(dim=0)
@@ -158,7 +173,10 @@ def test_random_bits_are_a_function_of_their_arguments_alone() -> None:
 
 # vector, n, mantissa bits, exact sum of the rounded inputs; then in order, and in chunks of 16, 64, 256
 SUMS = [
-    *(("ones", 4096, bits, 4096.0, naive, 4096, 4096, 4096) for bits, naive in ((10, 2048), (9, 1024), (7, 256))),
+    *(
+        ("ones", 4096, bits, 4096.0, naive, 4096, 4096, 4096)
+        for bits, naive in ((10, 2048), (9, 1024), (7, 256))
+    ),
     ("tenth", 4096, 10, 409.5, 256, 402.5, 412.25, 402.75),
     ("tenth", 4096, 9, 409.5, 128, 393.5, 415.5, 392.5),
     ("tenth", 4096, 7, 410.0, 32, 472, 386, 478),
@@ -210,27 +228,62 @@ def test_fp8_dot_products_are_those_of_the_table(row: tuple) -> None:
 def test_fp8_dot_products_of_mean_zero_are_those_of_the_table() -> None:
     products = fp8_products(22, 23, 0.0, 4096)
     assert float(products.sum()) == pytest.approx(-85.388935, abs=1e-6)
-    sums = [float(sum_in_order(products, bits, chunk)) for bits, chunk in ((9, 0), (9, 64), (5, 0), (5, 64))]
+    sums = [
+        float(sum_in_order(products, bits, chunk))
+        for bits, chunk in ((9, 0), (9, 64), (5, 0), (5, 64))
+    ]
     assert sums == [-87, -85.75, -68, -86]
 
 
 def fp8_products(salt_a: int, salt_b: int, mean: float, n: int) -> Tensor:
-    a, b = (torch.tensor(spread(n, salt, mean)).float().to(torch.float8_e5m2).double() for salt in (salt_a, salt_b))
+    a, b = (
+        torch.tensor(spread(n, salt, mean)).float().to(torch.float8_e5m2).double()
+        for salt in (salt_a, salt_b)
+    )
     return a * b
 
 
 @pytest.mark.parametrize(
     ("mean", "expected"),
     [
-        (1.0, {4: 0.0071, 16: 0.0035, 32: 0.0027, 64: 0.0017, 128: 0.0013, 256: 0.0013, 1024: 0.0036, 0: 0.080}),
-        (0.0, {4: 0.0085, 16: 0.0047, 32: 0.0035, 64: 0.0034, 128: 0.0040, 256: 0.0051, 1024: 0.0092, 0: 0.0169}),
+        (
+            1.0,
+            {
+                4: 0.0071,
+                16: 0.0035,
+                32: 0.0027,
+                64: 0.0017,
+                128: 0.0013,
+                256: 0.0013,
+                1024: 0.0036,
+                0: 0.080,
+            },
+        ),
+        (
+            0.0,
+            {
+                4: 0.0085,
+                16: 0.0047,
+                32: 0.0035,
+                64: 0.0034,
+                128: 0.0040,
+                256: 0.0051,
+                1024: 0.0092,
+                0: 0.0169,
+            },
+        ),
     ],
 )
 def test_error_over_chunk_length_is_u_shaped(mean: float, expected: dict[int, float]) -> None:
     """256 vectors of 4096; the table's were others, so the error of an error is allowed for: a fifth."""
-    terms = torch.tensor(by_definition(np.stack([spread(4096, 100 + salt, mean) for salt in range(256)], axis=1), 9))
+    terms = torch.tensor(
+        by_definition(np.stack([spread(4096, 100 + salt, mean) for salt in range(256)], axis=1), 9)
+    )
     exact = terms.sum(dim=0)
-    errors = {chunk: float((sum_in_order(terms, 9, chunk) - exact).norm() / exact.norm()) for chunk in expected}
+    errors = {
+        chunk: float((sum_in_order(terms, 9, chunk) - exact).norm() / exact.norm())
+        for chunk in expected
+    }
     assert errors == {chunk: pytest.approx(value, rel=0.25) for chunk, value in expected.items()}
     assert errors[64] < errors[4]
     assert errors[64] < errors[1024] < errors[0]
@@ -239,7 +292,9 @@ def test_error_over_chunk_length_is_u_shaped(mean: float, expected: dict[int, fl
 def test_all_widths_at_once_are_each_width_alone() -> None:
     """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so here they are the
     same."""
-    products = torch.stack([fp8_products(2 * salt, 2 * salt + 1, salt % 3 - 1.0, 1000) for salt in range(50)], dim=1)
+    products = torch.stack(
+        [fp8_products(2 * salt, 2 * salt + 1, salt % 3 - 1.0, 1000) for salt in range(50)], dim=1
+    )
     for chunk in (0, 16, 64, 300):
         sums = sums_in_order(products.float(), (3, 5, 9, 12), chunk)
         for number, bits in enumerate((3, 5, 9, 12)):
@@ -277,7 +332,10 @@ def test_stochastic_sums_do_not_stop() -> None:
 
 def operands(m: int, k: int, n: int, mean: float = 0.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(m, k, generator=generator) + mean, torch.randn(k, n, generator=generator) + mean
+    a, b = (
+        torch.randn(m, k, generator=generator) + mean,
+        torch.randn(k, n, generator=generator) + mean,
+    )
     return a.to(torch.float8_e5m2).float(), b.to(torch.float8_e5m2).float()
 
 
@@ -285,7 +343,8 @@ def test_the_exact_product_is_the_sum_of_its_definition() -> None:
     a, b = operands(3, 50, 5)
     for chunk in (0, 16):
         expected = [
-            [float(sum_in_order(a[i].double() * b[:, j].double(), 6, chunk)) for j in range(5)] for i in range(3)
+            [float(sum_in_order(a[i].double() * b[:, j].double(), 6, chunk)) for j in range(5)]
+            for i in range(3)
         ]
         assert exact_matmul(a, b, 6, chunk).tolist() == expected
 
@@ -293,12 +352,15 @@ def test_the_exact_product_is_the_sum_of_its_definition() -> None:
 def test_error_of_an_fp8_product_is_that_of_the_table() -> None:
     a, b = operands(64, 768, 64)
     exact = a.double() @ b.double()
-    errors = [float((exact_matmul(a, b, 9, chunk) - exact).norm() / exact.norm()) for chunk in (64, 0)]
+    errors = [
+        float((exact_matmul(a, b, 9, chunk) - exact).norm() / exact.norm()) for chunk in (64, 0)
+    ]
     assert errors == [pytest.approx(0.00205, rel=0.1), pytest.approx(0.00706, rel=0.1)]
 
 
 @pytest.mark.parametrize(
-    ("bits", "chunk", "block"), [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)]
+    ("bits", "chunk", "block"),
+    [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)],
 )
 def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int) -> None:
     """Sums of blocks are exact here (fp8 operands, few products), so the order within a block does not matter."""
@@ -330,7 +392,10 @@ def test_stochastic_products_repeat_and_differ_by_draw() -> None:
 
 def test_operands_take_their_format_and_scales_are_powers_of_two() -> None:
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e-5
-    for name, dtype, largest in (("fp8_e4m3", torch.float8_e4m3fn, 448), ("fp8_e5m2", torch.float8_e5m2, 57344)):
+    for name, dtype, largest in (
+        ("fp8_e4m3", torch.float8_e4m3fn, 448),
+        ("fp8_e5m2", torch.float8_e5m2, 57344),
+    ):
         rounded, scale = to_operand(x, name)
         assert math.log2(float(scale)).is_integer()
         assert largest / 2 < float((x * scale).abs().max()) <= largest

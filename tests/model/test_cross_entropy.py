@@ -18,7 +18,9 @@ def plain(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor
     return F.cross_entropy(F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum")
 
 
-def loss_and_gradients(form: Callable[..., Tensor], bf16: bool, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def loss_and_gradients(
+    form: Callable[..., Tensor], bf16: bool, scale: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     x = (scale * torch.randn(130, 32, generator=generator)).requires_grad_()
     weight = torch.randn(ROWS, 32, generator=generator).requires_grad_()
@@ -34,7 +36,9 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-@pytest.mark.parametrize(("bf16", "loss_error", "gradient_error"), [(False, 1e-6, 1e-5), (True, 1e-3, 1e-2)])
+@pytest.mark.parametrize(
+    ("bf16", "loss_error", "gradient_error"), [(False, 1e-6, 1e-5), (True, 1e-3, 1e-2)]
+)
 def test_agrees_with_the_plain_form(bf16: bool, loss_error: float, gradient_error: float) -> None:
     loss, x, weight = loss_and_gradients(summed_cross_entropy, bf16)
     plain_loss, plain_x, plain_weight = loss_and_gradients(plain, bf16)
@@ -46,7 +50,8 @@ def test_agrees_with_the_plain_form(bf16: bool, loss_error: float, gradient_erro
 
 def test_bf16_is_as_near_to_fp32_as_the_plain_form_is() -> None:
     exact, ours, theirs = (
-        loss_and_gradients(form, bf16) for form, bf16 in ((plain, False), (summed_cross_entropy, True), (plain, True))
+        loss_and_gradients(form, bf16)
+        for form, bf16 in ((plain, False), (summed_cross_entropy, True), (plain, True))
     )
     for truth, a, b in zip(exact, ours, theirs, strict=True):
         assert relative(a, truth) < 1.5 * relative(b, truth) + 1e-6
@@ -68,16 +73,25 @@ def test_logits_far_apart_neither_overflow_nor_vanish() -> None:
 
 def test_without_gradient_it_is_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     loss, _, _ = loss_and_gradients(summed_cross_entropy, bf16=False)
-    monkeypatch.setattr("efftrain_cli.model.cross_entropy._CHUNK_BYTES", {"cpu": 1 << 20})  # several chunks
+    monkeypatch.setattr(
+        "efftrain_cli.model.cross_entropy._CHUNK_BYTES", {"cpu": 1 << 20}
+    )  # several chunks
     generator = torch.Generator().manual_seed(5)
-    x, weight = torch.randn(130, 32, generator=generator), torch.randn(ROWS, 32, generator=generator)
+    x, weight = (
+        torch.randn(130, 32, generator=generator),
+        torch.randn(ROWS, 32, generator=generator),
+    )
     targets = torch.randint(VOCAB, (130,), generator=generator)
     with torch.no_grad():
-        torch.testing.assert_close(summed_cross_entropy(x, weight, targets, VOCAB), loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            summed_cross_entropy(x, weight, targets, VOCAB), loss, rtol=1e-6, atol=0
+        )
 
 
 def test_a_nan_reaches_loss_and_gradient() -> None:
     x = torch.full((3, 4), float("nan"), requires_grad=True)
-    loss = summed_cross_entropy(x, torch.ones(8, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64), 6)
+    loss = summed_cross_entropy(
+        x, torch.ones(8, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64), 6
+    )
     loss.backward()
     assert loss.isnan() and x.grad is not None and x.grad.isnan().all()

@@ -17,7 +17,11 @@ def test_gpt2_has_its_published_number_of_parameters() -> None:
 
 def test_the_model_and_the_plan_count_alike() -> None:
     model = GPT(CONFIG)
-    assert model.parameter_count == parameter_count(3, 16, 32, 64) == sum(p.numel() for p in model.parameters())
+    assert (
+        model.parameter_count
+        == parameter_count(3, 16, 32, 64)
+        == sum(p.numel() for p in model.parameters())
+    )
     assert model.flops_per_token() == flops_per_token(16, 32, 64, 3)
     assert model.flops_per_token(8, 1.5) == flops_per_token(16, 8, 64, 1.5)
     # 6 N without the positions, and 12 L C T for the attention
@@ -30,7 +34,10 @@ def test_every_parameter_has_a_kind() -> None:
     kinds = GPT(CONFIG).parameter_kinds()
     assert len(kinds) == 4 + 3 * 12
     assert kinds["wte.weight"] == "token_embedding" and kinds["wpe.weight"] == "position_embedding"
-    assert kinds["h.2.attn.c_attn.weight"] == "fused_matrix" and kinds["h.0.mlp.c_fc.weight"] == "matrix"
+    assert (
+        kinds["h.2.attn.c_attn.weight"] == "fused_matrix"
+        and kinds["h.0.mlp.c_fc.weight"] == "matrix"
+    )
     assert kinds["ln_f.bias"] == "last_norm" and kinds["h.1.ln_2.weight"] == "vector"
 
 

@@ -73,8 +73,13 @@ def test_top_p_draws_among_the_fewest_tokens_that_reach_it() -> None:
     logits = torch.log(torch.tensor([[0.05, 0.5, 0.15, 0.3]], dtype=torch.float64)).expand(4000, 4)
 
     def drawn(top_p: float) -> dict[int, float]:
-        tokens = draw(logits, Sampling(temperature=1.0, top_p=top_p, seed=1), torch.Generator().manual_seed(1))
-        return {token: float((tokens == token).double().mean()) for token in sorted(set(tokens.tolist()))}
+        tokens = draw(
+            logits, Sampling(temperature=1.0, top_p=top_p, seed=1), torch.Generator().manual_seed(1)
+        )
+        return {
+            token: float((tokens == token).double().mean())
+            for token in sorted(set(tokens.tolist()))
+        }
 
     two = drawn(0.7)
     assert two.keys() == {1, 3}
@@ -85,7 +90,13 @@ def test_top_p_draws_among_the_fewest_tokens_that_reach_it() -> None:
 
 
 def test_impossible_sampling_is_refused() -> None:
-    for wrong in ({"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
+    for wrong in (
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+    ):
         with pytest.raises(ValueError, match="must be"):
             Sampling(**wrong)
 
@@ -97,7 +108,9 @@ def tokenizer() -> Tokenizer:
 
 def test_text_is_whole_characters_and_ends_at_end_of_text(tokenizer: Tokenizer) -> None:
     size = tokenizer.vocab_size
-    config = GPTConfig(n_layer=1, n_head=1, n_embd=8, seq_len=64, vocab_size=size, padded_vocab_size=320)
+    config = GPTConfig(
+        n_layer=1, n_head=1, n_embd=8, seq_len=64, vocab_size=size, padded_vocab_size=320
+    )
     model = random_gpt(config, spread=0.3, seed=5)
     sampling = Sampling(temperature=1.0, seed=1)
     pieces = list(generate_text(model, tokenizer, "the cat", sampling, max_tokens=50))

@@ -12,10 +12,20 @@ import torch
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.model.hf import CONV1D_WEIGHTS, from_hf, from_hf_config, read_hf, to_hf, to_hf_config, write_hf
+from efftrain_cli.model.hf import (
+    CONV1D_WEIGHTS,
+    from_hf,
+    from_hf_config,
+    read_hf,
+    to_hf,
+    to_hf_config,
+    write_hf,
+)
 from tests.trained_run import random_gpt
 
-CONFIG = GPTConfig(n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101, padded_vocab_size=128)
+CONFIG = GPTConfig(
+    n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101, padded_vocab_size=128
+)
 
 
 def random_ours(config: GPTConfig = CONFIG) -> GPT:
@@ -27,7 +37,9 @@ def pair():
     """(our GPT, transformers' GPT-2 with the same weights)."""
     transformers = pytest.importorskip("transformers")
     ours = random_ours()
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**to_hf_config(CONFIG, eot_id=100)))
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**to_hf_config(CONFIG, eot_id=100))
+    )
     missing = theirs.load_state_dict(to_hf(ours), strict=False)
     assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys
     return ours, theirs
@@ -35,7 +47,9 @@ def pair():
 
 def test_logits_loss_and_gradients_agree(pair) -> None:
     ours, theirs = pair
-    tokens = torch.randint(CONFIG.vocab_size, (2, CONFIG.seq_len + 1), generator=torch.Generator().manual_seed(5))
+    tokens = torch.randint(
+        CONFIG.vocab_size, (2, CONFIG.seq_len + 1), generator=torch.Generator().manual_seed(5)
+    )
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     logits = ours(inputs)
@@ -48,7 +62,13 @@ def test_logits_loss_and_gradients_agree(pair) -> None:
     assert abs(loss.item() - reference_loss.item()) < 1e-4
     # transformers shifts labels itself: its loss over all the tokens leaves out the one target it has no input for.
     own_shift = theirs(inputs, labels=inputs).loss
-    assert abs(own_shift.item() - (ours.loss_sum(inputs[:, :-1], inputs[:, 1:]) / inputs[:, 1:].numel()).item()) < 1e-4
+    assert (
+        abs(
+            own_shift.item()
+            - (ours.loss_sum(inputs[:, :-1], inputs[:, 1:]) / inputs[:, 1:].numel()).item()
+        )
+        < 1e-4
+    )
 
     ours.zero_grad()
     theirs.zero_grad()
@@ -82,7 +102,11 @@ def test_the_released_format_is_read(tmp_path: Path) -> None:
     tensors["h.0.attn.bias"] = torch.ones(1, 1, CONFIG.seq_len, CONFIG.seq_len).tril()
     save_file(tensors, tmp_path / "model.safetensors")
     config = to_hf_config(CONFIG, eot_id=100)
-    for key in ("tie_word_embeddings", "scale_attn_weights", "n_inner"):  # absent from the released config.json
+    for key in (
+        "tie_word_embeddings",
+        "scale_attn_weights",
+        "n_inner",
+    ):  # absent from the released config.json
         del config[key]
     (tmp_path / "config.json").write_text(json.dumps(config))
     model, _ = read_hf(tmp_path)
@@ -106,7 +130,11 @@ def test_shards_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path: Path) -> None:
-    config = to_hf_config(CONFIG, eot_id=100) | {"activation_function": "relu", "n_inner": 7, "n_head": 5}
+    config = to_hf_config(CONFIG, eot_id=100) | {
+        "activation_function": "relu",
+        "n_inner": 7,
+        "n_head": 5,
+    }
     with pytest.raises(CheckpointError) as error:
         from_hf_config(config)
     for key in ("activation_function", "n_inner", "n_head"):
@@ -146,11 +174,15 @@ def tokenizer_json() -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["the cat sat on the mat, and the dog sat on the log. "] * 20, trainer)
+    tokenizer.train_from_iterator(
+        ["the cat sat on the mat, and the dog sat on the log. "] * 20, trainer
+    )
     return tokenizer.to_str()
 
 
-def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json: str, monkeypatch) -> None:
+def test_an_export_loads_in_transformers_offline(
+    tmp_path: Path, tokenizer_json: str, monkeypatch
+) -> None:
     """F48: equal logits and equal greedy text, with the Hub switched off."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer
@@ -158,7 +190,9 @@ def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json:
     tokenizer = Tokenizer.from_str(tokenizer_json)
     size = tokenizer.get_vocab_size()
     eot_id = tokenizer.token_to_id("<|endoftext|>")
-    config = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=96, vocab_size=size, padded_vocab_size=320)
+    config = GPTConfig(
+        n_layer=2, n_head=2, n_embd=16, seq_len=96, vocab_size=size, padded_vocab_size=320
+    )
     ours = random_ours(config)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")
@@ -166,7 +200,10 @@ def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
     for text in ("the dog sat", " and\n\tthe  mat ", "Übergröße 猫", "x<|endoftext|>y"):
-        assert their_tokenizer(text)["input_ids"] == tokenizer.encode(text, add_special_tokens=False).ids
+        assert (
+            their_tokenizer(text)["input_ids"]
+            == tokenizer.encode(text, add_special_tokens=False).ids
+        )
         ids = their_tokenizer(text)["input_ids"]
         assert their_tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=False)
     assert their_tokenizer.eos_token_id == eot_id
@@ -174,7 +211,9 @@ def test_an_export_loads_in_transformers_offline(tmp_path: Path, tokenizer_json:
     assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-4)
 
     # Greedy text of both, each with its own loop and cache.
-    written = theirs.generate(tokens, max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    written = theirs.generate(
+        tokens, max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
     ours_written = [int(token) for token in islice(generate(ours, tokens, GREEDY), 64)]
     assert written[0, tokens.shape[1] :].tolist() == ours_written
 
@@ -235,7 +274,9 @@ def test_a_file_that_is_no_config_and_no_index(exported: Path, file: str, conten
         read_hf(exported)
 
 
-@pytest.mark.parametrize("names", [["a", ["b"]], [3], [None], ["../model.safetensors"], [{}]], ids=str)
+@pytest.mark.parametrize(
+    "names", [["a", ["b"]], [3], [None], ["../model.safetensors"], [{}]], ids=str
+)
 def test_an_index_that_names_no_files(exported: Path, names: list[object]) -> None:
     """F74."""
     (exported / "model.safetensors").rename(exported / "part.safetensors")
@@ -254,5 +295,7 @@ def test_weights_that_are_not_finite_are_not_imported(exported: Path, value: flo
     name = next(name for name in tensors if "h.1.mlp.c_fc.bias" in name)
     tensors[name][3] = value
     save_file(tensors, exported / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"h\.1\.mlp\.c_fc\.bias: the weights hold NaN or infinity"):
+    with pytest.raises(
+        CheckpointError, match=r"h\.1\.mlp\.c_fc\.bias: the weights hold NaN or infinity"
+    ):
         read_hf(exported)

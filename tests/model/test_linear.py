@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.model.accumulation import draw_of, scale_of, to_operand
-from efftrain_cli.model.linear import Arithmetic, NarrowLinear, RoleAccumulator, clear_seen, fp8_matmul
+from efftrain_cli.model.linear import (
+    Arithmetic,
+    NarrowLinear,
+    RoleAccumulator,
+    clear_seen,
+    fp8_matmul,
+)
 
 NARROW = RoleAccumulator(4, 0)
 
@@ -33,12 +39,17 @@ NEUTRAL = RoleAccumulator(23, 0)
 
 @pytest.mark.parametrize(
     "arithmetic",
-    [Arithmetic(), Arithmetic(fidelity="intra_fp32", forward=NEUTRAL, grad_input=NEUTRAL, grad_weight=NEUTRAL)],
+    [
+        Arithmetic(),
+        Arithmetic(fidelity="intra_fp32", forward=NEUTRAL, grad_input=NEUTRAL, grad_weight=NEUTRAL),
+    ],
     ids=["no role", "neutral"],
 )
 def test_the_neutral_layer_moves_no_bit(arithmetic: Arithmetic, layer_and_data: tuple) -> None:
     linear, x, grad = layer_and_data
-    for have, want in zip(results(NarrowLinear(linear, arithmetic), x, grad), results(linear, x, grad), strict=True):
+    for have, want in zip(
+        results(NarrowLinear(linear, arithmetic), x, grad), results(linear, x, grad), strict=True
+    ):
         assert torch.equal(have, want)
 
 
@@ -48,7 +59,9 @@ def test_a_role_changes_its_own_product_only(role: int, layer_and_data: tuple) -
     name = ("forward", "grad_input", "grad_weight")[role]
     have = results(NarrowLinear(linear, Arithmetic(**{name: NARROW})), x, grad)
     want = results(linear, x, grad)
-    assert [torch.equal(a, b) for a, b in zip(have, want, strict=True)] == [number != role for number in range(4)]
+    assert [torch.equal(a, b) for a, b in zip(have, want, strict=True)] == [
+        number != role for number in range(4)
+    ]
     assert 0.001 < float((have[role] - want[role]).norm() / want[role].norm()) < 0.2
 
 
@@ -59,12 +72,25 @@ def test_the_more_often_it_is_rounded_the_larger_the_error(layer_and_data: tuple
     errors = {}
     for fidelity in ("intra_fp32", "blocked", "exact"):
         arithmetic = Arithmetic(
-            "fp8_e4m3", "fp8_e5m2", fidelity=fidelity, forward=narrow, grad_input=narrow, grad_weight=narrow
+            "fp8_e4m3",
+            "fp8_e5m2",
+            fidelity=fidelity,
+            forward=narrow,
+            grad_input=narrow,
+            grad_weight=narrow,
         )
         have = results(NarrowLinear(linear, arithmetic), x, grad)
-        errors[fidelity] = [float((a - b).norm() / b.norm()) for a, b in zip(have, want, strict=True)]
+        errors[fidelity] = [
+            float((a - b).norm() / b.norm()) for a, b in zip(have, want, strict=True)
+        ]
     for role in range(3):
-        assert 0.003 < errors["intra_fp32"][role] < errors["blocked"][role] < errors["exact"][role] < 0.05
+        assert (
+            0.003
+            < errors["intra_fp32"][role]
+            < errors["blocked"][role]
+            < errors["exact"][role]
+            < 0.05
+        )
     assert errors["exact"][3] == 0.0
 
 
@@ -74,16 +100,23 @@ def test_fp8_operands_change_results_by_their_rounding(layer_and_data: tuple) ->
     want = results(linear, x, grad)
     for a, b in list(zip(have, want, strict=True))[:3]:
         assert 0.02 < float((a - b).norm() / b.norm()) < 0.08
-    assert torch.equal(have[3], want[3])  # the bias's gradient is summed in fp32, from the gradient as it came
+    assert torch.equal(
+        have[3], want[3]
+    )  # the bias's gradient is summed in fp32, from the gradient as it came
 
 
-def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(layer_and_data: tuple) -> None:
+def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(
+    layer_and_data: tuple,
+) -> None:
     linear, x, grad = layer_and_data
     formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2"}
     fast = RoleAccumulator(fast=True)
     have = results(
         NarrowLinear(
-            linear, Arithmetic(**formats, fidelity="hardware", forward=fast, grad_input=fast, grad_weight=fast)
+            linear,
+            Arithmetic(
+                **formats, fidelity="hardware", forward=fast, grad_input=fast, grad_weight=fast
+            ),
         ),
         x,
         grad,
@@ -137,11 +170,16 @@ def test_the_three_products_draw_noise_of_their_own() -> None:
         linear.weight.data.copy_(a)
         linear.bias.data.zero_()
         layer = NarrowLinear(
-            linear, Arithmetic(stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW)
+            linear,
+            Arithmetic(
+                stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW
+            ),
         )
         y, grad_x, grad_weight = results(layer, a, a)[:3]
         pairs = ((y, grad_x), (y, grad_weight), (grad_x, grad_weight))
-        assert [torch.allclose(left, right, rtol=1e-6) for left, right in pairs] == [not stochastic] * 3
+        assert [torch.allclose(left, right, rtol=1e-6) for left, right in pairs] == [
+            not stochastic
+        ] * 3
 
 
 def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None:
@@ -154,20 +192,31 @@ def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None
 
 
 @pytest.mark.parametrize("fidelity", ["blocked", "intra_fp32", "exact"])
-def test_a_layer_counts_what_saturates_and_notes_its_scales(fidelity: str, layer_and_data: tuple) -> None:
+def test_a_layer_counts_what_saturates_and_notes_its_scales(
+    fidelity: str, layer_and_data: tuple
+) -> None:
     linear, x, grad = layer_and_data
     formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2", "fidelity": fidelity}
-    layer = NarrowLinear(linear, Arithmetic(**formats, grad_input=RoleAccumulator(6, 64, exponent_bits=5)))
+    layer = NarrowLinear(
+        linear, Arithmetic(**formats, grad_input=RoleAccumulator(6, 64, exponent_bits=5))
+    )
     wide = results(NarrowLinear(linear, Arithmetic(**formats)), x, grad)
     have = results(layer, x, grad)
     # e4m3 times e5m2 goes to 2.6e7, the accumulator to 65,024
-    largest = 2.0**15 * (2 - 2.0**-6) / float(scale_of(grad, "fp8_e5m2") * scale_of(linear.weight, "fp8_e4m3"))
+    largest = (
+        2.0**15
+        * (2 - 2.0**-6)
+        / float(scale_of(grad, "fp8_e5m2") * scale_of(linear.weight, "fp8_e4m3"))
+    )
     assert float(have[1].abs().max()) == pytest.approx(largest)
     assert float(wide[1].abs().max()) > largest
     assert torch.equal(have[0], wide[0])
     assert layer.seen[0] == layer.seen[2] == 0
     assert float(layer.seen[1]) >= int((have[1].abs() > 0.999 * largest).sum()) > 0
-    scales = [float(scale_of(*pair)) for pair in ((x, "fp8_e4m3"), (linear.weight, "fp8_e4m3"), (grad, "fp8_e5m2"))]
+    scales = [
+        float(scale_of(*pair))
+        for pair in ((x, "fp8_e4m3"), (linear.weight, "fp8_e4m3"), (grad, "fp8_e5m2"))
+    ]
     assert layer.seen[3:6].exp2().tolist() == (-layer.seen[6:]).exp2().tolist() == scales
 
 
@@ -179,7 +228,12 @@ def test_the_traced_layer_computes_the_same_bits(layer_and_data: tuple) -> None:
     for stochastic in (False, True):
         short = RoleAccumulator(4, 0, exponent_bits=4)
         arithmetic = Arithmetic(
-            "fp8_e4m3", "fp8_e5m2", stochastic=stochastic, forward=short, grad_input=short, grad_weight=short
+            "fp8_e4m3",
+            "fp8_e5m2",
+            stochastic=stochastic,
+            forward=short,
+            grad_input=short,
+            grad_weight=short,
         )
         layer = NarrowLinear(linear, arithmetic)
         layer.draw.fill_(5)

@@ -61,7 +61,9 @@ def test_a_term_of_activations_is_added_up_once_and_has_a_gradient(recompute: bo
     assert torch.equal(x, plain)
     assert names == 2 * ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
     inside = model.h[1].mlp.c_fc(model.h[1].ln_2(_before_mlp(model, tokens)))
-    assert len(terms) == 2 and terms[1].item() == pytest.approx(inside.square().mean().item(), rel=1e-6)
+    assert len(terms) == 2 and terms[1].item() == pytest.approx(
+        inside.square().mean().item(), rel=1e-6
+    )
     torch.cat(terms).sum().backward()
     assert model.h[1].mlp.c_fc.weight.grad.abs().sum() > 0 and model.ln_f.weight.grad is None
 

@@ -47,7 +47,9 @@ def tokens(batch: int = 2, length: int = 9) -> torch.Tensor:
 
 def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> None:
     model = made(BARE)
-    assert not [name for name, _ in model.named_parameters() if ".ln_" in name or name.startswith("ln_")]
+    assert not [
+        name for name, _ in model.named_parameters() if ".ln_" in name or name.startswith("ln_")
+    ]
     assert set(model.parameter_kinds().values()) == {
         "token_embedding",
         "position_embedding",
@@ -58,16 +60,26 @@ def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> Non
     }
     assert made(GPT2).parameter_count - model.parameter_count == 3 * 4 * 16 + 2 * 16
     assert (
-        model.parameter_count == parameter_count(3, 16, 32, 64, "none") == 64 * 16 + 32 * 16 + 3 * (12 * 256 + 9 * 16)
+        model.parameter_count
+        == parameter_count(3, 16, 32, 64, "none")
+        == 64 * 16 + 32 * 16 + 3 * (12 * 256 + 9 * 16)
     )
     assert block_parameters(16) - block_parameters(16, "none") == 4 * 16
     expected = 6 * (model.parameter_count - 32 * 16) + 12 * 3 * 16 * 8
-    assert model.flops_per_token(8).with_logits == expected == flops_per_token(16, 8, 64, 3, "none").with_logits
-    assert model_parameters(RECIPE, 64) == build_model(RECIPE, 64, torch.device("cpu")).parameter_count
+    assert (
+        model.flops_per_token(8).with_logits
+        == expected
+        == flops_per_token(16, 8, 64, 3, "none").with_logits
+    )
+    assert (
+        model_parameters(RECIPE, 64) == build_model(RECIPE, 64, torch.device("cpu")).parameter_count
+    )
 
 
 def test_unit_initialization_keeps_the_variance_near_one_at_every_depth() -> None:
-    config = replace(BARE, n_layer=12, n_embd=256, n_head=4, seq_len=64, vocab_size=509, padded_vocab_size=512)
+    config = replace(
+        BARE, n_layer=12, n_embd=256, n_head=4, seq_len=64, vocab_size=509, padded_vocab_size=512
+    )
     model = made(config)
     ids = torch.randint(509, (8, 64), generator=torch.Generator().manual_seed(0))
     seen: dict[str, list[float]] = {}
@@ -79,7 +91,9 @@ def test_unit_initialization_keeps_the_variance_near_one_at_every_depth() -> Non
         block.term = term
     x = model.run_blocks(model.embed(ids))
     assert seen["ln_1"][0] == pytest.approx(1, rel=0.05), "the embedding's output"
-    assert all(0.8 < variance < 2.2 for variance in seen["ln_1"] + seen["attn.c_attn"] + seen["mlp.c_fc"])
+    assert all(
+        0.8 < variance < 2.2 for variance in seen["ln_1"] + seen["attn.c_attn"] + seen["mlp.c_fc"]
+    )
     assert float(x.var()) < 2.5
     assert not model.wte.weight[509:].any()
     logits = model.head(x)
@@ -94,11 +108,19 @@ def test_the_defaults_are_gpt2() -> None:
         if parameter.dim() == 2:
             std = 0.02 / math.sqrt(6) if name.endswith("c_proj.weight") else 0.02
             drawn = torch.randn(parameter.shape, generator=generator) * std
-            assert torch.equal(parameter[:61], drawn[:61]) if name == "wte.weight" else torch.equal(parameter, drawn)
+            assert (
+                torch.equal(parameter[:61], drawn[:61])
+                if name == "wte.weight"
+                else torch.equal(parameter, drawn)
+            )
         else:
-            assert torch.equal(parameter, torch.full_like(parameter, 0.0 if name.endswith("bias") else 1.0))
+            assert torch.equal(
+                parameter, torch.full_like(parameter, 0.0 if name.endswith("bias") else 1.0)
+            )
     x = model.hidden(tokens())
-    assert torch.equal(model.head(x), torch.nn.functional.linear(model.ln_f(x), model.wte.weight)[..., :61])
+    assert torch.equal(
+        model.head(x), torch.nn.functional.linear(model.ln_f(x), model.wte.weight)[..., :61]
+    )
     assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
 
 
@@ -111,7 +133,9 @@ def test_it_trains_generates_and_resumes_bit_for_bit() -> None:
     for _ in range(4):
         text = torch.cat([text, next(generated)[:, None]], dim=1)
     with torch.no_grad():
-        assert [int(model(text[:, :n])[0, -1].argmax()) for n in range(5, 9)] == text[0, 5:].tolist()
+        assert [int(model(text[:, :n])[0, -1].argmax()) for n in range(5, 9)] == text[
+            0, 5:
+        ].tolist()
 
 
 def test_a_recipe_of_it_is_written_and_read_back() -> None:
@@ -119,11 +143,15 @@ def test_a_recipe_of_it_is_written_and_read_back() -> None:
     assert (recipe.model.norm, recipe.model.init) == ("none", "unit")
     assert 'norm = "none"' in dump_recipe(recipe)
     assert replace(recipe.model, norm="layernorm", init="gpt2") == load_recipe("small").model
-    with pytest.raises(RecipeError, match=r"(?s)model.norm = \"rmsnorm\".*must be one of 'layernorm' or 'none'"):
+    with pytest.raises(
+        RecipeError, match=r"(?s)model.norm = \"rmsnorm\".*must be one of 'layernorm' or 'none'"
+    ):
         load_recipe("small", ["model.norm=rmsnorm"])
 
 
-def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(tmp_path: Path) -> None:
+def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UsageError, match="no layer norms"):
         write_hf(made(BARE), "{}", 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -134,7 +162,11 @@ def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(t
     weights = {name.removeprefix("transformer."): tensor for name, tensor in exported.items()}
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
-            tensor = weights[name].t() if parameter.dim() == 2 and not name.startswith("w") else weights[name]
+            tensor = (
+                weights[name].t()
+                if parameter.dim() == 2 and not name.startswith("w")
+                else weights[name]
+            )
             parameter[: tensor.shape[0]].copy_(tensor)
         assert torch.allclose(plain(tokens()), scaled(tokens()), atol=1e-6)
 
@@ -152,7 +184,10 @@ def test_growth_in_width_is_refused(change: dict[str, str]) -> None:
 
 
 def test_growth_in_depth_keeps_the_loss_and_the_identity_variant_is_refused() -> None:
-    stages = (Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=2)), Stage(operators=("depth",)))
+    stages = (
+        Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=2)),
+        Stage(operators=("depth",)),
+    )
     recipe = replace(RECIPE, stages=stages)
     state = fresh(recipe)
     set_stage(state, recipe, 0)

@@ -49,7 +49,9 @@ def test_steps_are_those_of_torch_muon_and_adamw() -> None:
     ours, optimizer = state.model, state.optimizer
     theirs: dict[str, list[torch.nn.Parameter]] = {}
     for name, p in ours.named_parameters():
-        parts = p.detach().clone().chunk(3) if name.endswith("c_attn.weight") else [p.detach().clone()]
+        parts = (
+            p.detach().clone().chunk(3) if name.endswith("c_attn.weight") else [p.detach().clone()]
+        )
         theirs[name] = [torch.nn.Parameter(part.clone()) for part in parts]
     hidden = [name for name in theirs if name.endswith((*MATRICES, "c_attn.weight"))]
     assert len(hidden) == 8
@@ -86,7 +88,8 @@ def test_every_parameter_has_one_kind_of_state() -> None:
     for name, p in state.model.named_parameters():
         in_block = name.startswith("h.") and p.dim() == 2
         expected |= {
-            f"{key}.{name}" for key in (("momentum_buffer",) if in_block else ("exp_avg", "exp_avg_sq", "step"))
+            f"{key}.{name}"
+            for key in (("momentum_buffer",) if in_block else ("exp_avg", "exp_avg_sq", "step"))
         }
     assert names == expected
     assert state.optimizer.measures() == {}
@@ -95,7 +98,9 @@ def test_every_parameter_has_one_kind_of_state() -> None:
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name: str) -> None:
     muon_lr = 0.02 if name == "muon" else None
-    recipe = dataclasses.replace(RECIPE, optim=dataclasses.replace(RECIPE.optim, name=name, muon_lr=muon_lr))
+    recipe = dataclasses.replace(
+        RECIPE, optim=dataclasses.replace(RECIPE.optim, name=name, muon_lr=muon_lr)
+    )
     state = trained(recipe, 3)
     assert isinstance(state.optimizer, Muon if muon_lr else AdamW)
     before = {name: tensor.clone() for name, tensor in tensors_of(state).items()}
@@ -126,7 +131,11 @@ def test_learns() -> None:
     )
     data, state = RandomTokens(16), fresh(recipe)
     val = torch.stack([data.window(10**6 + i) for i in range(16)])
-    rows = [row for record in train(state, recipe, data, val) for row in read_records(state, recipe, [record])]  # type: ignore[arg-type]
+    rows = [
+        row
+        for record in train(state, recipe, data, val)
+        for row in read_records(state, recipe, [record])
+    ]  # type: ignore[arg-type]
     assert rows[-1]["step"] == 200 and not rows[-1]["nonfinite"]
     assert rows[0]["val_loss"] == pytest.approx(4.16, abs=0.05)  # ln 64
     # Guessing the likely successor costs 1.8 nats: entropy of 1/4 spread over 64 tokens.
@@ -140,7 +149,9 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
     section = StagedGrowth()
     grown = grow(growth_state(state), [Operator(kind, 2)], section, seed=1)
     config = grown.config
-    model = Model(n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, seq_len=config.seq_len)
+    model = Model(
+        n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd, seq_len=config.seq_len
+    )
     recipe = dataclasses.replace(RECIPE, model=model)
     larger = fresh(recipe)
     load_grown(larger, grown)
@@ -150,9 +161,13 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
     assert after.item() == pytest.approx(before.item(), abs=1e-5)
     old, new = state.optimizer.tensors(), larger.optimizer.tensors()
     weight = "momentum_buffer.h.1.mlp.c_fc.weight"
-    if kind == "width":  # what the momentum would be had the wide model always trained: every block's gradient is half
+    if (
+        kind == "width"
+    ):  # what the momentum would be had the wide model always trained: every block's gradient is half
         assert torch.equal(new[weight], old[weight].repeat(2, 2) / 2)
-        assert torch.equal(new["exp_avg_sq.wte.weight"], old["exp_avg_sq.wte.weight"].repeat(1, 2) / 4)
+        assert torch.equal(
+            new["exp_avg_sq.wte.weight"], old["exp_avg_sq.wte.weight"].repeat(1, 2) / 4
+        )
         assert torch.equal(new["exp_avg.ln_f.bias"], old["exp_avg.ln_f.bias"].repeat(2))
     else:
         assert torch.equal(new["momentum_buffer.h.2.mlp.c_fc.weight"], old[weight])
@@ -168,4 +183,9 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
 
 def test_is_an_optimizer() -> None:
     optimizer: Optimizer = fresh(RECIPE).optimizer
-    assert optimizer.gradient_powers == {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "step": 0}
+    assert optimizer.gradient_powers == {
+        "momentum_buffer": 1,
+        "exp_avg": 1,
+        "exp_avg_sq": 2,
+        "step": 0,
+    }

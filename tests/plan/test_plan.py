@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from efftrain_cli.plan.plan import accumulation_steps, after_step, assumed_result, plan_run, plan_step
+from efftrain_cli.plan.plan import (
+    accumulation_steps,
+    after_step,
+    assumed_result,
+    plan_run,
+    plan_step,
+)
 from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
 from efftrain_cli.plan.step import Progress, StepResult
 from efftrain_cli.recipe.recipe import Recipe
@@ -58,7 +64,9 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
 def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:
     wsd = replace(RECIPE.optim, schedule="wsd", decay_share=0.5, warmup_steps=0)
     by_steps = replace(wsd, decay_steps=40)
-    assert [by_steps.lr_at(step, 0, 0, 1) for step in (20, 30, 40, 41)] == pytest.approx([1e-3, 5.5e-4, 1e-4, 1e-4])
+    assert [by_steps.lr_at(step, 0, 0, 1) for step in (20, 30, 40, 41)] == pytest.approx(
+        [1e-3, 5.5e-4, 1e-4, 1e-4]
+    )
     assert [wsd.lr_at(1, tokens, 0, 1000) for tokens in (500, 750, 1000, 1001)] == pytest.approx(
         [1e-3, 5.5e-4, 1e-4, 1e-4]
     )
@@ -83,7 +91,12 @@ def test_progress_is_the_sum_of_its_steps() -> None:
         plan = plan_step(RECIPE, progress)
         assert plan.window_start == progress.windows
         progress = after_step(RECIPE, progress, plan, assumed_result(RECIPE, plan, 512))
-    assert (progress.step, progress.sequences, progress.windows, progress.tokens) == (3, 24, 24, 3 * 512)
+    assert (progress.step, progress.sequences, progress.windows, progress.tokens) == (
+        3,
+        24,
+        24,
+        3 * 512,
+    )
     assert progress.lr_warmup_tokens == 3 * 512  # still warming up
     assert progress.flops > 0
 
@@ -145,7 +158,9 @@ def test_a_step_changes_only_what_it_is_about() -> None:
 
 
 def test_plan_step_is_pure() -> None:
-    progress = Progress(step=5, tokens=2560, windows=40, sequences=40, schedule_step=5, schedule_tokens=2560)
+    progress = Progress(
+        step=5, tokens=2560, windows=40, sequences=40, schedule_step=5, schedule_tokens=2560
+    )
     assert plan_step(RECIPE, progress) == plan_step(RECIPE, progress)
 
 

@@ -133,7 +133,9 @@ def test_every_mistake_is_reported_at_once_with_its_place_and_meaning(folder: Pa
         ('x = "open', 1, ""),
     ],
 )
-def test_lines_that_are_not_toml_are_pointed_at(folder: Path, text: str, line: int, hint: str) -> None:
+def test_lines_that_are_not_toml_are_pointed_at(
+    folder: Path, text: str, line: int, hint: str
+) -> None:
     write(folder, "bad", text)
     with pytest.raises(RecipeError) as caught:
         load_recipe("bad")
@@ -144,7 +146,9 @@ def test_lines_that_are_not_toml_are_pointed_at(folder: Path, text: str, line: i
 
 def test_a_text_is_not_taken_for_a_recipe(folder: Path) -> None:
     """A novel as --recipe: ten lines that are not TOML are enough, however many there are."""
-    (folder / "novel.toml").write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 15_000)
+    (folder / "novel.toml").write_text(
+        "It was a dark and stormy night; the rain fell in torrents.\n" * 15_000
+    )
     with pytest.raises(
         RecipeError, match=r"novel\.toml is not a recipe: 10 of its first 10 lines are not TOML"
     ) as caught:
@@ -186,7 +190,11 @@ def test_places_are_right_in_unusual_files(folder: Path) -> None:
         "  eps=-1\n"  # 11
     )
     write(folder, "odd", text)
-    places = {key: problem.source for key, problem in problems("odd").items() if "required" not in problem.rule}
+    places = {
+        key: problem.source
+        for key, problem in problems("odd").items()
+        if "required" not in problem.rule
+    }
     assert places == {
         "wandb.mode": "recipes/odd.toml:4",
         "wandb.project": "recipes/odd.toml:4",
@@ -220,7 +228,9 @@ def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder: Path
     while count < 100:
         parts = draw.choice(leaves).split(".")
         place = draw.randrange(len(parts))
-        wanted = ".".join(parts[: place + 1])  # nobody can say more of what stands in a misspelt section
+        wanted = ".".join(
+            parts[: place + 1]
+        )  # nobody can say more of what stands in a misspelt section
         parts[place] = draw.choice(typos(parts[place]))
         if ".".join(parts) in known or not all(parts):
             continue
@@ -260,7 +270,9 @@ def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder: Path
 )
 def test_other_programs_names_are_understood(folder: Path, written: str, meant: str | None) -> None:
     found = problems("tiny", f"{written}=1")
-    assert found[written.split(".")[0] if meant and "." not in meant else written].suggestion == meant
+    assert (
+        found[written.split(".")[0] if meant and "." not in meant else written].suggestion == meant
+    )
 
 
 def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
@@ -296,7 +308,9 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
     for _ in range(200):
         keys = [draw.choice(known) for _ in range(draw.choice((1, 1, 1, 3)))]
         keys = [
-            key.replace("stages.", f"stages.{draw.randrange(3)}.") if draw.random() < 0.9 else f"{key}.x"
+            key.replace("stages.", f"stages.{draw.randrange(3)}.")
+            if draw.random() < 0.9
+            else f"{key}.x"
             for key in keys
         ]
         written = [f"{key}={draw.choice(values)}" for key in keys]
@@ -317,7 +331,11 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
 
 
 def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
-    write(folder, "a", TINY.replace("lr = 1e-3", "learning_rate = 1e-3").replace("[train]", "[training]"))
+    write(
+        folder,
+        "a",
+        TINY.replace("lr = 1e-3", "learning_rate = 1e-3").replace("[train]", "[training]"),
+    )
     assert set(problems("a")) == {"optim.learning_rate", "training"}
 
 
@@ -339,9 +357,13 @@ def test_every_required_key_that_is_missing_is_named(folder: Path) -> None:
 
 def test_no_two_aliases_mean_a_key_that_does_not_exist() -> None:
     known, aliases = known_keys(Recipe), aliases_of(Recipe)
-    assert aliases["slw"] == "seq_len_warmup" and aliases["min_difficulty"] == "seq_len_warmup.start"
+    assert (
+        aliases["slw"] == "seq_len_warmup" and aliases["min_difficulty"] == "seq_len_warmup.start"
+    )
     assert [target for target in aliases.values() if target not in known] == []
     # a valid key is never an alias of another one in its own section
     assert not [
-        a for a, target in itertools.product(aliases, known) if target == f"{aliases[a].rpartition('.')[0]}.{a}"
+        a
+        for a, target in itertools.product(aliases, known)
+        if target == f"{aliases[a].rpartition('.')[0]}.{a}"
     ]

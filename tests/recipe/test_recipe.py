@@ -16,12 +16,18 @@ from tests.recipe.conftest import STAGED, TINY, problems, write
 
 def test_a_recipe_is_found_by_name_by_path_and_among_the_shipped(folder: Path) -> None:
     by_name = load_recipe("tiny")
-    assert by_name == load_recipe("recipes/tiny.toml") == load_recipe(str(folder / "recipes" / "tiny.toml"))
+    assert (
+        by_name
+        == load_recipe("recipes/tiny.toml")
+        == load_recipe(str(folder / "recipes" / "tiny.toml"))
+    )
     assert load_recipe("gpt2-117m").model.n_embd == 768
     assert {"tiny", "gpt2-117m", "quickstart"} <= set(recipe_names())
 
 
-def test_runs_are_named_after_recipe_file_or_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_named_after_recipe_file_or_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert recipe_name("gpt2-1.5b") == "gpt2-1.5b"
     assert recipe_name("recipes/gpt2-1.5b.toml") == recipe_name("gpt2-1.5b.toml") == "gpt2-1.5b"
     assert recipe_name("runs/tiny-seed1/recipe.toml") == "tiny-seed1"
@@ -39,7 +45,12 @@ def test_bases_chain_and_the_nearest_wins(folder: Path) -> None:
     write(folder, "a", 'base = "tiny"\n[model]\nn_layer = 5\nn_embd = 32\n')
     write(folder, "b", 'base = "a"\nseed = 7\n[model]\nn_layer = 6\n')
     recipe = load_recipe("b")
-    assert (recipe.model.n_layer, recipe.model.n_embd, recipe.model.seq_len, recipe.seed) == (6, 32, 64, 7)
+    assert (recipe.model.n_layer, recipe.model.n_embd, recipe.model.seq_len, recipe.seed) == (
+        6,
+        32,
+        64,
+        7,
+    )
 
 
 def test_a_base_may_be_a_path_relative_to_its_file(folder: Path) -> None:
@@ -73,7 +84,10 @@ def test_other_formats_are_refused_with_a_hint(folder: Path, name: str) -> None:
 
 def test_a_text_is_told_from_a_name(folder: Path) -> None:
     (folder / "novel.txt").write_text("Call me Ishmael.")
-    with pytest.raises(RecipeError, match=r"novel\.txt is a file and not a recipe(.|\n)*--set data\.train=novel\.txt"):
+    with pytest.raises(
+        RecipeError,
+        match=r"novel\.txt is a file and not a recipe(.|\n)*--set data\.train=novel\.txt",
+    ):
         load_recipe("novel.txt")
 
 
@@ -86,14 +100,23 @@ def test_a_run_folder_points_to_its_recipe(folder: Path) -> None:
 
 
 def test_false_takes_an_inherited_section_or_key_away(folder: Path) -> None:
-    write(folder, "slw", 'base = "tiny"\n[seq_len_warmup]\nsteps = 50\n[optim]\ndecay_tokens = "50K"\n')
+    write(
+        folder,
+        "slw",
+        'base = "tiny"\n[seq_len_warmup]\nsteps = 50\n[optim]\ndecay_tokens = "50K"\n',
+    )
     write(folder, "plain", 'base = "slw"\nseq_len_warmup = false\noptim.decay_tokens = false\n')
     assert load_recipe("slw").seq_len_warmup is not None
     assert load_recipe("plain") == load_recipe("tiny")
-    assert load_recipe("slw", ["seq_len_warmup=false", "optim.decay_tokens=false"]) == load_recipe("tiny")
+    assert load_recipe("slw", ["seq_len_warmup=false", "optim.decay_tokens=false"]) == load_recipe(
+        "tiny"
+    )
     # and what was taken away can be given anew
     write(folder, "again", 'base = "plain"\n[seq_len_warmup]\nsteps = 30\n')
-    assert load_recipe("again").seq_len_warmup == load_recipe("plain", ["seq_len_warmup.steps=30"]).seq_len_warmup
+    assert (
+        load_recipe("again").seq_len_warmup
+        == load_recipe("plain", ["seq_len_warmup.steps=30"]).seq_len_warmup
+    )
     assert "must be a number" in problems("tiny", "optim.lr=false")["optim.lr"].rule
 
 
@@ -116,7 +139,8 @@ def test_stages_are_taken_away_and_overridden_by_number(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["300_000_000", '"300M"', "300M", "3e8", "0.3B", "300000K", "3_00_000_000.0", "  300M "]
+    "written",
+    ["300_000_000", '"300M"', "300M", "3e8", "0.3B", "300000K", "3_00_000_000.0", "  300M "],
 )
 def test_tokens_are_written_as_one_likes(folder: Path, written: str) -> None:
     assert load_recipe("tiny", [f"train.tokens={written}"]).train.tokens == 300_000_000
@@ -153,7 +177,9 @@ def test_override_values_are_toml_and_else_text(folder: Path) -> None:
 
 
 def test_windows_files_are_read(folder: Path) -> None:
-    (folder / "recipes" / "dos.toml").write_bytes(b"\xef\xbb\xbf" + TINY.replace("\n", "\r\n").encode())
+    (folder / "recipes" / "dos.toml").write_bytes(
+        b"\xef\xbb\xbf" + TINY.replace("\n", "\r\n").encode()
+    )
     assert load_recipe("dos") == load_recipe("tiny")
 
 
@@ -171,18 +197,33 @@ def test_windows_files_are_read(folder: Path) -> None:
         (["optim.decay_share=0.2"], "optim.decay_share"),
         (["optim.name=muon"], "optim.muon_lr"),
         (["optim.muon_lr=0.02"], "optim.muon_lr"),
-        (["optim.name=muon", "optim.muon_lr=0.02", "staged_growth.dynamics=small"], "staged_growth.dynamics"),
+        (
+            ["optim.name=muon", "optim.muon_lr=0.02", "staged_growth.dynamics=small"],
+            "staged_growth.dynamics",
+        ),
         (["seq_len_warmup.start=72", "seq_len_warmup.steps=10"], "seq_len_warmup.start"),
         (["seq_len_warmup.steps=100_000"], "seq_len_warmup.steps"),
         (["seq_len_warmup={steps=10, batch='tokens', mode='truncate'}"], "seq_len_warmup.batch"),
         (
-            ["seq_len_warmup={steps=10, batch='tokens'}", "simigrad={target=0.5, min_batch_size=2, max_batch_size=8}"],
+            [
+                "seq_len_warmup={steps=10, batch='tokens'}",
+                "simigrad={target=0.5, min_batch_size=2, max_batch_size=8}",
+            ],
             "seq_len_warmup.batch",
         ),
         (["batch_size_warmup={start=8, increment=1, sequences=100}"], "batch_size_warmup.start"),
-        (["batch_size_warmup={start=1, increment=2, sequences=100}"], "batch_size_warmup.increment"),
-        (["batch_size_warmup={start=1, increment=1, sequences=1_000_000}"], "batch_size_warmup.sequences"),
-        (["batch_size_warmup={start=1, increment=1, sequences=100}", "seq_len_warmup.steps=10"], "batch_size_warmup"),
+        (
+            ["batch_size_warmup={start=1, increment=2, sequences=100}"],
+            "batch_size_warmup.increment",
+        ),
+        (
+            ["batch_size_warmup={start=1, increment=1, sequences=1_000_000}"],
+            "batch_size_warmup.sequences",
+        ),
+        (
+            ["batch_size_warmup={start=1, increment=1, sequences=100}", "seq_len_warmup.steps=10"],
+            "batch_size_warmup",
+        ),
         (
             [
                 "batch_size_warmup={start=1, increment=1, sequences=100}",
@@ -192,13 +233,20 @@ def test_windows_files_are_read(folder: Path) -> None:
         ),
     ],
 )
-def test_combinations_that_cannot_work_are_refused(folder: Path, overrides: list[str], key: str) -> None:
+def test_combinations_that_cannot_work_are_refused(
+    folder: Path, overrides: list[str], key: str
+) -> None:
     assert key in problems("tiny", *overrides)
 
 
 def test_a_section_with_a_mistake_is_still_refused_beside_another(folder: Path) -> None:
     mistaken = "simigrad={target=7.0, min_batch_size=2, max_batch_size=8}"
-    found = problems("tiny", mistaken, "ouroboros.modules=2", "batch_size_warmup={start=1, increment=1, sequences=100}")
+    found = problems(
+        "tiny",
+        mistaken,
+        "ouroboros.modules=2",
+        "batch_size_warmup={start=1, increment=1, sequences=100}",
+    )
     assert found.keys() == {"simigrad.target", "simigrad", "batch_size_warmup"}
 
 
@@ -257,7 +305,8 @@ def test_every_shipped_recipe_survives_being_written(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [True, 0, -7, 10**12, 0.1, 1e-5, 1e22, 1.0, -0.0, "", "a\x00b\x7f\\\"'\n", [1, [2.5, "x"]]]
+    "value",
+    [True, 0, -7, 10**12, 0.1, 1e-5, 1e22, 1.0, -0.0, "", "a\x00b\x7f\\\"'\n", [1, [2.5, "x"]]],
 )
 def test_toml_values_are_exact(value: object) -> None:
     import tomllib
@@ -272,11 +321,16 @@ def test_differences_are_exactly_the_keys_that_differ(folder: Path) -> None:
     a = load_recipe("tiny")
     assert recipe_differences(a, a) == []
     b = load_recipe("tiny", ["optim.lr=2e-3", "seq_len_warmup.steps=9", "optim.betas=[0.9, 0.99]"])
-    assert recipe_differences(a, b)[:2] == [("optim.lr", 0.001, 0.002), ("optim.betas", [0.9, 0.95], [0.9, 0.99])]
+    assert recipe_differences(a, b)[:2] == [
+        ("optim.lr", 0.001, 0.002),
+        ("optim.betas", [0.9, 0.95], [0.9, 0.99]),
+    ]
     added = {key: (x, y) for key, x, y in recipe_differences(a, b)[2:]}
     assert all(key.startswith("seq_len_warmup.") and x is None for key, (x, _) in added.items())
     assert added["seq_len_warmup.steps"] == (None, 9)
-    assert sorted((k, y, x) for k, x, y in recipe_differences(b, a)) == sorted(recipe_differences(a, b))
+    assert sorted((k, y, x) for k, x, y in recipe_differences(b, a)) == sorted(
+        recipe_differences(a, b)
+    )
 
 
 def test_a_warmup_of_most_of_the_run_is_warned_of(folder: Path) -> None:

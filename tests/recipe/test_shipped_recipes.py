@@ -47,11 +47,17 @@ def test_every_recipe_loads_and_says_what_it_is(path: Path) -> None:
     assert recipe == load_recipe(str(path))
     # Staged training's published schedule ends long after the point at which its runs are compared.
     published = "never reaches min_lr" if "-staged-" in path.stem else None
-    assert [warning for warning in warnings_of(recipe) if published is None or published not in warning] == []
-    assert 20 <= len(first_comment(path)) <= 130, "the first sentence of the file's comment, for `recipes list`"
+    assert [
+        warning for warning in warnings_of(recipe) if published is None or published not in warning
+    ] == []
+    assert 20 <= len(first_comment(path)) <= 130, (
+        "the first sentence of the file's comment, for `recipes list`"
+    )
     assert not first_comment(path).endswith("et al.")
     base = tomllib.loads(path.read_text()).get("base")
-    assert base is None or base in {other.stem for other in FILES}, "shipped recipes build on shipped ones"
+    assert base is None or base in {other.stem for other in FILES}, (
+        "shipped recipes build on shipped ones"
+    )
 
 
 def parameters(recipe: Recipe, vocab_size: int) -> int:
@@ -75,13 +81,19 @@ def test_gpt2_sizes_are_the_released_ones() -> None:
         ("gpt2-1.5b", 300_000, 512, 1.5e-4),
     ],
 )
-def test_gpt2_recipes_are_the_published_baselines(name: str, steps: int, batch_size: int, lr: float) -> None:
+def test_gpt2_recipes_are_the_published_baselines(
+    name: str, steps: int, batch_size: int, lr: float
+) -> None:
     """arXiv 2108.06084: the same 157 billion tokens at each batch size."""
     recipe = load_recipe(name)
     assert (recipe.train.batch_size, recipe.optim.lr) == (batch_size, lr)
     assert recipe.train.tokens == steps * batch_size * 1024
     assert recipe.optim.decay_tokens == recipe.train.tokens
-    assert (recipe.optim.min_lr, recipe.optim.warmup_steps, recipe.optim.weight_decay) == (1e-5, 3000, 0.01)
+    assert (recipe.optim.min_lr, recipe.optim.warmup_steps, recipe.optim.weight_decay) == (
+        1e-5,
+        3000,
+        0.01,
+    )
     assert (recipe.optim.betas, recipe.optim.grad_clip) == ((0.9, 0.999), 1.0)
 
 
@@ -107,7 +119,9 @@ def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("efftrain_cli", "recipes"):
-        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / name, source)
     command = [
@@ -115,7 +129,9 @@ def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
         *["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"],
         str(tmp_path),
     ]
-    built = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=300, check=False)
+    built = subprocess.run(
+        [*command, str(source)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -135,4 +151,6 @@ def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert str(tmp_path / "installed") in done.stdout or command[1] == "list"
         if command[1] == "list":
-            assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(path.stem for path in FILES)
+            assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(
+                path.stem for path in FILES
+            )

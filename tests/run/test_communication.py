@@ -21,7 +21,9 @@ def test_short_steps_that_the_network_has_bound_are_named(tmp_path: Path) -> Non
         }
     found = communication(write_run(tmp_path, "small", 0, rows=rows))
     assert found is not None
-    assert found.startswith("31% of the time went into adding up gradients, 10% into waiting for each other; ")
+    assert found.startswith(
+        "31% of the time went into adding up gradients, 10% into waiting for each other; "
+    )
     assert "more than half of 3 of 10 steps, of up to 8 tokens a sequence" in found
 
 
@@ -48,4 +50,7 @@ def test_damaged_rows_are_left_out_because_the_run_has_ended_well(tmp_path: Path
     for number in (2, 3, 4, 5):
         lines[number] = lines[number][:-10]
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert communication(path) == "25% of the time went into adding up gradients, 50% into waiting for each other"
+    assert (
+        communication(path)
+        == "25% of the time went into adding up gradients, 50% into waiting for each other"
+    )

@@ -36,7 +36,15 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks:
             "step": i,
             "segment": 0,
             "whole": draw.choice([None, draw.randrange(-(2**53), 2**53)]),
-            "real": draw.choice([None, draw.uniform(-1, 1) * 10 ** draw.randrange(-300, 300), 0.1 + 0.2, -0.0, 5e-324]),
+            "real": draw.choice(
+                [
+                    None,
+                    draw.uniform(-1, 1) * 10 ** draw.randrange(-300, 300),
+                    0.1 + 0.2,
+                    -0.0,
+                    5e-324,
+                ]
+            ),
             "mixed": draw.choice([1, 2.5, None]),
             "flag": draw.choice([True, False, None]),
             "late": None if i < 4000 else 0.5,
@@ -66,12 +74,16 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks:
         [{"step": 1}],
     ],
 )
-def test_reader_equals_json_where_rows_are_not_uniform(tmp_path: Path, rows: list[dict[str, float]]) -> None:
+def test_reader_equals_json_where_rows_are_not_uniform(
+    tmp_path: Path, rows: list[dict[str, float]]
+) -> None:
     write_rows(tmp_path, rows)
     read = read_rows(tmp_path, ("step", "a"))
     assert list(read.columns["step"]) == [row["step"] for row in rows]
     np.testing.assert_array_equal(read.columns["a"], [row.get("a", np.nan) for row in rows])
-    assert [{key: row[key] for key in row if key != "segment"} for row in read_counting(tmp_path)] == rows
+    assert [
+        {key: row[key] for key in row if key != "segment"} for row in read_counting(tmp_path)
+    ] == rows
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -86,8 +98,12 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> N
         content = bytearray(sound)
         content[draw.randrange(len(content) - 1)] ^= 1 << draw.randrange(8)
         path.write_bytes(content)
-        assert [row for row in read_counting(path) if row not in expected] == [], "a number changed unnoticed"
-        assert len(expected) - len(read_counting(path)) in (0, 1, 2), "a newline may be hit: two rows then"
+        assert [row for row in read_counting(path) if row not in expected] == [], (
+            "a number changed unnoticed"
+        )
+        assert len(expected) - len(read_counting(path)) in (0, 1, 2), (
+            "a newline may be hit: two rows then"
+        )
         read = read_rows(path, ("step", "loss"))
         assert read.damaged, content
         problems = verify_rows(path.parent)
@@ -98,7 +114,12 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [('"step": 50,', '"step": 10,'), ('"step": 50,', '"step": 90,'), ('"segment": 0', '"segment": 1')]
+    ("old", "new"),
+    [
+        ('"step": 50,', '"step": 10,'),
+        ('"step": 50,', '"step": 90,'),
+        ('"segment": 0', '"segment": 1'),
+    ],
 )
 def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_with_it(
     tmp_path: Path, old: str, new: str
@@ -108,7 +129,10 @@ def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_wit
     lines = path.read_text().splitlines()
     lines[50] = lines[50].replace(old, new)
     path.write_text("\n".join(lines) + "\n")
-    for found in (read_rows(path, ("step",)).columns["step"], [row["step"] for row in read_counting(path)]):
+    for found in (
+        read_rows(path, ("step",)).columns["step"],
+        [row["step"] for row in read_counting(path)],
+    ):
         assert list(found) == [step for step in range(101) if step != 50]
     ((number, wrong),) = read_rows(path, ("step",)).damaged
     assert number == 51
@@ -181,7 +205,10 @@ def test_unchecked_rows_among_checked_ones_are_more_than_one_kill(tmp_path: Path
 def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0)
     rows = read_rows(path, ["val_loss", "nothing"])
-    expected = [np.nan if row["val_loss"] is None else row["val_loss"] for row in by_json(path / "metrics.jsonl")]
+    expected = [
+        np.nan if row["val_loss"] is None else row["val_loss"]
+        for row in by_json(path / "metrics.jsonl")
+    ]
     np.testing.assert_array_equal(rows.columns["val_loss"], expected)
     assert np.isnan(rows.columns["nothing"]).all() and len(rows.columns["nothing"]) == 101
 
@@ -197,7 +224,9 @@ def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
 
 def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) -> None:
     """F30: duplicates after a kill at step 60 and a resume from the checkpoint of step 40."""
-    path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0))
+    path = write_run(
+        tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0)
+    )
     rows = read_rows(path, ["step", "segment", "loss"])
     assert (list(rows.columns["step"]), rows.segments) == (list(range(101)), 2)
     assert list(rows.columns["segment"]) == [0] * 41 + [1] * 60
@@ -225,14 +254,20 @@ def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path)
     path = write_run(tmp_path, "r", 0, rows=[*first, late, *rows_of(60, 0, segment=1, first=41)])
     columns = read_rows(path, ["step", "val_loss", "loss", "segment", "grad_norm"]).columns
     assert list(columns["step"]) == list(range(61))
-    assert [columns[name][40] for name in ("val_loss", "loss", "segment")] == [4.5, first[40]["loss"], 1]
+    assert [columns[name][40] for name in ("val_loss", "loss", "segment")] == [
+        4.5,
+        first[40]["loss"],
+        1,
+    ]
     assert columns["grad_norm"][40] == first[40]["grad_norm"], "a later null takes no value away"
 
 
 def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
     """F58: events.jsonl was lost and an older version counted its segments from it; runs grown by it began at 0
     again."""
-    path = write_run(tmp_path, "r", 0, rows=[*rows_of(60, 0, segment=2), *rows_of(100, 0, segment=0, first=61)])
+    path = write_run(
+        tmp_path, "r", 0, rows=[*rows_of(60, 0, segment=2), *rows_of(100, 0, segment=0, first=61)]
+    )
     assert [row["step"] for row in read_counting(path)] == list(range(101))
     rows = read_rows(path, ["step"])
     assert (len(rows.columns["step"]), rows.segments) == (101, 2)
@@ -287,7 +322,8 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "word"), [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")]
+    ("version", "word"),
+    [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")],
 )
 def test_other_formats_are_refused_clearly(tmp_path: Path, version: object, word: str) -> None:
     """F52."""
@@ -298,12 +334,20 @@ def test_other_formats_are_refused_clearly(tmp_path: Path, version: object, word
 
 def test_the_format_before_this_one_can_be_read(tmp_path: Path) -> None:
     """F52."""
-    assert read_run(write_run(tmp_path, "r", 0, origin={"schema_version": 0})).origin["schema_version"] == 0
+    assert (
+        read_run(write_run(tmp_path, "r", 0, origin={"schema_version": 0})).origin["schema_version"]
+        == 0
+    )
 
 
 def test_read_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, "r", 3))
-    assert (run.name, run.recipe["seed"], run.origin["recipe"], run.locked) == ("r-seed3", 3, "r", False)
+    assert (run.name, run.recipe["seed"], run.origin["recipe"], run.locked) == (
+        "r-seed3",
+        3,
+        "r",
+        False,
+    )
     assert run.events[0]["event"] == "start"
 
 
@@ -323,5 +367,18 @@ def test_damaged_small_files_are_named(tmp_path: Path) -> None:
 
 
 def test_flatten() -> None:
-    recipe = {"seed": 1, "optim": {"lr": 1.0}, "stages": [{"n": 1}, {"n": 2}], "on": {}, "list": [1, 2]}
-    assert flatten(recipe) == {"seed": 1, "optim.lr": 1.0, "stages.0.n": 1, "stages.1.n": 2, "on": {}, "list": [1, 2]}
+    recipe = {
+        "seed": 1,
+        "optim": {"lr": 1.0},
+        "stages": [{"n": 1}, {"n": 2}],
+        "on": {},
+        "list": [1, 2],
+    }
+    assert flatten(recipe) == {
+        "seed": 1,
+        "optim.lr": 1.0,
+        "stages.0.n": 1,
+        "stages.1.n": 2,
+        "on": {},
+        "list": [1, 2],
+    }

@@ -72,13 +72,18 @@ def test_a_run_without_losses() -> None:
 def test_correlations_are_pearson_s() -> None:
     # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with one degree of
     # freedom).
-    found = measure(rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2]))
+    found = measure(
+        rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2])
+    )
     norm, largest = found.correlations["adam_sqrt_v_l1"], found.correlations["adam_sqrt_v_max"]
     assert norm is not None and largest is not None
     assert norm.r == pytest.approx(1)
     assert (largest.r, largest.p, largest.n) == (pytest.approx(-0.5), pytest.approx(2 / 3), 3)
     assert found.correlations["grad_norm"] is None  # no such column
-    assert measure(rows_of([4.0, 2.0, 2.0, 3.0], grad_norm=[1, 1, 1, 1])).correlations["grad_norm"] is None  # constant
+    assert (
+        measure(rows_of([4.0, 2.0, 2.0, 3.0], grad_norm=[1, 1, 1, 1])).correlations["grad_norm"]
+        is None
+    )  # constant
 
 
 def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
@@ -144,9 +149,15 @@ def test_notices_are_told_in_one_line() -> None:
 
 def recorded(name: str) -> list[dict[str, object]]:
     """Rows of a recorded run: step, loss, grad_norm."""
-    with gzip.open(Path(__file__).parent.parent / "recorded" / f"{name}.csv.gz", "rt", newline="") as file:
+    with gzip.open(
+        Path(__file__).parent.parent / "recorded" / f"{name}.csv.gz", "rt", newline=""
+    ) as file:
         return [
-            {"step": int(row["step"]), "loss": float(row["loss"]), "grad_norm": float(row["grad_norm"])}
+            {
+                "step": int(row["step"]),
+                "loss": float(row["loss"]),
+                "grad_norm": float(row["grad_norm"]),
+            }
             for row in csv.DictReader(file)
         ]
 
@@ -179,7 +190,10 @@ def test_a_ratio_of_exactly_one_and_a_half_is_not_severe() -> None:
 
 def test_steps_that_a_rewind_gave_up_are_not_measured(tmp_path: Path) -> None:
     """Segment 0 went to step 60, segment 1 began at 41 and ended at 50."""
-    rows = [{"step": step, "segment": 0, "loss_ratio": 2.0 if step > 40 else 1.0} for step in range(1, 61)]
+    rows = [
+        {"step": step, "segment": 0, "loss_ratio": 2.0 if step > 40 else 1.0}
+        for step in range(1, 61)
+    ]
     rows += [{"step": step, "segment": 1, "loss_ratio": 1.0} for step in range(41, 51)]
     (tmp_path / "metrics.jsonl").write_text("".join(sealed(row) + "\n" for row in rows))
     found = measure_run(tmp_path)

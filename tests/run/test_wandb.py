@@ -74,14 +74,21 @@ def test_axes_summaries_scores_and_names(tmp_path: Path, monkeypatch: pytest.Mon
     entry = {"task": "piqa", "metric": "acc_norm", "value": 0.53, "limit": None}
     (path / "zeroshot.json").write_text(json.dumps([entry, {**entry, "task": "rte", "limit": 10}]))
     with (path / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "memory", "time": "2026-01-02T03:04:05+00:00", "host_bytes": 123456}) + "\n")
+        file.write(
+            json.dumps(
+                {"event": "memory", "time": "2026-01-02T03:04:05+00:00", "host_bytes": 123456}
+            )
+            + "\n"
+        )
     for name, value in (("PROJECT", "p1"), ("NAME", "n1"), ("RUN_GROUP", "g1"), ("ENTITY", "e1")):
         monkeypatch.setenv(f"WANDB_{name}", value)
     wandb_sync.sync(path)
     records = read_records(path / "wandb")
     (run,) = [record.run for record in records if record.HasField("run")][:1]
     assert (run.project, run.display_name, run.run_group, run.entity) == ("p1", "n1", "g1", "e1")
-    metrics = {m.metric.name or m.metric.glob_name: m.metric for m in records if m.HasField("metric")}
+    metrics = {
+        m.metric.name or m.metric.glob_name: m.metric for m in records if m.HasField("metric")
+    }
     assert metrics["*"].step_metric == "axis/tokens" and set(metrics) >= set(AXES.values())
     assert (
         metrics["val/loss"].summary.min
@@ -105,12 +112,17 @@ def test_events_that_matter_are_alerts(tmp_path: Path) -> None:
     child = follower(path)
     wait_until(lambda: list((path / "wandb").glob("offline-run-*")), child)
     with (path / "events.jsonl").open("a") as file:
-        for event in ({"event": "checkpoint", "step": 3}, {"event": "spike", "step": 4, "ratio": 2.5}):
+        for event in (
+            {"event": "checkpoint", "step": 3},
+            {"event": "spike", "step": 4, "ratio": 2.5},
+        ):
             file.write(json.dumps(event) + "\n")
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors
     (alert,) = [record.alert for record in read_records(path / "wandb") if record.HasField("alert")]
-    assert "loss spike" in alert.title and alert.text == "step 4, ratio 2.5" and alert.level == "WARN"
+    assert (
+        "loss spike" in alert.title and alert.text == "step 4, ratio 2.5" and alert.level == "WARN"
+    )
 
 
 def test_tensorboard_has_the_same_curves(tmp_path: Path) -> None:
@@ -120,10 +132,15 @@ def test_tensorboard_has_the_same_curves(tmp_path: Path) -> None:
     path = write_run(tmp_path, "small", 0, rows=rows)
 
     def read() -> tuple[list[int], list[float]]:
-        events = accumulator.EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-        assert {"val/loss", "optim/lr", "throughput/tokens_per_second", "stability/loss_ratio"} <= set(
-            events.Tags()["scalars"]
-        )
+        events = accumulator.EventAccumulator(
+            str(path / "tensorboard"), size_guidance={"scalars": 0}
+        ).Reload()
+        assert {
+            "val/loss",
+            "optim/lr",
+            "throughput/tokens_per_second",
+            "stability/loss_ratio",
+        } <= set(events.Tags()["scalars"])
         loss = events.Scalars("train/loss")
         return [event.step for event in loss], [event.value for event in loss]
 
@@ -131,7 +148,9 @@ def test_tensorboard_has_the_same_curves(tmp_path: Path) -> None:
     assert read() == (list(range(101)), [9.0] * 41 + [2.0] * 60)
     child = follower(path, "offline", "--tensorboard")
     with (path / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows_of(110, 0, segment=1, first=101, loss=1.0))
+        file.writelines(
+            json.dumps(row) + "\n" for row in rows_of(110, 0, segment=1, first=101, loss=1.0)
+        )
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0 and errors == b""
     assert read() == (list(range(111)), [9.0] * 41 + [2.0] * 60 + [1.0] * 10)
@@ -145,7 +164,9 @@ def test_the_same_rows_give_the_same_run(tmp_path: Path) -> None:
     assert wandb_sync.sync(path).id != first.id
 
 
-def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_and_no_word_about_the_machine_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F53."""
     secret = "0123456789abcdef0123456789abcdef01234567"
     monkeypatch.setenv("WANDB_API_KEY", secret)
@@ -160,7 +181,17 @@ def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path: Path, monk
 def follower(path: Path, mode: str = "offline", *more: str, **env: str) -> subprocess.Popen[bytes]:
     os_env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     return subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(path), "--follow", "--mode", mode, *more],
+        [
+            sys.executable,
+            "-m",
+            "efftrain_cli",
+            "wandb-sync",
+            str(path),
+            "--follow",
+            "--mode",
+            mode,
+            *more,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -168,7 +199,9 @@ def follower(path: Path, mode: str = "offline", *more: str, **env: str) -> subpr
     )
 
 
-def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resume(tmp_path: Path) -> None:
+def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resume(
+    tmp_path: Path,
+) -> None:
     """Segments of one run directory are one wandb run; a step that was sent is not sent again."""
     path = write_run(tmp_path, "small", 0, rows=rows_of(20, 0))
     child = follower(path)
@@ -194,21 +227,27 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
     _, errors = child.communicate(timeout=60)
     assert b"20 rows were written again" in errors
     assert [row["_step"] for row in read_history(path / "wandb")] == list(range(61, 81))
-    assert ids == {folder.name.rsplit("-", 1)[1] for folder in (path / "wandb").glob("offline-run-*")}
+    assert ids == {
+        folder.name.rsplit("-", 1)[1] for folder in (path / "wandb").glob("offline-run-*")
+    }
 
 
 def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path: Path) -> None:
     """F28: no key."""
     path = write_run(tmp_path, "small", 0)
     # A folder of settings of its own: the key of whoever runs the tests must not count.
-    child = follower(path, "online", WANDB_API_KEY="", HOME=str(tmp_path), NETRC=str(tmp_path / "netrc"))
+    child = follower(
+        path, "online", WANDB_API_KEY="", HOME=str(tmp_path), NETRC=str(tmp_path / "netrc")
+    )
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0
     assert len(errors.decode().strip().splitlines()) == 1 and b"kept offline" in errors
     assert len(read_history(path / "wandb")) == 101
 
 
-def test_sync_online_without_a_key_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_online_without_a_key_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with pytest.raises(UsageError, match=r"wandb \(online\)"):
@@ -223,13 +262,17 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> Non
         f"child = start_follower(Path({str(path)!r}), ['--mode', 'offline']); print(child.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
     assert len(read_history(path / "wandb")) == 101
 
 

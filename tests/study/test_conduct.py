@@ -56,8 +56,14 @@ def test_tuning_then_looks_until_all_is_decided(file: StudyFile) -> None:
         "warm": ("optim.lr=0.001",),
     }
     assert launch.calls[:2] == ["study-plain-lr0.001-tune-seed0", "study-plain-lr0.002-tune-seed0"]
-    assert launch.calls[12:] == [f"study-{arm}-seed{seed}" for seed in (10, 11, 12) for arm in ("plain", "warm")]
-    assert (found.look, found.decided, told) == (1, True, [1])  # warm is much better here, so three seeds do
+    assert launch.calls[12:] == [
+        f"study-{arm}-seed{seed}" for seed in (10, 11, 12) for arm in ("plain", "warm")
+    ]
+    assert (found.look, found.decided, told) == (
+        1,
+        True,
+        [1],
+    )  # warm is much better here, so three seeds do
     assert found.verdicts[0].outcome == "better" and found.verdicts[0].seeds == (10, 11, 12)
 
 
@@ -82,9 +88,17 @@ def test_receipts_and_looks(file: StudyFile) -> None:
     failed = next(row for row in rows if row["run"] == "study-plain-lr0.004-tune-seed1")
     assert (failed["status"], failed["final_loss"]) == ("diverged", "")
     judged_row = next(row for row in rows if row["run"] == "study-warm-seed10")
-    assert judged_row["settings"] == "seq_len_warmup.start=16 optim.lr=0.001" and float(judged_row["final_loss"]) > 3
+    assert (
+        judged_row["settings"] == "seq_len_warmup.start=16 optim.lr=0.001"
+        and float(judged_row["final_loss"]) > 3
+    )
     (look,) = csv.DictReader((study_folder("study") / "looks.csv").open())
-    assert (look["look"], look["seeds"], look["arm"], look["outcome"]) == ("1", "3", "warm", "better")
+    assert (look["look"], look["seeds"], look["arm"], look["outcome"]) == (
+        "1",
+        "3",
+        "warm",
+        "better",
+    )
 
 
 def _change_origin(name: str, **data: object) -> None:
@@ -114,10 +128,15 @@ def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file:
     conduct(file, crew(file, launcher(file)))
     recipe = run_path("study-warm-seed11") / "recipe.toml"
     before = recipe.read_text()
-    for old, new, key in (("seed = 11", "seed = 12", "seed"), ("n_embd = 32", "n_embd = 64", "model.n_embd")):
+    for old, new, key in (
+        ("seed = 11", "seed = 12", "seed"),
+        ("n_embd = 32", "n_embd = 64", "model.n_embd"),
+    ):
         assert old in before
         recipe.write_text(before.replace(old, new))
-        with pytest.raises(UsageError, match=rf"study-warm-seed11' exists with another recipe \({key} differ"):
+        with pytest.raises(
+            UsageError, match=rf"study-warm-seed11' exists with another recipe \({key} differ"
+        ):
             judged(file, False)
     recipe.write_text(before)
     judged(file, False)
@@ -131,11 +150,16 @@ def test_marks_of_runs_stand_beside_the_verdict(file: StudyFile) -> None:
         out.write(json.dumps({"event": "override", "differences": [["threads", 1, 2]]}) + "\n")
     judgement, registration = judged(file, False)
     text = "\n".join(verdict_lines(file, judgement, registration))
-    assert "warning: study-warm-seed11: continued although what decides it had changed (threads)" in text
+    assert (
+        "warning: study-warm-seed11: continued although what decides it had changed (threads)"
+        in text
+    )
 
 
 def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> None:
-    (folder / "study.toml").write_text(STUDY.replace('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}'))
+    (folder / "study.toml").write_text(
+        STUDY.replace('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}')
+    )
     file = read_study(folder / "study.toml")
     register(file, allow=False)
     conduct(
@@ -157,13 +181,19 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
 def test_a_changed_study_is_refused_with_what_changed(folder: Path, file: StudyFile) -> None:
     register(file, allow=False)
     conduct(file, crew(file, launcher(file)))
-    (folder / "study.toml").write_text(STUDY.replace('direction = "different"', 'direction = "better"'))
+    (folder / "study.toml").write_text(
+        STUDY.replace('direction = "different"', 'direction = "better"')
+    )
     changed = read_study(folder / "study.toml")
     for ask in (lambda: register(changed, False), lambda: judged(changed, False)):
-        with pytest.raises(UsageError, match=r'primary\.0\.direction was "different", is "better"') as error:
+        with pytest.raises(
+            UsageError, match=r'primary\.0\.direction was "different", is "better"'
+        ) as error:
             ask()
         assert error.value.exit_code == 2 and "--allow" in str(error.value)
-    assert judged(read_study(folder / "study.toml"), True)[1].exploratory  # shown, and not written down
+    assert judged(read_study(folder / "study.toml"), True)[
+        1
+    ].exploratory  # shown, and not written down
 
 
 def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile) -> None:
@@ -180,7 +210,9 @@ def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile
 
 def test_a_changed_recipe_is_a_changed_study(folder: Path, file: StudyFile) -> None:
     register(file, allow=False)
-    (folder / "plain.toml").write_text((folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 5e-4"))
+    (folder / "plain.toml").write_text(
+        (folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 5e-4")
+    )
     with pytest.raises(UsageError, match=r"recipe of plain: optim\.lr was 0\.001, is 0\.0005"):
         register(read_study(folder / "study.toml"), allow=False)
 
@@ -190,7 +222,9 @@ def test_runs_from_before_the_registration_make_it_exploratory(file: StudyFile) 
     with pytest.raises(UsageError, match="1 runs of study 'study' exist already"):
         register(file, allow=False)
     assert not (study_folder("study") / "plan.json").exists()
-    assert register(file, allow=True).exploratory == ("1 of its runs are older than its registration",)
+    assert register(file, allow=True).exploratory == (
+        "1 of its runs are older than its registration",
+    )
     assert check_registered(file, allow=False).exploratory
 
 
@@ -236,7 +270,9 @@ def test_every_shipped_recipe_can_be_made_a_toy(name: str, tmp_path: Path) -> No
     assert toy.methods.keys() == recipe.methods.keys() and len(toy.stages) == len(recipe.stages)
 
 
-def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder: Path, file: StudyFile) -> None:
+def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(
+    folder: Path, file: StudyFile
+) -> None:
     small = toy_study(file, folder)
     assert (small.seeds, small.looks, small.tuning_seeds) == ((10, 11, 12, 13), (3, 4), (0,))
     assert small.study.arms[1].grid == {"optim.lr": (0.001, 0.004)}
@@ -245,7 +281,9 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder: Path, f
 
 
 @pytest.mark.parametrize("name", ["small-batch-warmup", "small-simigrad", "small-pld"])
-def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name: str, tmp_path: Path) -> None:
+def test_what_several_devices_share_is_rehearsed_and_verified_on_them(
+    name: str, tmp_path: Path
+) -> None:
     """Eight of them, or eight lanes: each has a sequence of the smallest step."""
     recipe = load_recipe(name)
     in_lanes = replace(recipe, parallel=Parallel(lanes=8))
@@ -256,7 +294,8 @@ def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name: str,
         cut_recipe(in_lanes, 4),
     ):
         smallest = min(
-            (m.batch_bounds(short.train.batch_size)[0] for m in short.methods.values()), default=short.train.batch_size
+            (m.batch_bounds(short.train.batch_size)[0] for m in short.methods.values()),
+            default=short.train.batch_size,
         )
         assert smallest >= 8
 
@@ -268,11 +307,16 @@ def test_an_arm_may_have_the_name_of_its_study(folder: Path) -> None:
     assert load_recipe(small.study.arms[1].recipe).seq_len_warmup is not None
 
 
-def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder: Path, file: StudyFile) -> None:
+def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
+    folder: Path, file: StudyFile
+) -> None:
     with rehearsal(file, study_folder(file.name) / "rehearsal") as small:
         register(small, allow=False)
         trials = [
-            trial for _, (_, trial) in all_trials(small, {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)})
+            trial
+            for _, (_, trial) in all_trials(
+                small, {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
+            )
         ]
         launch = Pretrain(trials)
         found = conduct(small, crew(small, launch))
@@ -286,7 +330,9 @@ def test_the_status_of_an_unregistered_study_says_so(file: StudyFile) -> None:
     assert done.exit_code == 0 and json.loads(done.stdout)["exploratory"] == ["not registered"]
 
 
-def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Path, file: StudyFile) -> None:
+def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(
+    folder: Path, file: StudyFile
+) -> None:
     register(file, allow=False)
     conduct(file, crew(file, launcher(file)))
     done = CliRunner().invoke(app, ["compare", "--study", "study.toml"])
@@ -295,9 +341,13 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder: Pat
     assert verdicts.startswith("warm: better than plain in final loss: ")
     assert "plain" in rest and "warm" in rest
     rows = CliRunner().invoke(app, ["compare", "--study", "study.toml", "--format", "csv"])
-    assert rows.exit_code == 0 and {row["exploratory"] for row in csv.DictReader(rows.stdout.splitlines())} == {"true"}
+    assert rows.exit_code == 0 and {
+        row["exploratory"] for row in csv.DictReader(rows.stdout.splitlines())
+    } == {"true"}
     for words in ([], ["-o", "out.json"]):
-        done = CliRunner().invoke(app, ["compare", "--study", "study.toml", "--format", "json", *words])
+        done = CliRunner().invoke(
+            app, ["compare", "--study", "study.toml", "--format", "json", *words]
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         found = json.loads((folder / "out.json").read_text() if words else done.stdout)
         assert [verdict["outcome"] for verdict in found["study"]["verdicts"]] == ["better"]
@@ -319,7 +369,9 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -
     path = folder / "study.toml"
     text = STUDY.replace("looks = 2", "looks = 1").replace('"10..14"', '"10..12"').split("[tuning]")
     arms = text[1].partition("\n\n")[2]
-    path.write_text(text[0].replace('"final_loss"', '"lr_sensitivity"\nrates = [1e-3, 4e-3]') + arms)
+    path.write_text(
+        text[0].replace('"final_loss"', '"lr_sensitivity"\nrates = [1e-3, 4e-3]') + arms
+    )
     file = read_study(path)
     register(file, allow=False)
     launch = launcher(file)

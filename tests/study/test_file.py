@@ -29,7 +29,11 @@ def test_the_runs_of_a_study(folder: Path) -> None:
     assert tuned[0].name == "study-plain-lr0.001-tune-seed0"
     assert tuned[4].settings == ("seq_len_warmup.start=16", "optim.lr=0.002")
     judged = confirmation(file, {"warm": ("optim.lr=0.004",)})
-    assert [trial.name for _, trial in judged[:3]] == ["study-plain-seed10", "study-warm-seed10", "study-plain-seed11"]
+    assert [trial.name for _, trial in judged[:3]] == [
+        "study-plain-seed10",
+        "study-warm-seed10",
+        "study-plain-seed11",
+    ]
     assert judged[1][1].settings == ("seq_len_warmup.start=16", "optim.lr=0.004")
     assert file.looks == (3, 5)
     assert len({trial.name for _, trial in (*tuning(file), *judged)}) == 12 + 10
@@ -52,7 +56,10 @@ def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
     assert keys.keys() == {
         "looks", "baseline", "primary.0.margin", "tuning.seeds", "tuning.grid", "arms.0.recipe", "arms.1.recipe",
     }  # fmt: skip
-    assert keys["baseline"].rule == "must be one of the arms: plain, warm" and keys["baseline"].source == "study.toml:4"
+    assert (
+        keys["baseline"].rule == "must be one of the arms: plain, warm"
+        and keys["baseline"].source == "study.toml:4"
+    )
     assert "(10, 11)" in keys["tuning.seeds"].rule
     assert "at least 11 seeds" in keys["looks"].rule
     assert "seq_len_warmup.begin" in keys["arms.1.recipe"].rule
@@ -66,10 +73,30 @@ def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
         ('seeds = "10..14"', 'seeds = "10-14"', "seeds", "write 0..4"),
         ("looks = 2", "looks = 0", "looks", "at least 1"),
         ("looks = 2", "alpha = 0.7", "alpha", "less than 0.5"),
-        ('direction = "different"', 'direction = "better"\nmargin = 0.1', "primary.0.margin", "no meaning for better"),
-        ('direction = "different"', 'direction = "diferent"', "primary.0.direction", "must be one of"),
-        ('direction = "different"', 'direction = "different"\ntarget = 3.0', "primary.0.target", "is for a cost"),
-        ('measure = "final_loss"', 'measure = "lr_sensitivity"', "primary.0.rates", "two or more learning rates"),
+        (
+            'direction = "different"',
+            'direction = "better"\nmargin = 0.1',
+            "primary.0.margin",
+            "no meaning for better",
+        ),
+        (
+            'direction = "different"',
+            'direction = "diferent"',
+            "primary.0.direction",
+            "must be one of",
+        ),
+        (
+            'direction = "different"',
+            'direction = "different"\ntarget = 3.0',
+            "primary.0.target",
+            "is for a cost",
+        ),
+        (
+            'measure = "final_loss"',
+            'measure = "lr_sensitivity"',
+            "primary.0.rates",
+            "two or more learning rates",
+        ),
         (
             'measure = "final_loss"',
             'measure = "final_loss"\nrates = [1e-3, 2e-3]',
@@ -80,8 +107,18 @@ def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
         ('name = "warm"', 'name = "plain"', "arms.1.name", "another arm"),
         ('name = "warm"', 'name = "../x"', "arms.1.name", "letters, digits"),
         ('name = "warm"', 'name = "' + "w" * 40 + '"', "arms.1.name", "too long"),
-        ('{ "optim.lr" = [1e-3, 2e-3, 4e-3] }', '{ "checkpoint.every" = [5, 10] }', "tuning.grid", "cannot be tuned"),
-        ('{ "optim.lr" = [1e-3, 2e-3, 4e-3] }', '{ "optim.lr" = [1e-3, -1.0] }', "arms.0.recipe", "greater than 0"),
+        (
+            '{ "optim.lr" = [1e-3, 2e-3, 4e-3] }',
+            '{ "checkpoint.every" = [5, 10] }',
+            "tuning.grid",
+            "cannot be tuned",
+        ),
+        (
+            '{ "optim.lr" = [1e-3, 2e-3, 4e-3] }',
+            '{ "optim.lr" = [1e-3, -1.0] }',
+            "arms.0.recipe",
+            "greater than 0",
+        ),
         ('set = ["seq_len_warmup.start=16"]', 'set = ["eval.windows=5"]', "arms", "eval.windows"),
         ('question = "', 'qestion = "', "qestion", "unknown key"),
         ('baseline = "plain"', "", "baseline", "is required"),
@@ -106,7 +143,10 @@ def test_no_file_and_no_toml(folder: Path) -> None:
 def test_comments_order_and_words_are_free(folder: Path) -> None:
     sha256 = read_study(folder / "study.toml").sha256
     same = changed(
-        folder, ("looks = 2\n", "# more\n"), ('seeds = "10..14"', 'looks = 2\nseeds = "10..14"'), ("Is warm", "Is it")
+        folder,
+        ("looks = 2\n", "# more\n"),
+        ('seeds = "10..14"', 'looks = 2\nseeds = "10..14"'),
+        ("Is warm", "Is it"),
     )
     assert read_study(same).sha256 == sha256
     (folder / "plain.toml").write_text(
@@ -135,16 +175,25 @@ def test_everything_that_decides_is_hashed(folder: Path, old: str, new: str) -> 
 def test_the_recipes_are_part_of_the_hash_and_checkpoints_are_not(folder: Path) -> None:
     sha256 = read_study(folder / "study.toml").sha256
     recipe = (folder / "plain.toml").read_text()
-    (folder / "plain.toml").write_text(recipe.replace("[checkpoint]\nevery = 5", "[checkpoint]\nevery = 7"))
+    (folder / "plain.toml").write_text(
+        recipe.replace("[checkpoint]\nevery = 5", "[checkpoint]\nevery = 7")
+    )
     assert read_study(folder / "study.toml").sha256 == sha256
     (folder / "plain.toml").write_text(recipe.replace("tokens = 2560", "tokens = 5120"))
     assert read_study(folder / "study.toml").sha256 != sha256
 
 
 def test_an_arm_may_have_a_grid_of_its_own_or_none(folder: Path) -> None:
-    file = read_study(changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}')))
+    file = read_study(
+        changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}'))
+    )
     assert {arm for arm, _ in tuning(file)} == {"warm"}
     file = read_study(
-        changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = { "optim.lr" = [3e-3] }'))
+        changed(
+            folder,
+            ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = { "optim.lr" = [3e-3] }'),
+        )
     )
-    assert [trial.settings[-1] for arm, trial in tuning(file) if arm == "plain"] == ["optim.lr=0.003"] * 2
+    assert [trial.settings[-1] for arm, trial in tuning(file) if arm == "plain"] == [
+        "optim.lr=0.003"
+    ] * 2

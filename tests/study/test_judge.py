@@ -45,13 +45,19 @@ def study(
 ) -> StudyFile:
     primary = Primary(measure="final_loss", direction=direction, margin=margin)
     made = tuple(Arm(name=name, recipe="small") for name in arms)
-    return StudyFile(Path("made.toml"), Study(seeds=seeds, looks=looks, baseline="base", primary=(primary,), arms=made))
+    return StudyFile(
+        Path("made.toml"),
+        Study(seeds=seeds, looks=looks, baseline="base", primary=(primary,), arms=made),
+    )
 
 
 def runs(**losses: list[float | None]) -> dict[str, dict[int, FakeRun]]:
     """Arm -> losses by seed; None: diverged."""
     return {
-        arm: {seed: FakeRun(9.0, "diverged") if loss is None else FakeRun(loss) for seed, loss in enumerate(values)}
+        arm: {
+            seed: FakeRun(9.0, "diverged") if loss is None else FakeRun(loss)
+            for seed, loss in enumerate(values)
+        }
         for arm, values in losses.items()
     }
 
@@ -79,7 +85,9 @@ def shifted(by: float, noise: float = 0.004) -> list[float]:
         ("equivalent", 0.02, -0.05, "undecided", True),
     ],
 )
-def test_directions(direction: str, margin: float | None, shift: float, outcome: str, opposite: bool) -> None:
+def test_directions(
+    direction: str, margin: float | None, shift: float, outcome: str, opposite: bool
+) -> None:
     found = judge(study(direction, margin), runs(base=BASE, method=shifted(shift)))
     (verdict,) = found.verdicts
     assert (verdict.outcome, verdict.opposite) == (outcome, opposite)
@@ -98,7 +106,9 @@ def test_holm_over_primaries_and_arms() -> None:
     found = judge(several, runs(base=BASE, a=shifted(-0.05), b=shifted(0.0085), c=shifted(0.0002)))
     p = [verdict.p for verdict in found.verdicts]
     assert p[1] < 0.05
-    assert [verdict.p_holm for verdict in found.verdicts] == pytest.approx([3 * p[0], 2 * p[1], p[2]])
+    assert [verdict.p_holm for verdict in found.verdicts] == pytest.approx(
+        [3 * p[0], 2 * p[1], p[2]]
+    )
     assert [verdict.outcome for verdict in found.verdicts] == [
         "better",
         "worse" if 2 * p[1] <= 0.05 else "undecided",
@@ -109,7 +119,12 @@ def test_holm_over_primaries_and_arms() -> None:
 def test_a_pending_run_lets_the_look_wait() -> None:
     there = runs(base=BASE, method=shifted(-0.05)[:4])
     found = judge(study(), there)
-    assert found.look == 0 and found.verdicts == () and found.pending == ("method seed 4",) and not found.complete
+    assert (
+        found.look == 0
+        and found.verdicts == ()
+        and found.pending == ("method seed 4",)
+        and not found.complete
+    )
     there["method"][4] = FakeRun(3.0, "running")
     assert judge(study(), there).pending == ("method seed 4",)
 
@@ -141,7 +156,9 @@ def test_failed_runs_are_the_worst_rank() -> None:
     assert verdict.outcome == "worse" and "6 of this arm's diverged" in verdict.note
     (verdict,) = judge(study("better", seeds="0..6"), runs(base=method, method=base)).verdicts
     assert verdict.outcome == "better"
-    (verdict,) = judge(study("noninferior", 0.1, seeds="0..6"), runs(base=base, method=method)).verdicts
+    (verdict,) = judge(
+        study("noninferior", 0.1, seeds="0..6"), runs(base=base, method=method)
+    ).verdicts
     assert verdict.outcome == "undecided" and "a margin cannot be tested then" in verdict.note
     (verdict,) = judge(study(seeds="0..2"), runs(base=BASE[:3], method=[None, None, None])).verdicts
     assert verdict.outcome == "undecided" and "smallest p with so many runs is 0.1" in verdict.note
@@ -166,7 +183,12 @@ class Curve(FakeRun):
         tokens = np.linspace(0, 100_000, 11)
         super().__init__(0.0, status)
         loss = 7 - speed * np.log1p(tokens / 1000)
-        self.evaluated = {"step": tokens / 1000, "tokens": tokens, "schedule_tokens": tokens.copy(), "val_loss": loss}
+        self.evaluated = {
+            "step": tokens / 1000,
+            "tokens": tokens,
+            "schedule_tokens": tokens.copy(),
+            "val_loss": loss,
+        }
         self.name = f"run at {speed}"
         self.origin = {"device": "cpu"}
         self.recipe = {"train.tokens": 100_000}
@@ -174,14 +196,21 @@ class Curve(FakeRun):
         self.marks = ()
 
 
-def cost_study(direction: str = "better", measure: str = "tokens_to_target", **more: float) -> StudyFile:
+def cost_study(
+    direction: str = "better", measure: str = "tokens_to_target", **more: float
+) -> StudyFile:
     file = study(direction, seeds="0..6")
     primary = Primary(measure=measure, direction=direction, **more)
-    return StudyFile(file.path, Study(seeds="0..6", baseline="base", primary=(primary,), arms=file.study.arms))
+    return StudyFile(
+        file.path, Study(seeds="0..6", baseline="base", primary=(primary,), arms=file.study.arms)
+    )
 
 
 def curves(**speeds: list[float]) -> dict[str, dict[int, Curve]]:
-    return {arm: {seed: Curve(speed) for seed, speed in enumerate(values)} for arm, values in speeds.items()}
+    return {
+        arm: {seed: Curve(speed) for seed, speed in enumerate(values)}
+        for arm, values in speeds.items()
+    }
 
 
 SPEEDS = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
@@ -202,7 +231,9 @@ def test_cost_without_a_target_is_to_the_worse_one_s_final_loss() -> None:
     (worse,) = judge(cost_study("different"), curves(base=faster, method=SPEEDS)).verdicts
     assert (better.outcome, worse.outcome) == ("better", "worse")
     assert better.estimate.mean == pytest.approx(1 / worse.estimate.mean)
-    (same,) = judge(cost_study("noninferior", margin=0.05), curves(base=SPEEDS, method=faster)).verdicts
+    (same,) = judge(
+        cost_study("noninferior", margin=0.05), curves(base=SPEEDS, method=faster)
+    ).verdicts
     assert same.outcome == "noninferior"
 
 
@@ -237,19 +268,29 @@ def test_seconds_of_different_machines_are_not_judged() -> None:
     assert judge(asked, there).verdicts[0].outcome == "better"
     there["method"][3].origin = {"device": "gpu"}
     (verdict,) = judge(asked, there).verdicts
-    assert verdict.outcome == "undecided" and verdict.note == "seconds are not judged: different device"
+    assert (
+        verdict.outcome == "undecided"
+        and verdict.note == "seconds are not judged: different device"
+    )
 
 
 def test_looks_that_contradict_each_other_decide_nothing() -> None:
     planned = study(looks=2, arms=("base", "a", "b"))
-    early = [-0.1, -0.1001, -0.0999]  # a is clearly better at the first look; b lets the study go on
+    early = [
+        -0.1,
+        -0.1001,
+        -0.0999,
+    ]  # a is clearly better at the first look; b lets the study go on
     a, turned = (
-        [loss + by for loss, by in zip(BASE, [*early, *later], strict=True)] for later in ((-0.1, -0.3), (0.5, 0.5))
+        [loss + by for loss, by in zip(BASE, [*early, *later], strict=True)]
+        for later in ((-0.1, -0.3), (0.5, 0.5))
     )
     verdict = judge(planned, runs(base=BASE, a=a, b=shifted(0.0002))).verdicts[0]
     assert (verdict.outcome, len(verdict.seeds)) == ("better", 5)
     verdict = judge(planned, runs(base=BASE, a=turned, b=shifted(0.0002))).verdicts[0]
-    assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx((0.5 * 2 - 0.3) / 5)
+    assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx(
+        (0.5 * 2 - 0.3) / 5
+    )
     assert verdict.note == "an earlier look said better, the last one points the other way"
 
 
@@ -261,7 +302,10 @@ def test_rank_verdicts_say_how_they_were_reached() -> None:
     assert sentence(file, verdict) == f"method: worse than base in final loss {why}."
     file = study("better", seeds="0..6")
     (verdict,) = judge(file, runs(base=base, method=method)).verdicts
-    assert sentence(file, verdict) == f"method: better is not shown; the rank test says worse in final loss {why}."
+    assert (
+        sentence(file, verdict)
+        == f"method: better is not shown; the rank test says worse in final loss {why}."
+    )
     # 3 looks are paid for: 3 p is above the stricter alpha, p alone is not
     p = judge(study(seeds="0..6"), runs(base=base, method=method)).verdicts[0].p
     for looks, opposite in ((1, True), (3, False)):
@@ -289,7 +333,10 @@ def test_levels_are_those_of_the_direction() -> None:
 
 def test_other_places_of_the_schedule_are_not_judged() -> None:
     there = runs(base=BASE, method=shifted(-0.05))
-    for arm, end in (("base", 1000), ("method", 2000)):  # 1000 tokens each: the method's decay is half way
+    for arm, end in (
+        ("base", 1000),
+        ("method", 2000),
+    ):  # 1000 tokens each: the method's decay is half way
         for run in there[arm].values():
             run.recipe = {"optim.schedule": "cosine", "optim.decay_tokens": end}
     (verdict,) = judge(study(), there).verdicts
@@ -314,19 +361,30 @@ def test_only_common_evaluations_count() -> None:
             tokens = np.linspace(0, 100_000, points)
             loss = 7 - (speed * factor + 0.001 * i) * np.log1p(tokens / 1000)
             evaluated = {"step": tokens / 1000, "tokens": tokens, "val_loss": loss}
-            made[i] = FakeRun(0.0, evaluated=evaluated, recipe={"optim.schedule": "constant", "eval.every": every})
+            made[i] = FakeRun(
+                0.0, evaluated=evaluated, recipe={"optim.schedule": "constant", "eval.every": every}
+            )
         return made
 
     asked = cost_study(target=4.0)
     alike = judge(asked, {"base": side(11, 10, 1.0), "method": side(11, 10, 1.1)})
     found = judge(asked, {"base": side(11, 10, 1.0), "method": side(101, 1, 1.1)})
-    assert alike.labels == () and "only the 11 evaluations after the same steps" in found.labels[0].text
-    assert found.verdicts[0].estimate.mean == pytest.approx(alike.verdicts[0].estimate.mean, rel=1e-9)
+    assert (
+        alike.labels == ()
+        and "only the 11 evaluations after the same steps" in found.labels[0].text
+    )
+    assert found.verdicts[0].estimate.mean == pytest.approx(
+        alike.verdicts[0].estimate.mean, rel=1e-9
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("direction", "margin", "shift"), [("different", None, 0.0), ("noninferior", 0.02, 0.02)])
-def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction: str, margin: float | None, shift: float) -> None:
+@pytest.mark.parametrize(
+    ("direction", "margin", "shift"), [("different", None, 0.0), ("noninferior", 0.02, 0.02)]
+)
+def test_two_arms_and_three_looks_err_in_at_most_5_percent(
+    direction: str, margin: float | None, shift: float
+) -> None:
     """Both claims that could be made are wrong; the chance of making one or more is the study's alpha."""
     planned = study(direction, margin, "0..8", 3, ("base", "a", "b"))
     random = np.random.default_rng(3)
@@ -348,19 +406,25 @@ def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction: str, margi
 def over_rates(**losses: list[list[float | None]]) -> dict[float, dict[str, dict[int, FakeRun]]]:
     """Arm -> losses by rate (1e-3, 2e-3, 4e-3), then by seed."""
     by_arm = {arm: [runs(**{arm: row})[arm] for row in rows] for arm, rows in losses.items()}
-    return {rate: {arm: rows[i] for arm, rows in by_arm.items()} for i, rate in enumerate((1e-3, 2e-3, 4e-3))}
+    return {
+        rate: {arm: rows[i] for arm, rows in by_arm.items()}
+        for i, rate in enumerate((1e-3, 2e-3, 4e-3))
+    }
 
 
 def sensitivity_study(direction: str = "better", margin: float | None = None) -> StudyFile:
     made = study(direction, margin)
-    primary = Primary(measure="lr_sensitivity", direction=direction, margin=margin, rates=(1e-3, 2e-3, 4e-3))
+    primary = Primary(
+        measure="lr_sensitivity", direction=direction, margin=margin, rates=(1e-3, 2e-3, 4e-3)
+    )
     return StudyFile(made.path, replace(made.study, primary=(primary,)))
 
 
 def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> None:
     base = [[loss + rise for loss in BASE] for rise in (0.3, 0.0, 0.9)]
     method = [
-        [loss + 0.1 + rise for loss in shifted(0.0, noise)] for rise, noise in ((0.0, 0.0), (0.0, 0.0), (0.3, 0.006))
+        [loss + 0.1 + rise for loss in shifted(0.0, noise)]
+        for rise, noise in ((0.0, 0.0), (0.0, 0.0), (0.3, 0.006))
     ]
     (verdict,) = judge(sensitivity_study(), {}, rated=over_rates(base=base, method=method)).verdicts
     # (0.3 + 0.0 + 0.9) / 3 = 0.4 against 0.3 / 3 = 0.1
@@ -372,7 +436,9 @@ def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> Non
 def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
     base = [list(BASE), list(BASE), [loss + 0.01 for loss in shifted(0.0)]]
     method = [list(BASE), list(BASE), [None] * 5]  # loss before training: 7.0
-    (verdict,) = judge(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)).verdicts
+    (verdict,) = judge(
+        sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)
+    ).verdicts
     expected = np.mean([(7.0 - loss) / 3 for loss in BASE]) - np.mean(
         [(new - old) / 3 for old, new in zip(BASE, base[2], strict=True)]
     )
@@ -382,8 +448,12 @@ def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
 def test_an_arm_that_trained_at_no_rate_is_not_the_least_sensitive() -> None:
     base = [[loss + rise for loss in BASE] for rise in (0.3, 0.0, 0.9)]
     lost = [[None, *BASE[1:]]] * 3
-    (verdict,) = judge(sensitivity_study("different"), {}, rated=over_rates(base=base, method=lost)).verdicts
-    assert verdict.outcome == "undecided" and "with seed 0 no run of method finished" in verdict.note
+    (verdict,) = judge(
+        sensitivity_study("different"), {}, rated=over_rates(base=base, method=lost)
+    ).verdicts
+    assert (
+        verdict.outcome == "undecided" and "with seed 0 no run of method finished" in verdict.note
+    )
 
 
 def test_a_missing_rate_keeps_the_look_waiting() -> None:

@@ -34,7 +34,9 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def rows_of(folder: Path) -> int:
-    return sum(path.read_text().count("\n") for path in (folder / "runs").glob("small-*/metrics.jsonl"))
+    return sum(
+        path.read_text().count("\n") for path in (folder / "runs").glob("small-*/metrics.jsonl")
+    )
 
 
 def trainers(folder: Path) -> list[int]:
@@ -71,11 +73,15 @@ def test_a_study_survives_ctrl_c_and_kill_9(folder: Path) -> None:
     out, errors = third.communicate(timeout=600)
     assert third.returncode == 0, errors
     found = json.loads(out)
-    assert found["complete"] and [verdict["outcome"] for verdict in found["verdicts"]] == ["equivalent"]
+    assert found["complete"] and [verdict["outcome"] for verdict in found["verdicts"]] == [
+        "equivalent"
+    ]
     for run in (folder / "runs").glob("small-*-seed*"):
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert rows[-1]["step"] == 50 or "warm" in run.name
-        events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+        events = [
+            json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()
+        ]
         assert events.count("start") == 1
     assert list((folder / "runs" / "small-study" / "claims").iterdir()) == []
     again = start(folder)

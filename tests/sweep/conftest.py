@@ -17,7 +17,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "TICK", 0.0)
     (tmp_path / "plain.toml").write_text(TINY)
-    (tmp_path / "warm.toml").write_text('base = "plain.toml"\n[seq_len_warmup]\nstart = 8\nsteps = 4\n')
+    (tmp_path / "warm.toml").write_text(
+        'base = "plain.toml"\n[seq_len_warmup]\nstart = 8\nsteps = 4\n'
+    )
     words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
     (tmp_path / "text.txt").write_text("\n".join(words))
     (tmp_path / "valid.txt").write_text("\n".join(reversed(words[:800])))

@@ -63,7 +63,9 @@ class Stub:
 class Pretrain:
     """A Launch that starts stubs. `codes` gives the exit code of a run where it is not 0."""
 
-    def __init__(self, trials: Sequence[Trial], codes: Mapping[str, int] | None = None, polls: int = 1) -> None:
+    def __init__(
+        self, trials: Sequence[Trial], codes: Mapping[str, int] | None = None, polls: int = 1
+    ) -> None:
         self.by_name = {trial.name: trial for trial in trials}
         self.codes = dict(codes or {})
         self.polls = polls

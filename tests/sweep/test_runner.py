@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.errors import EfftrainError, OutOfMemoryError, RunLockedError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import (
+    EfftrainError,
+    OutOfMemoryError,
+    RunLockedError,
+    StoppedError,
+    UsageError,
+)
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.sweep import needs, runner
 from efftrain_cli.sweep.claims import Claims
@@ -42,7 +48,13 @@ def test_arguments(folder: Path) -> None:
         "optim.lr=1e-3",
     ]
     assert pretrain_arguments(trial, "unfinished", "cpu")[-2:] == ["--resume", "plain-lr1e-3-seed3"]
-    assert pretrain_arguments(trial, "new", "cpu", 2)[3:8] == ["pretrain", "--device", "cpu", "--devices", "2"]
+    assert pretrain_arguments(trial, "new", "cpu", 2)[3:8] == [
+        "pretrain",
+        "--device",
+        "cpu",
+        "--devices",
+        "2",
+    ]
     with pytest.raises(UsageError, match="give one of the two"):
         Crew(folder, jobs=2, devices=2)
 
@@ -61,7 +73,9 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path)
     assert third.calls == []
 
 
-def test_as_many_runs_at_once_as_jobs_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_runs_at_once_as_jobs_and_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(7)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     trials = grid(["plain.toml", "warm.toml"], (0, 1, 2), [])
@@ -71,20 +85,29 @@ def test_as_many_runs_at_once_as_jobs_and_no_more(folder: Path, monkeypatch: pyt
     assert {environment["OMP_NUM_THREADS"] for environment in launch.environments} == {"2"}
 
 
-def test_threads_are_divided_and_never_more_than_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_divided_and_never_more_than_the_user_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3", "EFFTRAIN_JOBS": "4"})] * 4
     assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2", "EFFTRAIN_JOBS": "8"}
     assert environments(1, "cpu") == [("cpu", {})]
     monkeypatch.setattr(runner, "_gpus", lambda: 2)
-    assert [device for device, _ in environments(4, "auto")] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert [device for device, _ in environments(4, "auto")] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+        "cuda:1",
+    ]
     with pytest.raises(UsageError, match="use --jobs 16 or fewer"):
         environments(17, "cpu")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_runs_saved(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_signal_ends_all_runs_saved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
     launch = Pretrain(trials, polls=10**9)
@@ -120,7 +143,10 @@ def test_nohup_is_respected(folder: Path) -> None:
 
 def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    assert statuses(crew(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == ["diverged", "finished"]
+    assert statuses(crew(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == [
+        "diverged",
+        "finished",
+    ]
     again = Pretrain(trials)
     assert statuses(crew(folder, again), trials) == ["diverged", "finished"]
     assert again.calls == []
@@ -132,7 +158,9 @@ def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(2)), raising=False)
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
     launch = Pretrain(trials, {"plain-seed0": 6})
-    launch.on_launch = lambda name: setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
+    launch.on_launch = lambda name: (
+        setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
+    )
     with pytest.raises(EfftrainError, match="exit code 6") as error:
         crew(folder, launch, jobs=2).train(trials)
     assert error.value.exit_code == 6
@@ -143,9 +171,13 @@ def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
 def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
     crew(folder, Pretrain(trials)).train(trials)
-    (folder / "warm.toml").write_text('base = "plain.toml"\n[seq_len_warmup]\nstart = 16\nsteps = 4\n')
+    (folder / "warm.toml").write_text(
+        'base = "plain.toml"\n[seq_len_warmup]\nstart = 16\nsteps = 4\n'
+    )
     launch = Pretrain(trials)
-    with pytest.raises(UsageError, match=r"'warm-seed0' exists with another recipe \(seq_len_warmup\.start differ"):
+    with pytest.raises(
+        UsageError, match=r"'warm-seed0' exists with another recipe \(seq_len_warmup\.start differ"
+    ):
         crew(folder, launch).train(trials)
     assert launch.calls == []
 
@@ -159,7 +191,9 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: 
     path.write_text("\n".join(line for line in lines if not line.startswith("text_field")))
     launch = Pretrain(trials)
     assert statuses(crew(folder, launch), trials) == ["finished"] and launch.calls == []
-    path.write_text("\n".join(line for line in lines if not line.startswith("repeat")))  # true here, false by default
+    path.write_text(
+        "\n".join(line for line in lines if not line.startswith("repeat"))
+    )  # true here, false by default
     with pytest.raises(UsageError, match=r"data\.repeat differ"):
         crew(folder, launch).train(trials)
 
@@ -225,7 +259,9 @@ def test_a_run_that_another_host_gave_back_unfinished_is_continued(folder: Path)
 def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
     claim = other_host(folder, "plain-seed0")
-    with pytest.raises(RunLockedError, match=r"(?s)process 1 on elsewhere.*silent.*--take-over elsewhere"):
+    with pytest.raises(
+        RunLockedError, match=r"(?s)process 1 on elsewhere.*silent.*--take-over elsewhere"
+    ):
         crew(folder, Pretrain(trials), silent=0.01).train(trials)
     assert claim.exists()
     last = crew(folder, Pretrain(trials))
@@ -246,7 +282,9 @@ def test_silence_is_counted_on_our_own_clock(folder: Path, monkeypatch: pytest.M
     assert claims.silent_for("run") == 0
 
 
-def test_a_claim_of_a_dead_process_here_is_taken_over_and_of_a_living_one_is_not(folder: Path) -> None:
+def test_a_claim_of_a_dead_process_here_is_taken_over_and_of_a_living_one_is_not(
+    folder: Path,
+) -> None:
     mine, theirs = (Claims(folder / "state" / "claims") for _ in range(2))
     host = os.uname().nodename
     other_host(folder, "run", host, 2**22 - 1)  # no such process
@@ -264,7 +302,9 @@ def test_a_claim_of_a_dead_process_here_is_taken_over_and_of_a_living_one_is_not
 # --- needs -----------------------------------------------------------------------------------------------------------
 
 
-def test_more_runs_than_memory_holds_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_runs_than_memory_holds_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = load_recipe("plain.toml")
     each = needs.memory_bytes(recipe)
     monkeypatch.setattr(needs, "free_memory", lambda: int(2.5 * each))

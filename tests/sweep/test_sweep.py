@@ -17,7 +17,17 @@ from tests.conftest import Efftrain
 from tests.launch import start_efftrain, wait_until
 from tests.sweep.crew import write_trial
 
-WORDS = ["sweep", "--recipe", "plain.toml", "--recipe", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
+WORDS = [
+    "sweep",
+    "--recipe",
+    "plain.toml",
+    "--recipe",
+    "warm.toml",
+    "--seeds",
+    "0..1",
+    "--device",
+    "cpu",
+]
 
 
 def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
@@ -26,7 +36,12 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     assert "4 of 4 runs to train, at most 10.2K tokens; time unknown" in shown.output
     done = CliRunner().invoke(app, [*WORDS, "--plan", "--format", "json"])
     found = json.loads(done.output)
-    assert [run["run"] for run in found["runs"]] == ["plain-seed0", "warm-seed0", "plain-seed1", "warm-seed1"]
+    assert [run["run"] for run in found["runs"]] == [
+        "plain-seed0",
+        "warm-seed0",
+        "plain-seed1",
+        "warm-seed1",
+    ]
     assert {run["tokens_left"] for run in found["runs"]} == {2560}
     refused = CliRunner().invoke(app, [*WORDS, "--plan", "--format", "latex"])
     assert refused.exit_code != 0 and "printed as table or json" in str(refused.exception)
@@ -41,7 +56,9 @@ def test_learning_rates_are_kept_as_curves(folder: Path) -> None:
     assert "plain" in text and "sensitivity" in text
     row = next(line for line in text.splitlines() if line.startswith("0.004"))
     assert "1 of 2 without a loss" in row
-    assert "warm" in text and "the best learning rate, 0.002" not in text  # warm's best lies inside the grid
+    assert (
+        "warm" in text and "the best learning rate, 0.002" not in text
+    )  # warm's best lies inside the grid
     assert (folder / "figures" / "learning-rate.png").stat().st_size > 10_000
     assert "<svg" in (folder / "figures" / "learning-rate.svg").read_text()
 
@@ -55,11 +72,16 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
     (folder / "plain.toml").write_text(
         (folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 1e-3\ndecay_tokens = 2560")
     )
-    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("train.tokens", ["1280", "2560"])], "fixed")
+    trials = grid(
+        ["plain.toml", "warm.toml"], (0, 1), [("train.tokens", ["1280", "2560"])], "fixed"
+    )
     for trial in trials:
         write_trial(trial)
     text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
-    assert "no speed-up at matched loss: optim.decay_tokens = 2,560 is another budget than train.tokens = 1,280" in text
+    assert (
+        "no speed-up at matched loss: optim.decay_tokens = 2,560 is another budget than train.tokens = 1,280"
+        in text
+    )
 
 
 @pytest.mark.slow

@@ -20,12 +20,22 @@ def test_seeds() -> None:
 
 
 def test_settings() -> None:
-    assert parse_settings(["optim.lr=1e-3,2e-3", "optim.betas=[0.9,0.95],[0.8,0.9]", 'data.train="a,b"']) == [
+    assert parse_settings(
+        ["optim.lr=1e-3,2e-3", "optim.betas=[0.9,0.95],[0.8,0.9]", 'data.train="a,b"']
+    ) == [
         ("optim.lr", ["1e-3", "2e-3"]),
         ("optim.betas", ["[0.9,0.95]", "[0.8,0.9]"]),
         ("data.train", ['"a,b"']),
     ]
-    for wrong in ("optim.lr", "optim.lr=", "optim.lr=1,", "=1", "seed=1", "base=x", "wandb.mode=off,online"):
+    for wrong in (
+        "optim.lr",
+        "optim.lr=",
+        "optim.lr=1,",
+        "=1",
+        "seed=1",
+        "base=x",
+        "wandb.mode=off,online",
+    ):
         with pytest.raises(UsageError, match="--set"):
             parse_settings([wrong])
     with pytest.raises(UsageError, match="twice"):

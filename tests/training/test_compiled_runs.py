@@ -24,14 +24,25 @@ from efftrain_cli.training.trainer import Stopwatch, read_records
 from tests.tiny import fresh
 
 TINY = [
-    *["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "data.tokenizer=bpe:300"],
+    *[
+        "model.n_layer=2",
+        "model.n_head=2",
+        "model.n_embd=32",
+        "model.seq_len=32",
+        "data.tokenizer=bpe:300",
+    ],
     *["train.dtype=fp32"],
 ]
 BASELINE = load_recipe(
     "small",
     [
         *TINY,
-        *["train.batch_size=4", "train.micro_batch_tokens=64", "train.tokens=1024", "eval.every=1000"],
+        *[
+            "train.batch_size=4",
+            "train.micro_batch_tokens=64",
+            "train.tokens=1024",
+            "eval.every=1000",
+        ],
         *["optim.warmup_steps=2"],
     ],
 )
@@ -48,8 +59,16 @@ RUNS: dict[str, tuple[Recipe, int]] = {
     # The full shape, and one for every other length; both its dimensions stay above 1.
     "length warmup": (replace(BASELINE, seq_len_warmup=SeqLenWarmup(start=8, steps=6)), 2),
     # A block and the head.
-    "layer drop": (replace(BASELINE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=4)), 2),
-    "SimiGrad": (replace(BASELINE, simigrad=SimiGrad(target=0.9, min_batch_size=4, max_batch_size=8, quantum=4)), 1),
+    "layer drop": (
+        replace(BASELINE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=4)),
+        2,
+    ),
+    "SimiGrad": (
+        replace(
+            BASELINE, simigrad=SimiGrad(target=0.9, min_batch_size=4, max_batch_size=8, quantum=4)
+        ),
+        1,
+    ),
     "growth": (GROWING, 2),
 }
 """Recipe, and the graphs that it needs."""
@@ -67,7 +86,9 @@ def rows_of(recipe: Recipe, folder: Path, compiled: bool) -> list[dict[str, obje
     windows = random_windows(recipe, 300, folder)
     state = fresh(recipe, 300)
     records = train_stages(state, recipe, windows, windows.validation(2))
-    return [read_records(state, recipe, [r])[0] for r in records if not isinstance(r, GrowthRecord)][1:]
+    return [
+        read_records(state, recipe, [r])[0] for r in records if not isinstance(r, GrowthRecord)
+    ][1:]
 
 
 @pytest.mark.slow
@@ -99,9 +120,15 @@ def test_a_compiled_run_is_an_eager_one_in_few_graphs(
         assert want["compile_seconds"] == 0
     compiling = [row["step"] for row in rows if row["compile_seconds"]]
     assert compiling and compiling[0] == 1
-    shapes = {(row["batch_size"], row["seq_len"], row["stage"], row["accumulation_steps"]) for row in rows}
+    shapes = {
+        (row["batch_size"], row["seq_len"], row["stage"], row["accumulation_steps"]) for row in rows
+    }
     # Each evaluation has a watch too, which never waits.
-    assert sum(waited) == len({(shape[0] / shape[3], *shape[1:3]) for shape in shapes}) == len([w for w in waited if w])
+    assert (
+        sum(waited)
+        == len({(shape[0] / shape[3], *shape[1:3]) for shape in shapes})
+        == len([w for w in waited if w])
+    )
     assert gc.get_freeze_count() > 0
     if name in ("length warmup", "SimiGrad"):
         assert len(shapes) > 1, "otherwise nothing is shown"
@@ -118,4 +145,6 @@ def test_micro_batches_of_a_step_have_one_shape_or_two() -> None:
     for batch_size in range(1, 20):
         for steps in range(1, batch_size + 1):
             parts = torch.zeros(batch_size, 16).tensor_split(steps)
-            assert micro_batch_shapes(plan(batch_size, steps)) == {tuple(part.shape) for part in parts}
+            assert micro_batch_shapes(plan(batch_size, steps)) == {
+                tuple(part.shape) for part in parts
+            }

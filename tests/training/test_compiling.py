@@ -61,7 +61,9 @@ def graphs_of(recipe: Recipe, shapes: list[tuple[int, int]]) -> int:
         loss = compiled(tokens, targets, None, None)["ce"]
         loss.backward()
         if i % 20 == 0:
-            torch.testing.assert_close(loss, eager(tokens, targets, None, None)["ce"], rtol=1e-5, atol=0)
+            torch.testing.assert_close(
+                loss, eager(tokens, targets, None, None)["ce"], rtol=1e-5, atol=0
+            )
     return compiled_graphs() - before
 
 
@@ -113,15 +115,22 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
     assert middle_micro_batch(RECIPE) is None, "lengths stay"
     warming = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130))
     assert middle_micro_batch(warming) == (2, FULL // 2)
-    larger = replace(warming, train=replace(RECIPE.train, tokens=10**9, batch_size=64, micro_batch_tokens=8 * FULL))
+    larger = replace(
+        warming,
+        train=replace(RECIPE.train, tokens=10**9, batch_size=64, micro_batch_tokens=8 * FULL),
+    )
     assert middle_micro_batch(larger) == (16, FULL // 2), "as many tokens as a full micro-batch"
     filled = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130, batch="tokens"))
-    filled = replace(filled, train=replace(RECIPE.train, tokens=10**9, batch_size=2, micro_batch_tokens=8 * FULL))
+    filled = replace(
+        filled, train=replace(RECIPE.train, tokens=10**9, batch_size=2, micro_batch_tokens=8 * FULL)
+    )
     assert middle_micro_batch(filled) == (4, FULL // 2), "as many tokens as a full step"
     torch._dynamo.reset()
     seen: list[tuple[int, ...]] = []
 
-    def loss_sum(tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None) -> Tensor:
+    def loss_sum(
+        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+    ) -> Tensor:
         return (tokens - targets).sum()
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
@@ -130,7 +139,12 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
 
     compiled = compile_whole(warming, loss_sum, backend)  # type: ignore
     for length in (8, 16, 24):
-        compiled(torch.zeros(2, length, dtype=torch.int64), torch.zeros(2, length, dtype=torch.int64), None, None)
+        compiled(
+            torch.zeros(2, length, dtype=torch.int64),
+            torch.zeros(2, length, dtype=torch.int64),
+            None,
+            None,
+        )
     assert len(seen) == 1 and FULL // 2 in seen[0]
 
 
@@ -139,11 +153,15 @@ def test_warmup_over_128_lengths_needs_two_graphs_at_most() -> None:
     recipe = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130))
     shapes = [(plan.batch_size, plan.seq_len) for plan, _ in plan_run(recipe)][:140]
     assert len({length for _, length in shapes}) == 128
-    assert graphs_of(recipe, [(2, FULL), *shapes[::4]]) == 2, "one graph for the full shape, one for all the others"
+    assert graphs_of(recipe, [(2, FULL), *shapes[::4]]) == 2, (
+        "one graph for the full shape, one for all the others"
+    )
     assert GRAPH_LIMIT >= 2
 
 
-def parts_match_eager(recipe: Recipe, shapes: list[tuple[int, int]], patterns: list[list[bool]], backend: str) -> int:
+def parts_match_eager(
+    recipe: Recipe, shapes: list[tuple[int, int]], patterns: list[list[bool]], backend: str
+) -> int:
     """Graphs that blocks and head compile for these shapes, each with every pattern of blocks; losses and gradients are
     checked against eager code."""
     torch._dynamo.reset()
@@ -162,7 +180,9 @@ def parts_match_eager(recipe: Recipe, shapes: list[tuple[int, int]], patterns: l
             want = model.loss_sum(tokens, tokens, gates, scales)
             want.backward()
             torch.testing.assert_close(loss, want, rtol=1e-5, atol=0)
-            torch.testing.assert_close(got, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                got, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-4
+            )
             model.zero_grad()
     return compiled_graphs() - before
 
@@ -181,7 +201,10 @@ def test_all_blocks_share_a_graph_for_the_full_shape_and_one_for_every_other() -
     patterns = [[bool(pattern >> i & 1) for i in range(4)] for pattern in range(1, 16)]
     # A head and a block; a block whose input needs no gradient would be one more, and the embedding's always does.
     assert parts_match_eager(DROPPING, [(2, 16)], patterns, "aot_eager") == 2
-    assert parts_match_eager(DROPPING, [(2, 16), (2, 12), (3, 9), (4, 14)], patterns[:4], "aot_eager") == 4
+    assert (
+        parts_match_eager(DROPPING, [(2, 16), (2, 12), (3, 9), (4, 14)], patterns[:4], "aot_eager")
+        == 4
+    )
 
 
 @pytest.mark.slow
@@ -219,5 +242,7 @@ def test_a_second_model_of_the_same_shape_needs_no_graph_of_its_own() -> None:
         tokens, targets = torch.randint(60, (64, 32)), torch.randint(60, (64, 32))
         loss = compiled(tokens, targets, None, None)["ce"]
         loss.backward()
-        torch.testing.assert_close(loss, eager(tokens, targets, None, None)["ce"], rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            loss, eager(tokens, targets, None, None)["ce"], rtol=1e-5, atol=0
+        )
     assert compiled_graphs() == before

@@ -86,12 +86,19 @@ def test_the_stopwatch_times_the_stream_of_its_own_device(monkeypatch: pytest.Mo
 def test_cudnn_attention_is_taken_away_for_changing_shapes_only() -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
     order = torch._C._get_sdp_priority_order()
-    for device, same_shape, want in ((CUDA, True, True), (CUDA, False, False), (torch.device("cpu"), False, True)):
+    for device, same_shape, want in (
+        (CUDA, True, True),
+        (CUDA, False, False),
+        (torch.device("cpu"), False, True),
+    ):
         torch.backends.cuda.enable_cudnn_sdp(True)
         try:
             with attention_kernels(device, same_shape):
                 assert torch.backends.cuda.cudnn_sdp_enabled() is want
-                assert torch.backends.cuda.flash_sdp_enabled() and torch._C._get_sdp_priority_order() == order
+                assert (
+                    torch.backends.cuda.flash_sdp_enabled()
+                    and torch._C._get_sdp_priority_order() == order
+                )
             assert torch.backends.cuda.cudnn_sdp_enabled()
             with pytest.raises(KeyError), attention_kernels(device, same_shape):
                 raise KeyError
@@ -122,7 +129,9 @@ def test_tf32_is_a_choice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
     ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}),
 ])  # fmt: skip
-def test_cuda_segments_grow_unless_the_user_chose_otherwise(given: dict[str, str], want: dict[str, str]) -> None:
+def test_cuda_segments_grow_unless_the_user_chose_otherwise(
+    given: dict[str, str], want: dict[str, str]
+) -> None:
     code = """
 import os, sys
 from efftrain_cli import __main__
@@ -134,7 +143,9 @@ except SystemExit:
     pass
 print({name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")})
 """
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")
+    }
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**environment, **given, "PYTHONPATH": str(REPOSITORY)},

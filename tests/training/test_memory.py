@@ -17,7 +17,9 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.memory import checkpoints_activations, memory_errors
 
-GPT_2 = GPTConfig(n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304)
+GPT_2 = GPTConfig(
+    n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
+)
 CUDA = torch.device("cuda")
 
 
@@ -50,8 +52,12 @@ def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
 def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
     def activations(n_layer: int) -> tuple[int, int]:
         """(estimated, kept) bytes of a model so deep."""
-        config = GPTConfig(n_layer=n_layer, n_head=2, n_embd=32, seq_len=120, vocab_size=500, padded_vocab_size=512)
-        estimate = training_bytes(config, config.padded_vocab_size, 3, 120, dtype=dtype, compiled=True, recompute=False)
+        config = GPTConfig(
+            n_layer=n_layer, n_head=2, n_embd=32, seq_len=120, vocab_size=500, padded_vocab_size=512
+        )
+        estimate = training_bytes(
+            config, config.padded_vocab_size, 3, 120, dtype=dtype, compiled=True, recompute=False
+        )
         state = (16 + 2 * (dtype == "bf16")) * parameter_count(n_layer, 32, 120, 512)
         logits_gradient = 3 * 120 * 512 * (2 if dtype == "bf16" else 4)
         return estimate - state - logits_gradient, kept_bytes(config, 3, dtype)
@@ -65,7 +71,13 @@ def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> 
     def gigabytes(sequences: int, recompute: bool) -> float:
         return (
             training_bytes(
-                GPT_2, GPT_2.padded_vocab_size, sequences, 1024, dtype="bf16", compiled=True, recompute=recompute
+                GPT_2,
+                GPT_2.padded_vocab_size,
+                sequences,
+                1024,
+                dtype="bf16",
+                compiled=True,
+                recompute=recompute,
             )
             / 1e9
         )
@@ -77,18 +89,27 @@ def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> 
     assert gigabytes(32, False) > 0.9 * 85
 
 
-@pytest.mark.parametrize(("memory", "want"), [(85.0e9, False), (47.6e9, True), (150.0e9, False)])  # H100, L40S, H200
+@pytest.mark.parametrize(
+    ("memory", "want"), [(85.0e9, False), (47.6e9, True), (150.0e9, False)]
+)  # H100, L40S, H200
 def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
     monkeypatch: pytest.MonkeyPatch, memory: float, want: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=int(memory)))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=int(memory)),
+    )
     recipe = load_recipe("gpt2-1.5b")
     assert recipe.train.activation_checkpointing == "auto"
     assert checkpoints_activations(recipe, GPT_2, CUDA, dtype="bf16", compiled=True) is want
     for wanted in (True, False):
         said = replace(recipe, train=replace(recipe.train, activation_checkpointing=wanted))
         assert checkpoints_activations(said, GPT_2, CUDA, dtype="bf16", compiled=True) is wanted
-    assert checkpoints_activations(recipe, GPT_2, torch.device("cpu"), dtype="bf16", compiled=False) is False
+    assert (
+        checkpoints_activations(recipe, GPT_2, torch.device("cpu"), dtype="bf16", compiled=False)
+        is False
+    )
 
 
 @pytest.mark.parametrize("text", [
@@ -107,5 +128,8 @@ def test_out_of_memory_by_any_name_says_what_to_change(text: str) -> None:
 
 def test_other_faults_pass_through() -> None:
     recipe = load_recipe("gpt2-117m")
-    with pytest.raises(RuntimeError, match="illegal"), memory_errors(recipe, summarize_plan(recipe, until=2)):
+    with (
+        pytest.raises(RuntimeError, match="illegal"),
+        memory_errors(recipe, summarize_plan(recipe, until=2)),
+    ):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -62,7 +62,9 @@ def test_a_process_alone_looks_for_no_others(monkeypatch: pytest.MonkeyPatch) ->
     assert ranks_wanted() is None
 
 
-def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
     for name in names:
         monkeypatch.setenv(name, "")  # so that it is as before afterwards
@@ -71,11 +73,20 @@ def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(monkeypatch: pyt
     assert not any(name in os.environ for name in names)
     set_all(monkeypatch, NCCL_PROTO="LL")
     fix_sums(replace(RECIPE, train=replace(RECIPE.train, deterministic=True)))
-    assert [os.environ[name] for name in names] == ["Ring", "LL", "0"], "the user's own choice stands"
+    assert [os.environ[name] for name in names] == ["Ring", "LL", "0"], (
+        "the user's own choice stands"
+    )
 
 
 def test_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, RANK="5", WORLD_SIZE="8", LOCAL_RANK="1", MASTER_ADDR="gpu1", MASTER_PORT="29500")
+    set_all(
+        monkeypatch,
+        RANK="5",
+        WORLD_SIZE="8",
+        LOCAL_RANK="1",
+        MASTER_ADDR="gpu1",
+        MASTER_PORT="29500",
+    )
     assert ranks_wanted() == (5, 8, 1, "gpu1", 29500)
 
 
@@ -102,12 +113,21 @@ def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"MASTER_ADDR": ""}, "lacks MASTER_ADDR"), ({"RANK": "8"}, "RANK = 8 is not below WORLD_SIZE = 8")],
+    [
+        ({"MASTER_ADDR": ""}, "lacks MASTER_ADDR"),
+        ({"RANK": "8"}, "RANK = 8 is not below WORLD_SIZE = 8"),
+    ],
 )
 def test_an_environment_that_cannot_be_is_refused(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], message: str
 ) -> None:
-    complete = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu1", "MASTER_PORT": "29500"}
+    complete = {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "gpu1",
+        "MASTER_PORT": "29500",
+    }
     set_all(monkeypatch, **{**complete, **changed})
     with pytest.raises(UsageError, match=message):
         ranks_wanted()
@@ -119,7 +139,9 @@ def test_devices_are_not_launched_by_a_process_that_was(monkeypatch: pytest.Monk
         launch(2, ["pretrain"])
 
 
-def test_a_command_of_one_process_is_refused_as_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_one_process_is_refused_as_one_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else all of them would do the same in one folder."""
     refuse_several("sweep")
     set_all(monkeypatch, SLURM_STEP_NUM_TASKS="8")
@@ -186,12 +208,24 @@ def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
 
     token = torch.zeros(1, 1, dtype=torch.int64)
     parts = [MicroBatch(i, token, token) for i in range(5)]
-    assert add_lanes(accumulate, parts, [parameter], plan, range(8), lanes=8, nothing=NOTHING)["ce"].item() == 15
+    assert (
+        add_lanes(accumulate, parts, [parameter], plan, range(8), lanes=8, nothing=NOTHING)[
+            "ce"
+        ].item()
+        == 15
+    )
     assert parameter.grad.item() == 10
-    assert add_lanes(accumulate, parts[4:], [parameter], plan, range(4, 8), lanes=8, nothing=NOTHING)["ce"].item() == 3
+    assert (
+        add_lanes(accumulate, parts[4:], [parameter], plan, range(4, 8), lanes=8, nothing=NOTHING)[
+            "ce"
+        ].item()
+        == 3
+    )
 
 
-def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Child:
         def __init__(self, code: int | None) -> None:
             self.code = code
@@ -215,22 +249,35 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It has reached the store, and says nothing more."""
     import torch.distributed as dist
 
     port = free_port()
-    set_all(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    set_all(
+        monkeypatch,
+        RANK="0",
+        WORLD_SIZE="2",
+        LOCAL_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     monkeypatch.setattr("efftrain_cli.training.joining.JOINING", timedelta(seconds=2))
     stores = []
-    client = threading.Thread(target=lambda: stores.append(dist.TCPStore("127.0.0.1", port, 2, is_master=False)))
+    client = threading.Thread(
+        target=lambda: stores.append(dist.TCPStore("127.0.0.1", port, 2, is_master=False))
+    )
     client.start()
     with pytest.raises(UsageError, match="rank 0 of 2 cannot reach the others"), joined():
         pass
     client.join()
 
 
-def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch.distributed as dist
 
     port = free_port()
@@ -250,16 +297,27 @@ def test_copies_of_the_gradient_are_counted() -> None:
 
     def copies(lanes: int | None, ranks: int, simigrad: bool = False) -> int:
         section = SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64) if simigrad else None
-        return gradient_copies(replace(RECIPE, parallel=Parallel(lanes=lanes), simigrad=section), ranks)
+        return gradient_copies(
+            replace(RECIPE, parallel=Parallel(lanes=lanes), simigrad=section), ranks
+        )
 
-    assert [copies(None, 4), copies(4, 4), copies(4, 2), copies(4, 1), copies(8, 1)] == [1, 1, 2, 3, 4]
+    assert [copies(None, 4), copies(4, 4), copies(4, 2), copies(4, 1), copies(8, 1)] == [
+        1,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert [copies(None, 1, simigrad=True), copies(4, 1, simigrad=True)] == [2, 4]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "lanes", "want"), [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))]
+    ("ranks", "lanes", "want"),
+    [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))],
 )
-def test_the_full_shape_is_that_of_the_ranks_cut(ranks: int, lanes: int | None, want: tuple[int, int]) -> None:
+def test_the_full_shape_is_that_of_the_ranks_cut(
+    ranks: int, lanes: int | None, want: tuple[int, int]
+) -> None:
     recipe = replace(RECIPE, parallel=Parallel(lanes=lanes))
     assert full_micro_batch(recipe, ranks) == want
     assert micro_batch_shapes(plan_step(recipe, Progress(), ranks)) == {want}

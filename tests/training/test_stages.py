@@ -116,7 +116,14 @@ def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
     def scheduled(schedule_tokens: int) -> float:
         return 1e-3 * (1 - (schedule_tokens - 4 * tokens) / (6400 - 4 * tokens))
 
-    for step, start, rewarmup in ((21, 20, 5), (25, 20, 5), (30, 20, 5), (41, 40, 10), (49, 40, 10), (60, 40, 10)):
+    for step, start, rewarmup in (
+        (21, 20, 5),
+        (25, 20, 5),
+        (30, 20, 5),
+        (41, 40, 10),
+        (49, 40, 10),
+        (60, 40, 10),
+    ):
         plan, after = by_step[step]
         factor = min(1.0, (step - start) / rewarmup)
         assert plan.lr == pytest.approx(factor * scheduled(after.schedule_tokens)), step
@@ -159,7 +166,9 @@ def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
     ends = None
     for step in range(1, 80):
         loss = step**-0.06 if step <= 40 else 40**-0.06 * (step / 40) ** -0.03
-        progress = progress._replace(step=step, tokens=step * 64, schedule_step=step, schedule_tokens=step * 64)
+        progress = progress._replace(
+            step=step, tokens=step * 64, schedule_step=step, schedule_tokens=step * 64
+        )
         progress = after_evaluation(recipe, progress, loss)
         if stage_ended(recipe, progress):
             ends = step
@@ -194,13 +203,23 @@ def test_the_last_stage_never_ends(tmp_path):
 def test_growth_leaves_what_was_spent_alone(tmp_path):
     recipe = staged(tmp_path)
     before = Progress(
-        step=20, tokens=1280, flops=5.0, windows=80, schedule_step=20, schedule_tokens=1280, best_loss=2.0
+        step=20,
+        tokens=1280,
+        flops=5.0,
+        windows=80,
+        schedule_step=20,
+        schedule_tokens=1280,
+        best_loss=2.0,
     )
     after = after_growth(recipe, before)
     assert (after.stage, after.stage_step, after.schedule_step) == (1, 20, 14)
     assert after._replace(stage=0, stage_step=0, schedule_step=20, schedule_tokens=1280) == before
     # The decay cannot begin later than where the schedule has gone back to: 1280 / 1.412 tokens.
-    assert after_growth(recipe, before._replace(lr_warmup_tokens=1000)).lr_warmup_tokens == after.schedule_tokens == 907
+    assert (
+        after_growth(recipe, before._replace(lr_warmup_tokens=1000)).lr_warmup_tokens
+        == after.schedule_tokens
+        == 907
+    )
 
 
 @pytest.mark.parametrize("name", ["depth", "width", "both"])

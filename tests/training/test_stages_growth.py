@@ -46,8 +46,14 @@ RECIPE = Recipe(
     eval=Eval(every=100, windows=8),
     staged_growth=StagedGrowth(),
     stages=(
-        Stage(model=StageModel(n_layer=1, n_head=1, n_embd=16), switch=Switch(rule="steps", value=8), lr=4e-3),
-        Stage(operators=("depth",), switch=Switch(rule="tokens", value=16 * 4 * 16), rewarmup_steps=4),
+        Stage(
+            model=StageModel(n_layer=1, n_head=1, n_embd=16),
+            switch=Switch(rule="steps", value=8),
+            lr=4e-3,
+        ),
+        Stage(
+            operators=("depth",), switch=Switch(rule="tokens", value=16 * 4 * 16), rewarmup_steps=4
+        ),
         Stage(operators=("width",), rewarmup_steps=4),
     ),
 )
@@ -66,7 +72,9 @@ def run(
 ) -> tuple[list[dict], list[GrowthRecord], list[str]]:
     """(rows, growths, warnings) of training `state` on."""
     rows, growths, warnings = [], [], []
-    for record in train_stages(state, recipe, windows, windows.validation(recipe.eval.windows), until):
+    for record in train_stages(
+        state, recipe, windows, windows.validation(recipe.eval.windows), until
+    ):
         if isinstance(record, GrowthRecord):
             growths.append(record)
             continue
@@ -86,13 +94,18 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None
     rows, growths, warnings = run(state, windows, RECIPE)
     assert [row["stage"] for row in rows] == [0] * 9 + [1] * 8 + [2] * 8
     assert [row["step"] for row in rows] == list(range(25))
-    assert [(g.step, g.stage, g.operators) for g in growths] == [(8, 1, ("depth",)), (16, 2, ("width",))]
+    assert [(g.step, g.stage, g.operators) for g in growths] == [
+        (8, 1, ("depth",)),
+        (16, 2, ("width",)),
+    ]
     for growth in growths:
         assert growth.preserves_loss
         assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=1e-5)
         assert "warning" not in growth_message(growth)
     assert growths[0].parameters_after == growths[1].parameters_before
-    assert growths[1].parameters_after == sum(p.numel() for p in build_model(RECIPE, VOCAB, CPU, 2).parameters())
+    assert growths[1].parameters_after == sum(
+        p.numel() for p in build_model(RECIPE, VOCAB, CPU, 2).parameters()
+    )
     assert state.model.config == build_model(RECIPE, VOCAB, CPU, 2).config
     # the last step of each stage is evaluated, and the larger model's first loss is that of its own step
     assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 8, 16, 24]
@@ -104,7 +117,9 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None
 
 def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> None:
     section = ChunkedAccumulation(
-        operands="fp8_e5m2", forward=Accumulator(bits=4, exponent_bits=6), grad_weight=Accumulator(bits=4)
+        operands="fp8_e5m2",
+        forward=Accumulator(bits=4, exponent_bits=6),
+        grad_weight=Accumulator(bits=4),
     )
     recipe = replace(RECIPE, chunked_accumulation=section)
     state = fresh(recipe, VOCAB)
@@ -121,7 +136,9 @@ def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> No
 
 
 @pytest.mark.parametrize("moments", ["ema", "paper", "reset"])
-def test_resuming_at_every_step_moves_no_bit(windows: Windows, tmp_path: Path, moments: str) -> None:
+def test_resuming_at_every_step_moves_no_bit(
+    windows: Windows, tmp_path: Path, moments: str
+) -> None:
     """Before, at and after each growth: a checkpoint of every step is trained on to the same final bits."""
     recipe = replace(RECIPE, staged_growth=StagedGrowth(moments=moments))
     whole = fresh(recipe, VOCAB)
@@ -138,8 +155,12 @@ def test_resuming_at_every_step_moves_no_bit(windows: Windows, tmp_path: Path, m
         load_tensors(second, model, optimizer)
         second.progress = progress
         later, _, _ = run(second, windows, recipe)
-        assert [row.get("loss") for row in later if row["step"] > step] == [row.get("loss") for row in rows[step + 1 :]]
-        assert [row.get("lr") for row in later if row["step"] > step] == [row.get("lr") for row in rows[step + 1 :]]
+        assert [row.get("loss") for row in later if row["step"] > step] == [
+            row.get("loss") for row in rows[step + 1 :]
+        ]
+        assert [row.get("lr") for row in later if row["step"] > step] == [
+            row.get("lr") for row in rows[step + 1 :]
+        ]
         final, expected = tensors_of(second), tensors_of(whole)
         assert final.keys() == expected.keys()
         assert all(torch.equal(final[name], expected[name]) for name in expected), step
@@ -190,10 +211,14 @@ def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) ->
         return max(abs(a["loss"] - b["loss"]) for a, b in zip(rows[1:], expected[1:], strict=True))
 
     assert distance(losses) < 1e-4
-    assert distance(others) > 1e-3  # the same growth with the target's learning rates does something else
+    assert (
+        distance(others) > 1e-3
+    )  # the same growth with the target's learning rates does something else
 
 
-@pytest.mark.parametrize(("symmetry", "warned"), [("none", True), ("offdiag", False), ("noise", False)])
+@pytest.mark.parametrize(
+    ("symmetry", "warned"), [("none", True), ("offdiag", False), ("noise", False)]
+)
 def test_equal_copies_are_noticed_once(windows: Windows, symmetry: str, warned: bool) -> None:
     stages = (
         Stage(model=StageModel(n_head=1, n_embd=16), switch=Switch(rule="steps", value=2)),

@@ -32,7 +32,9 @@ def test_the_file_is_the_librarys(tmp_path: Path, names: list[str]) -> None:
     write_buffers(path, buffers)
     written = path.read_bytes()
     assert sha256_of_buffers(buffers) == hashlib.sha256(written).hexdigest()
-    assert written == safetensors.torch.save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+    assert written == safetensors.torch.save(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    )
     read = safetensors.torch.load_file(path)
     assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():

@@ -44,7 +44,9 @@ def test_the_newest_or_the_one_asked_for(run: Path) -> None:
         load_trained_model("random", "15", CPU)
 
 
-def test_a_damaged_checkpoint_is_passed_over_or_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_passed_over_or_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage(run / "checkpoints" / "step-00000020" / "model.safetensors")
     assert load_trained_model("random", None, CPU).progress.step == 10
     assert "step-00000020" in capsys.readouterr().err
@@ -77,7 +79,9 @@ def test_another_tokenizer_is_refused(run: Path) -> None:
         load_trained_model("random", None, CPU)
 
 
-def test_sample_and_export_commands(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_and_export_commands(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from efftrain_cli.cli.app import app
 
     monkeypatch.chdir(tmp_path)
@@ -85,10 +89,23 @@ def test_sample_and_export_commands(run: Path, tmp_path: Path, monkeypatch: pyte
     def efftrain(*args: str) -> Any:
         return CliRunner().invoke(app, args)
 
-    first = efftrain("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3")
+    first = efftrain(
+        "sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3"
+    )
     assert first.exit_code == 0, first.output
     assert first.stdout.startswith("Anna found") and len(first.stdout) > 20
-    again = efftrain("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "2", "--count", "2")
+    again = efftrain(
+        "sample",
+        "random",
+        "--prompt",
+        "Anna found",
+        "--max-tokens",
+        "30",
+        "--seed",
+        "2",
+        "--count",
+        "2",
+    )
     assert again.stdout.startswith("--- seed 2\n")
     assert again.stdout.split("--- seed 3\n")[1] == first.stdout
 
@@ -98,4 +115,7 @@ def test_sample_and_export_commands(run: Path, tmp_path: Path, monkeypatch: pyte
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     assert isinstance(efftrain("export", "random", "--out", "out").exception, UsageError)
     damage(run / "checkpoints" / "step-00000010" / "model.safetensors")
-    assert isinstance(efftrain("export", "random", "--out", "out2", "--checkpoint", "10").exception, CheckpointError)
+    assert isinstance(
+        efftrain("export", "random", "--out", "out2", "--checkpoint", "10").exception,
+        CheckpointError,
+    )

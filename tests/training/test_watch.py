@@ -19,7 +19,10 @@ def verdict(*phases: tuple[str, float], silent: tuple[float, ...] = ()) -> list[
     if found is None:
         return []
     ranks, text = found
-    assert f"rank {ranks[0]} (step 7, {phases[ranks[0]][0]}, " in text and f"all {len(phases)} processes end" in text
+    assert (
+        f"rank {ranks[0]} (step 7, {phases[ranks[0]][0]}, " in text
+        and f"all {len(phases)} processes end" in text
+    )
     return ranks
 
 

@@ -26,7 +26,9 @@ def recipe(**sections: object) -> Recipe:
 
 SLW = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80)))
 RAMP = Search(recipe=recipe(batch_size_warmup=BatchSizeWarmup(start=2, increment=2, sequences=400)))
-TWO = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(80,))))
+TWO = Search(
+    recipe=recipe(seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(80,)))
+)
 LR = Search(recipe=recipe(), tune="lr")
 FILLED = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80, batch="tokens")))
 LAST = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=350)))
@@ -57,7 +59,9 @@ def answered(
         if isinstance(probe, Outcome):
             return probe, receipts
         before = receipts.get(probe.name)
-        assert before is None or (before.stable and before.stopped_at_step < probe.horizon), "asked for what is known"
+        assert before is None or (before.stable and before.stopped_at_step < probe.horizon), (
+            "asked for what is known"
+        )
         failure = fails(probe)
         unstable = failure is not None and failure <= probe.horizon
         stopped = int(failure) if unstable and failure is not None else probe.horizon

@@ -33,7 +33,10 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    return [f"data.train={json.dumps(str(text))}", *(f"{key}={value}" for key, value in SETTINGS.items())]
+    return [
+        f"data.train={json.dumps(str(text))}",
+        *(f"{key}={value}" for key, value in SETTINGS.items()),
+    ]
 
 
 @pytest.fixture

@@ -36,7 +36,9 @@ from tests.tune_warmup.answers import (
 
 def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
     search = options(SLW, seeds=(0, 1, 2))
-    outcome, receipts = answered(search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None)
+    outcome, receipts = answered(
+        search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None
+    )
     assert (outcome.start, outcome.steps) == (8, 80)
     assert (
         "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40"
@@ -50,7 +52,9 @@ def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
         in outcome.statement
     )
     # A tie is not stability.
-    tied, _ = answered(options(SLW, seeds=(0, 1)), lambda probe: 2 * WINDOW if probe.seed == 0 else None)
+    tied, _ = answered(
+        options(SLW, seeds=(0, 1)), lambda probe: 2 * WINDOW if probe.seed == 0 else None
+    )
     assert tied.start is None
     # The first failure of two decides: the second would cost and say nothing.
     _, receipts = answered(options(SLW, seeds=(0, 1)), lambda probe: 1 if probe.seed == 0 else None)
@@ -70,7 +74,10 @@ def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds:
             receipts = (seen(8, 80, seed, stable) for seed, stable in enumerate(verdicts))
             known = {receipt.probe.name: receipt for receipt in receipts}
             answer = search._answer(question, known)
-            low, high = (float(text.rstrip("%")) / 100 for text in re.findall(r"(\d+%) to (\d+%)", str(answer))[0])
+            low, high = (
+                float(text.rstrip("%")) / 100
+                for text in re.findall(r"(\d+%) to (\d+%)", str(answer))[0]
+            )
             covered += chance * (low - 0.005 <= share <= high + 0.005)
             fixed = stats.binomtest(sum(verdicts), seeds).proportion_ci(method="wilson")
             wilson += chance * (fixed.low <= share <= fixed.high)
@@ -122,9 +129,14 @@ def test_durations_end_where_the_share_of_the_budget_does() -> None:
     for share in (0.2, 0.66, 1.0):
         grid = options(SLW, max_share=share).grid
         longest = grid.durations(8)[-1]
-        assert SeqLenWarmup(start=8, steps=longest).tokens_through(longest, FULL, BATCH) <= share * BUDGET
+        assert (
+            SeqLenWarmup(start=8, steps=longest).tokens_through(longest, FULL, BATCH)
+            <= share * BUDGET
+        )
         longer = round(1.5 * longest)
-        assert SeqLenWarmup(start=8, steps=longer).tokens_through(longer, FULL, BATCH) > share * BUDGET
+        assert (
+            SeqLenWarmup(start=8, steps=longer).tokens_through(longer, FULL, BATCH) > share * BUDGET
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,19 +181,26 @@ def test_two_stages_are_seen_beyond_the_switch_and_a_learning_rate_beyond_its_pe
     short = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80)), multiples=100)
     end = max(plan.step for plan, _ in plan_run(short.recipe))
     assert short.grid.horizon(8, 80) == end
-    assert TWO.grid.horizon(8, last) <= max(plan.step for plan, _ in plan_run(TWO.grid.recipe_with(8, last)))
+    assert TWO.grid.horizon(8, last) <= max(
+        plan.step for plan, _ in plan_run(TWO.grid.recipe_with(8, last))
+    )
 
 
 def test_no_stable_setting_is_said() -> None:
     outcome, receipts = answered(SLW, ordered(SLW, math.inf, 0))
     assert (outcome.start, outcome.steps) == (None, None)
     assert "No seq_len_warmup.start that was probed is stable" in outcome.statement
-    assert all(f"{receipt.probe.start} unstable at step {WINDOW}" in outcome.statement for receipt in receipts.values())
+    assert all(
+        f"{receipt.probe.start} unstable at step {WINDOW}" in outcome.statement
+        for receipt in receipts.values()
+    )
     assert {receipt.probe.horizon for receipt in receipts.values()} == {WINDOW}
     outcome, _ = answered(SLW, ordered(SLW, 8, 0))
     assert (outcome.start, outcome.steps) == (None, None)
     assert "No duration that was probed from a start of 8 is stable: " in outcome.statement
-    assert "Longer starts were not probed with them." in outcome.statement and outcome.tried_start == 8
+    assert (
+        "Longer starts were not probed with them." in outcome.statement and outcome.tried_start == 8
+    )
     outcome, _ = answered(LR, ordered(LR, 0, math.inf))
     assert outcome.start is None and "lengthen" not in outcome.statement
 
@@ -191,7 +210,9 @@ def test_that_all_are_stable_is_said() -> None:
     assert "do not tell durations apart" in outcome.statement
     assert "do not tell" not in answered(SLW, ordered(SLW, 16, 80))[0].statement
     # A minority of the seeds was unstable: that no probe was would be untrue.
-    outcome, _ = answered(options(SLW, seeds=(0, 1, 2)), lambda probe: 2 * WINDOW if probe.seed == 1 else None)
+    outcome, _ = answered(
+        options(SLW, seeds=(0, 1, 2)), lambda probe: 2 * WINDOW if probe.seed == 1 else None
+    )
     assert (
         "No duration that was probed is unstable by majority, so the probes do not tell durations apart"
         in outcome.statement
@@ -203,7 +224,9 @@ def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb() -> None:
     search = Search(recipe=recipe())
     assert search.grid.own == (8, BUDGET // (FULL * BATCH) // 3)
     outcome, _ = answered(search, lambda probe: None if probe.steps <= 104 else 2 * WINDOW)
-    assert search.grid.recipe_with(outcome.start, outcome.steps).seq_len_warmup == SeqLenWarmup(start=8, steps=104)  # type: ignore
+    assert search.grid.recipe_with(outcome.start, outcome.steps).seq_len_warmup == SeqLenWarmup(
+        start=8, steps=104
+    )  # type: ignore
     assert Search(recipe=load_recipe("gpt2-1.5b")).grid.own[0] == 64
     two = Search(recipe=recipe(), tune="two-stage")
     assert two.grid.recipe_with(*two.grid.own).seq_len_warmup == SeqLenWarmup(
@@ -228,21 +251,37 @@ def test_where_the_recipe_is_right_its_search_costs_at_most_a_tenth(name: str) -
     [
         ({"optim": {"warmup_steps": 0}}, {}, "optim.warmup_steps is 0"),
         ({"optim": {"warmup_steps": 5000}}, {}, "too small to search"),
-        ({"simigrad": SimiGrad(target=0.5, min_batch_size=2, max_batch_size=20)}, {}, "simigrad=false"),
+        (
+            {"simigrad": SimiGrad(target=0.5, min_batch_size=2, max_batch_size=20)},
+            {},
+            "simigrad=false",
+        ),
         (
             {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,))},
             {"tune": "length"},
             "discrete",
         ),
-        ({"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 16, 64), until=(5, 9))}, {}, "3 lengths"),
+        (
+            {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 16, 64), until=(5, 9))},
+            {},
+            "3 lengths",
+        ),
         ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "two-stage"}, "no lengths"),
-        ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "batch"}, r"needs a \[batch_size_warmup\]"),
+        (
+            {"seq_len_warmup": SeqLenWarmup(steps=9)},
+            {"tune": "batch"},
+            r"needs a \[batch_size_warmup\]",
+        ),
         (
             {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=9)},
             {"tune": "length"},
             "cannot be combined",
         ),
-        ({"seq_len_warmup": SeqLenWarmup(start=64, steps=5)}, {}, "no seq_len_warmup.start to search"),
+        (
+            {"seq_len_warmup": SeqLenWarmup(start=64, steps=5)},
+            {},
+            "no seq_len_warmup.start to search",
+        ),
         ({}, {"threshold": 1.0}, "--threshold 1"),
         ({}, {"multiples": 0}, "--multiples 0"),
         ({}, {"max_share": 1.5}, "--max-share 1.5"),

@@ -37,12 +37,19 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
         durations = grid.durations(start)
         for at, steps in enumerate(durations):
             outcome, receipts = answered(search, ordered(search, start, steps))
-            assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (start, steps, True, True)
+            assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (
+                start,
+                steps,
+                True,
+                True,
+            )
             # The setting was itself probed to its end and stable; the next further one was probed and was not.
             name = Probe(start=start, steps=steps, seed=1234, horizon=1).name
             assert receipts[name].stopped_at_step == grid.horizon(start, steps)
             if at + 1 < len(durations):
-                assert not receipts[Probe(start=start, steps=durations[at + 1], seed=1234, horizon=1).name].stable
+                assert not receipts[
+                    Probe(start=start, steps=durations[at + 1], seed=1234, horizon=1).name
+                ].stable
                 assert f"{durations[at + 1]:,} steps: unstable" in outcome.statement
             else:
                 assert "allowed" in outcome.statement
@@ -59,7 +66,9 @@ def test_the_recipe_s_own_setting_is_probed_first() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seeds", [(), (0, 1, 2)])
-def test_what_the_plan_says_at_most_is_reached_and_never_exceeded(kind: str, seeds: tuple[int, ...]) -> None:
+def test_what_the_plan_says_at_most_is_reached_and_never_exceeded(
+    kind: str, seeds: tuple[int, ...]
+) -> None:
     search = options(KINDS[kind], seeds=seeds)
     grid = search.grid
     spent = []
@@ -184,7 +193,9 @@ def test_verdicts_out_of_order_are_found_and_said() -> None:
     assert "not in order" in outcome.statement
 
 
-def curved(search: Search, losses: Callable[[Probe, int], float]) -> tuple[Outcome, dict[str, Receipt]]:
+def curved(
+    search: Search, losses: Callable[[Probe, int], float]
+) -> tuple[Outcome, dict[str, Receipt]]:
     """The search where a probe's validation loss at a step, every two steps, is `losses(probe, step)`: judged as the
     command does."""
     jumps: dict[tuple[int, int, int], float | None] = {}
@@ -193,9 +204,14 @@ def curved(search: Search, losses: Callable[[Probe, int], float]) -> tuple[Outco
         key = (probe.start, probe.steps, probe.seed)
         if key not in jumps:
             curve = [
-                (step, losses(probe, step)) for step in range(0, search.grid.horizon(probe.start, probe.steps) + 1, 2)
+                (step, losses(probe, step))
+                for step in range(0, search.grid.horizon(probe.start, probe.steps) + 1, 2)
             ]
-            ends = (end for end in range(1, len(curve) + 1) if fluctuation(curve[:end])[0] > search.threshold)
+            ends = (
+                end
+                for end in range(1, len(curve) + 1)
+                if fluctuation(curve[:end])[0] > search.threshold
+            )
             jumps[key] = next((curve[end - 1][0] for end in ends), None)
         return jumps[key]
 
@@ -205,7 +221,13 @@ def curved(search: Search, losses: Callable[[Probe, int], float]) -> tuple[Outco
 def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start() -> None:
     def losses(probe: Probe, step: int) -> float:
         home = probe.steps == 80
-        jump = 2 * WINDOW + 4 if probe.start >= 24 and probe.steps > 160 else 2 * WINDOW if home else WINDOW - 4
+        jump = (
+            2 * WINDOW + 4
+            if probe.start >= 24 and probe.steps > 160
+            else 2 * WINDOW
+            if home
+            else WINDOW - 4
+        )
         return 9.0 if step == jump and (probe.start < 24 or probe.steps > 160) else 9 - 0.05 * step
 
     outcome, _ = curved(SLW, losses)
@@ -232,17 +254,27 @@ def test_a_budget_returns_the_best_that_was_verified() -> None:
     own = SLW.grid.tokens(8, 80, 3 * WINDOW)
     assert own == SLW.smallest_budget()
     outcome, receipts = answered(options(SLW, budget=own), lambda probe: None)
-    assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (8, 80, True, False)
+    assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (
+        8,
+        80,
+        True,
+        False,
+    )
     assert "budget ended before 110 steps could be judged" in outcome.statement
     outcome, receipts = answered(options(SLW, budget=own - 1), lambda probe: None)
     assert (outcome.start, outcome.steps, outcome.verified) == (8, 80, False)
-    assert "NOT VERIFIED, a rule of thumb" in outcome.statement and "The start was stable" in outcome.statement
+    assert (
+        "NOT VERIFIED, a rule of thumb" in outcome.statement
+        and "The start was stable" in outcome.statement
+    )
     assert [receipt.probe.horizon for receipt in receipts.values()] == [WINDOW]
     outcome, receipts = answered(options(SLW, budget=1), lambda probe: None)
     assert (outcome.start, outcome.steps, outcome.verified, receipts) == (8, 80, False, {})
     assert "The start" not in outcome.statement
     # What is known to be unstable is not offered.
-    outcome, _ = answered(options(SLW, budget=own), lambda probe: 3 * WINDOW if probe.steps >= 80 else None)
+    outcome, _ = answered(
+        options(SLW, budget=own), lambda probe: 3 * WINDOW if probe.steps >= 80 else None
+    )
     assert outcome.steps is not None and outcome.steps < 80 and not outcome.verified
     assert "80 steps: unstable at step 60" in outcome.statement
 
@@ -250,7 +282,12 @@ def test_a_budget_returns_the_best_that_was_verified() -> None:
 def test_a_budget_too_small_for_the_longest_says_so() -> None:
     assert LAST.grid.own[1] == LAST.grid.durations(8)[-1]
     outcome, _ = answered(options(LAST, budget=LAST.smallest_budget() - 1), lambda probe: None)
-    assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (8, 350, False, False)
+    assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (
+        8,
+        350,
+        False,
+        False,
+    )
     near = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=240)))
     assert near.grid.durations(8)[-2] == 240
     outcome, _ = answered(options(near, budget=near.smallest_budget()), lambda probe: None)
@@ -266,9 +303,10 @@ def test_starts_are_named_with_what_is_known_of_them() -> None:
     assert [receipt.probe.start for receipt in receipts.values()] == [8, 16, 32]
     assert (outcome.start, outcome.verified, outcome.complete) == (32, False, False)
     assert "24 not judged for want of budget" in outcome.statement
-    assert "only the next to be probed" in outcome.statement and "recipe's own" not in outcome.statement, (
-        "its start is 8"
-    )
+    assert (
+        "only the next to be probed" in outcome.statement
+        and "recipe's own" not in outcome.statement
+    ), "its start is 8"
     outcome, _ = answered(options(SLW, budget=enough - 1), ordered(SLW, 24, 57))
     assert (outcome.start, outcome.verified) == (32, False)
     assert "Starts below it: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement

@@ -28,7 +28,9 @@ def simulate() -> ModuleType:
 
 
 @pytest.mark.parametrize("kind", ["normal", "correlated", "heavy"])
-def test_calm_ends_are_rarely_wrong_where_the_scatter_stays(simulate: ModuleType, kind: str) -> None:
+def test_calm_ends_are_rarely_wrong_where_the_scatter_stays(
+    simulate: ModuleType, kind: str
+) -> None:
     """The bound is 1 %, over all looks; of 150 probes three wrong ones would be improbable."""
     calm, wrong = simulate.calm_rates(kind, 0.02, 50, np.random.default_rng(2))
     assert calm > 0.75 and wrong == 0
@@ -42,7 +44,9 @@ def test_what_rises_from_the_peak_on_is_not_called_calm(simulate: ModuleType, ki
     """Without the trend and the number of looks it was, for 40 % and 96 % of the probes."""
     assert simulate.calm_rates(kind, 0.02, 60, np.random.default_rng(4))[1] <= 0.1
     losses = simulate.losses(kind, 0.02, np.random.default_rng(5))
-    assert max(loss - min(losses[:i]) for i, loss in enumerate(losses) if i) > np.log(1.3), "it fluctuates"
+    assert max(loss - min(losses[:i]) for i, loss in enumerate(losses) if i) > np.log(1.3), (
+        "it fluctuates"
+    )
 
 
 def test_calm_ends_cannot_see_what_is_yet_to_come(simulate: ModuleType) -> None:
@@ -64,9 +68,15 @@ def test_searches_return_the_boundary_to_within_two_neighbours(
     found = simulate.search_rates(search, 8.0, False, 150, np.random.default_rng(5))
     assert found["verified"] > 0.9 and found["within two"] > 0.93 and found["within one"] > 0.7
     assert found["mean"] < mean and found["most"] < most
-    first = [cost.tokens for outcome, cost in search.ends(late=True) if outcome.start in (search.grid.starts[0], None)]
+    first = [
+        cost.tokens
+        for outcome, cost in search.ends(late=True)
+        if outcome.start in (search.grid.starts[0], None)
+    ]
     assert found["most"] <= max(first) / search.recipe.train.tokens
-    three = simulate.search_rates(replace(search, seeds=(0, 1, 2)), 8.0, False, 150, np.random.default_rng(5))
+    three = simulate.search_rates(
+        replace(search, seeds=(0, 1, 2)), 8.0, False, 150, np.random.default_rng(5)
+    )
     assert three["within one"] > found["within one"]
     tenth = replace(search, budget=search.recipe.train.tokens // 10)
     assert simulate.search_rates(tenth, 8.0, False, 150, np.random.default_rng(6))["most"] <= 0.1

@@ -61,19 +61,29 @@ def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(
 
 
 def test_the_batch_ramp_is_searched_too(overrides: list[str]) -> None:
-    ramp = ["batch_size_warmup.start=2", "batch_size_warmup.increment=2", "batch_size_warmup.sequences=40"]
-    folder = tune_warmup.tune(Search(recipe=load_recipe("small", overrides + ramp), multiples=1), recipe_name="ramp")
+    ramp = [
+        "batch_size_warmup.start=2",
+        "batch_size_warmup.increment=2",
+        "batch_size_warmup.sequences=40",
+    ]
+    folder = tune_warmup.tune(
+        Search(recipe=load_recipe("small", overrides + ramp), multiples=1), recipe_name="ramp"
+    )
     tuned = load_recipe(str(folder / "tuned.toml"))
     assert tuned.batch_size_warmup is not None
     assert tuned.seq_len_warmup is None
-    assert {receipt["sequences"] for receipt in lines(folder)} >= {str(tuned.batch_size_warmup.sequences)}
+    assert {receipt["sequences"] for receipt in lines(folder)} >= {
+        str(tuned.batch_size_warmup.sequences)
+    }
 
 
 class Killed(BaseException):
     """Stands for a process that is gone from one line to the next."""
 
 
-def test_a_killed_search_goes_on_without_repeating_a_probe(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_search_goes_on_without_repeating_a_probe(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     search = Search(recipe=recipe)
     whole = tune_warmup.tune(search, recipe_name="whole")
     expected = lines(whole)
@@ -104,16 +114,30 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(recipe: Recipe, monke
     assert load_recipe(str(folder / "tuned.toml")) == load_recipe(str(whole / "tuned.toml"))
     # Checkpoints come every two steps, so a kill costs a probe two steps at most: no probe began anew after its fourth.
     for receipt in found:
-        events = [json.loads(line) for line in (folder / "probes" / receipt["probe"] / "events.jsonl").open()]
+        events = [
+            json.loads(line)
+            for line in (folder / "probes" / receipt["probe"] / "events.jsonl").open()
+        ]
         starts = [event["event"] for event in events if event["event"] in ("start", "resume")]
         assert starts[0] == "start"
         assert set(starts[1:]) <= {"resume"}
-        assert all(event["step"] >= 4 for event in events if event["event"] == "resume" and event["segment"] > 1)
+        assert all(
+            event["step"] >= 4
+            for event in events
+            if event["event"] == "resume" and event["segment"] > 1
+        )
 
 
 @pytest.mark.slow
-def test_a_search_killed_from_outside_goes_on(overrides: list[str], efftrain: Efftrain, tmp_path: Path) -> None:
-    command = ["tune-warmup", "--recipe", "small", *(word for override in overrides for word in ("--set", override))]
+def test_a_search_killed_from_outside_goes_on(
+    overrides: list[str], efftrain: Efftrain, tmp_path: Path
+) -> None:
+    command = [
+        "tune-warmup",
+        "--recipe",
+        "small",
+        *(word for override in overrides for word in ("--set", override)),
+    ]
     process = start_efftrain(tmp_path, *command, "--name", "killed")
     probes = tmp_path / "runs" / "killed" / "probes"
     wait_until(lambda: len(list(probes.glob("*/probe.json"))) >= 2, process)
@@ -132,7 +156,9 @@ def test_a_search_killed_from_outside_goes_on(overrides: list[str], efftrain: Ef
     assert found == expected
 
 
-def test_where_nothing_is_stable_the_search_says_so_and_fails(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
+def test_where_nothing_is_stable_the_search_says_so_and_fails(
+    recipe: Recipe, capsys: pytest.CaptureFixture
+) -> None:
     search = Search(recipe=recipe)
     # A learning rate at which any training makes the perplexity rise.
     search = replace(search, recipe=replace(recipe, optim=replace(recipe.optim, lr=1.0)))
@@ -152,7 +178,9 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(recipe: Recipe, ca
     )
 
 
-def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_counted_as_often_as_they_are_trained(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A survivor whose checkpoint is gone, as after the end of a search, begins anew when it is asked for more."""
     trained = [0]
 
@@ -165,9 +193,14 @@ def test_tokens_are_counted_as_often_as_they_are_trained(recipe: Recipe, monkeyp
 
     monkeypatch.setattr(probing, "train", counted)
     search = Search(recipe=recipe)
-    folder = tune_warmup.tune(replace(search, budget=search.smallest_budget() - 1), recipe_name="tiny")
+    folder = tune_warmup.tune(
+        replace(search, budget=search.smallest_budget() - 1), recipe_name="tiny"
+    )
     (first,) = lines(folder)
-    assert int(first["tokens"]) == trained[0] > 0 and first["horizon"] == first["stopped_at_step"] == "4"
+    assert (
+        int(first["tokens"]) == trained[0] > 0
+        and first["horizon"] == first["stopped_at_step"] == "4"
+    )
     shutil.rmtree(folder / "probes" / first["probe"] / "checkpoints")
     # Too little for the probe from its beginning, which its checkpoint would have saved.
     tune_warmup.tune(replace(search, budget=search.smallest_budget()), recipe_name="tiny")
@@ -198,34 +231,58 @@ def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(
     search = Search(recipe=recipe)
     with pytest.raises(StoppedError):
         tune_warmup.tune(search, recipe_name="tiny")
-    (receipt,) = tune_warmup.read_receipts(Path(os.environ["EFFTRAIN_RUNS"]) / "tiny-tune", recipe.seed)
+    (receipt,) = tune_warmup.read_receipts(
+        Path(os.environ["EFFTRAIN_RUNS"]) / "tiny-tune", recipe.seed
+    )
     assert receipt.stopped_at_step > 0 and receipt.tokens > 0
 
 
 def test_advice_repeats_the_options_of_the_search(recipe: Recipe) -> None:
     assert tune_warmup._options_of(Search(recipe=recipe, tune="lr")) == ""
     search = Search(
-        recipe=recipe, seeds=(0, 3), budget=4000, multiples=2, threshold=1.2, max_share=0.5, eval_every=2, calm=0.0
+        recipe=recipe,
+        seeds=(0, 3),
+        budget=4000,
+        multiples=2,
+        threshold=1.2,
+        max_share=0.5,
+        eval_every=2,
+        calm=0.0,
     )
     expected = " --seeds 0,3 --budget 4000 --multiples 2 --threshold 1.2 --max-share 0.5 --eval-every 2 --calm 0.0"
     assert tune_warmup._options_of(search) == expected
 
 
 @pytest.mark.parametrize(
-    ("tune", "longer"), [("length", "seq_len_warmup.start=16"), ("two-stage", "seq_len_warmup.lengths=[8,32]")]
+    ("tune", "longer"),
+    [("length", "seq_len_warmup.start=16"), ("two-stage", "seq_len_warmup.lengths=[8,32]")],
 )
 def test_a_longer_start_is_advised_where_no_duration_is_stable(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture, tune: Kind, longer: str
 ) -> None:
     search = Search(recipe=recipe, tune=tune)
     outcome, cost = search.follow(lambda start, steps: 6)
-    assert outcome.start is None and outcome.tried_start == search.grid.starts[0] and cost.probes > 1
+    assert (
+        outcome.start is None and outcome.tried_start == search.grid.starts[0] and cost.probes > 1
+    )
     tune_warmup._advise(make_console(), tmp_path, search, outcome.tried_start)
-    words = shlex.split(next(line for line in capsys.readouterr().out.splitlines() if "-start" in line))
-    assert words[2:9] == ["--recipe", str(tmp_path / "tuned.toml"), "--tune", tune, "--set", longer, "--name"]
+    words = shlex.split(
+        next(line for line in capsys.readouterr().out.splitlines() if "-start" in line)
+    )
+    assert words[2:9] == [
+        "--recipe",
+        str(tmp_path / "tuned.toml"),
+        "--tune",
+        tune,
+        "--set",
+        longer,
+        "--name",
+    ]
     # The advice is a command that can be given: tuned.toml names the start that it changes.
     (tmp_path / "tuned.toml").write_text(tune_warmup.tuned_recipe(search, outcome, 3, "tiny"))
-    assert Search(recipe=load_recipe(str(tmp_path / "tuned.toml"), [longer]), tune=tune).grid.own[0] in (8, 16)
+    assert Search(recipe=load_recipe(str(tmp_path / "tuned.toml"), [longer]), tune=tune).grid.own[
+        0
+    ] in (8, 16)
 
 
 def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Recipe) -> None:
@@ -235,7 +292,9 @@ def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Reci
     tuned = load_recipe(str(folder / "tuned.toml"))
     assert replace(tuned, optim=recipe.optim) == recipe
     assert {receipt["start"] for receipt in lines(folder)} == {"0"}
-    two = load_recipe("small", [*overrides, "seq_len_warmup={pacing='discrete', lengths=[8, 32], until=[6]}"])
+    two = load_recipe(
+        "small", [*overrides, "seq_len_warmup={pacing='discrete', lengths=[8, 32], until=[6]}"]
+    )
     folder = tune_warmup.tune(Search(recipe=two, multiples=1, max_share=0.2), recipe_name="two")
     tuned = load_recipe(str(folder / "tuned.toml"))
     assert tuned.seq_len_warmup is not None and tuned.seq_len_warmup.pacing == "discrete"
@@ -247,10 +306,16 @@ def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Reci
 def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: Path) -> None:
     result = efftrain("tune-warmup", "--recipe", "gpt2-117m-slw", "--plan", "--budget", "10%")
     assert result.returncode == 0, result.stderr
-    assert "2 probes, 11.4B tokens (7.2% of a full run) if start 8, 20,000 steps is the answer" in result.stdout
+    assert (
+        "2 probes, 11.4B tokens (7.2% of a full run) if start 8, 20,000 steps is the answer"
+        in result.stdout
+    )
     assert "at most 14.7B tokens (9.4% of a full run)" in result.stdout
     assert "8/20,000 +9,000, 8/28,000 -6,000" in result.stdout
-    assert "budget     15.7B tokens (10.0% of a full run): no probe begins that could exceed it" in result.stdout
+    assert (
+        "budget     15.7B tokens (10.0% of a full run): no probe begins that could exceed it"
+        in result.stdout
+    )
     assert not (tmp_path / "runs").exists()
 
 

@@ -20,9 +20,14 @@ from tests.tune_warmup.conftest import lines
 
 
 def test_a_directory_of_another_search_is_refused(recipe: Recipe, overrides: list[str]) -> None:
-    tune_warmup._claim(folder := Path(os.environ["EFFTRAIN_RUNS"]) / "x-tune", Search(recipe=recipe))
+    tune_warmup._claim(
+        folder := Path(os.environ["EFFTRAIN_RUNS"]) / "x-tune", Search(recipe=recipe)
+    )
     tune_warmup._claim(folder, Search(recipe=recipe))
-    for other in (Search(recipe=recipe, threshold=1.2), Search(recipe=load_recipe("small", [*overrides, "seed=3"]))):
+    for other in (
+        Search(recipe=recipe, threshold=1.2),
+        Search(recipe=load_recipe("small", [*overrides, "seed=3"])),
+    ):
         with pytest.raises(UsageError, match="another recipe or other options"):
             tune_warmup._claim(folder, other)
 
@@ -38,7 +43,10 @@ def receipt_of(probe: Probe, **changed: object) -> Receipt:
             "tokens": 500,
             "seconds": 1.0,
         },
-        **{"curve": tuple((step, 5.0 - 0.01 * step) for step in range(probe.horizon + 1)), **changed},
+        **{
+            "curve": tuple((step, 5.0 - 0.01 * step) for step in range(probe.horizon + 1)),
+            **changed,
+        },
     }
     return Receipt(probe=probe, **values)
 
@@ -60,12 +68,20 @@ def test_a_finished_search_given_again_changes_nothing(recipe: Recipe) -> None:
     assert {line["lost_tokens"] for line in lines(folder)} == {"0"}
 
 
-def test_calm_ends_by_an_older_bound_are_judged_again(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
+def test_calm_ends_by_an_older_bound_are_judged_again(
+    recipe: Recipe, capsys: pytest.CaptureFixture
+) -> None:
     search = Search(recipe=replace(recipe, optim=replace(recipe.optim, warmup_steps=20)))
     probe = Probe(start=8, steps=40, seed=recipe.seed, horizon=60)
-    rising = tuple((step, 5.0 + (0.003 * (step - 20) if step > 20 else -0.01 * step)) for step in range(0, 45, 2))
+    rising = tuple(
+        (step, 5.0 + (0.003 * (step - 20) if step > 20 else -0.01 * step))
+        for step in range(0, 45, 2)
+    )
     falling = tuple((step, 5.0 - 0.01 * step) for step in range(0, 45, 2))
-    old = [receipt_of(probe, curve=curve, calm=0.005, stopped_at_step=44) for curve in (rising, falling)]
+    old = [
+        receipt_of(probe, curve=curve, calm=0.005, stopped_at_step=44)
+        for curve in (rising, falling)
+    ]
     assert all(receipt.answers(60) for receipt in old)
     new = tune_warmup._calm_judged_again(make_console(), search, old)
     assert [receipt.verdict for receipt in new] == ["stable", "calm"]
@@ -73,7 +89,9 @@ def test_calm_ends_by_an_older_bound_are_judged_again(recipe: Recipe, capsys: py
     assert "1 probe ended early by an older, weaker bound" in capsys.readouterr().out
 
 
-def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.CaptureFixture) -> None:
+def test_a_budget_is_kept_and_more_of_it_goes_on(
+    recipe: Recipe, capsys: pytest.CaptureFixture
+) -> None:
     search = Search(recipe=recipe)
     little = replace(search, budget=search.smallest_budget() - 1)
     folder = tune_warmup.tune(little, recipe_name="tiny")
@@ -95,12 +113,18 @@ def test_a_budget_is_kept_and_more_of_it_goes_on(recipe: Recipe, capsys: pytest.
     assert found == expected
     assert int(found[0]["horizon"]) > int(first[0]["horizon"])
     # The survivor of the first rung went on from its checkpoint.
-    events = [json.loads(line) for line in (folder / "probes" / found[0]["probe"] / "events.jsonl").open()]
-    assert [event["step"] for event in events if event["event"] == "resume"] == [int(first[0]["stopped_at_step"])]
+    events = [
+        json.loads(line) for line in (folder / "probes" / found[0]["probe"] / "events.jsonl").open()
+    ]
+    assert [event["step"] for event in events if event["event"] == "resume"] == [
+        int(first[0]["stopped_at_step"])
+    ]
 
 
 def test_seeds_are_probed_one_by_one(recipe: Recipe) -> None:
-    folder = tune_warmup.tune(Search(recipe=recipe, seeds=(0, 1, 2), budget=6000), recipe_name="seeds")
+    folder = tune_warmup.tune(
+        Search(recipe=recipe, seeds=(0, 1, 2), budget=6000), recipe_name="seeds"
+    )
     receipts = lines(folder)
     assert {receipt["seed"] for receipt in receipts} >= {"0", "1"}
     by_seed = {receipt["seed"]: receipt["perplexity_by_step"].split()[0] for receipt in receipts}
@@ -117,7 +141,13 @@ def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
             {
                 "schema_version": 1,
                 "probe": {"phase": "steps", "start": 8, "steps": 16, "horizon": 12},
-                **{"stable": False, "max_fluctuation": None, "fluctuation_step": 7, "stopped_at_step": 7, "tokens": 99},
+                **{
+                    "stable": False,
+                    "max_fluctuation": None,
+                    "fluctuation_step": 7,
+                    "stopped_at_step": 7,
+                    "tokens": 99,
+                },
                 **{"seconds": 1.5, "curve": [[0, 5.0], [7, None]]},
             }
         )
@@ -135,5 +165,7 @@ def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
         json.dumps({key: options[key] for key in options if key not in ("tune", "calm")})
     )
     text = (named / "search.toml").read_text()
-    (named / "search.toml").write_text("\n".join(line for line in text.splitlines() if not line.startswith("fp8")))
+    (named / "search.toml").write_text(
+        "\n".join(line for line in text.splitlines() if not line.startswith("fp8"))
+    )
     tune_warmup._claim(named, Search(recipe=recipe))

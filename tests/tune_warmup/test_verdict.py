@@ -14,7 +14,9 @@ from efftrain_cli.tune_warmup.verdict import chance_of_fluctuation, fluctuation,
 
 def test_fluctuation_is_perplexity_over_the_best_before() -> None:
     log = math.log
-    assert fluctuation([(0, log(100)), (5, log(50)), (10, log(60)), (15, log(40)), (20, log(60))]) == (
+    assert fluctuation(
+        [(0, log(100)), (5, log(50)), (10, log(60)), (15, log(40)), (20, log(60))]
+    ) == (
         pytest.approx(1.5),
         20,
     )
@@ -76,12 +78,15 @@ def test_a_rise_is_drawn_on_by_its_line() -> None:
     middle, spread = (n - 1) / 2, sum((i - (n - 1) / 2) ** 2 for i in range(n))
     expected = sum(
         stats.t.sf(
-            (math.log(1.3) - line.intercept - line.slope * i) / (sd * (1 + 1 / n + (i - middle) ** 2 / spread) ** 0.5),
+            (math.log(1.3) - line.intercept - line.slope * i)
+            / (sd * (1 + 1 / n + (i - middle) ** 2 / spread) ** 0.5),
             n - 2,
         )
         for i in (10, 11, 12, 13)
     )
-    flat = 4 * stats.t.sf((math.log(1.3) - np.mean(excess)) / (stats.tstd(excess) * (1 + 1 / n) ** 0.5), n - 1)
+    flat = 4 * stats.t.sf(
+        (math.log(1.3) - np.mean(excess)) / (stats.tstd(excess) * (1 + 1 / n) ** 0.5), n - 1
+    )
     assert expected > flat
     assert chance_of_fluctuation(curve_of(excess), 10, 90, 150, 1.3) == pytest.approx(6 * expected)
 
@@ -90,14 +95,20 @@ def test_no_probe_is_calm_while_its_loss_ratio_rises() -> None:
     """A loss that falls until the peak of the learning rate and then climbs ever faster, by 0.06 nats until two
     learning-rate warmups have passed and by 0.7 until the third has. A bound from the scatter alone took it for
     calm."""
-    losses = [9 - 0.4 * i for i in range(11)] + [5 + 0.7 * 2 ** (-(20 - i) / 2.8) for i in range(1, 21)]
+    losses = [9 - 0.4 * i for i in range(11)] + [
+        5 + 0.7 * 2 ** (-(20 - i) / 2.8) for i in range(1, 21)
+    ]
     curve = [(10 * i, loss) for i, loss in enumerate(losses)]
     assert fluctuation(curve)[0] > 1.9
     at = next(end for end in range(len(curve)) if fluctuation(curve[: end + 1])[0] > 1.3)
     assert at >= 24, "four looks before it shows"
-    assert all(chance_of_fluctuation(curve[: end + 1], 100, 200, 300, 1.3) == 1.0 for end in range(20, at))
+    assert all(
+        chance_of_fluctuation(curve[: end + 1], 100, 200, 300, 1.3) == 1.0 for end in range(20, at)
+    )
     excess = [losses[i] - min(losses[:i]) for i in range(11, 21)]
-    scatter_alone = 10 * stats.t.sf((math.log(1.3) - np.mean(excess)) / (stats.tstd(excess) * 1.1**0.5), 9)
+    scatter_alone = 10 * stats.t.sf(
+        (math.log(1.3) - np.mean(excess)) / (stats.tstd(excess) * 1.1**0.5), 9
+    )
     assert scatter_alone < 0.01
 
 

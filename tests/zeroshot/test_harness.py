@@ -26,12 +26,16 @@ from efftrain_cli.zeroshot.local_data import tasks_in  # noqa: E402
 from efftrain_cli.zeroshot.score import Evaluator  # noqa: E402
 from efftrain_cli.zeroshot.suites import TASKS  # noqa: E402
 
-SENTENCE = "Anna found the lantern near the harbour and then walked home again, because it was cold."
+SENTENCE = (
+    "Anna found the lantern near the harbour and then walked home again, because it was cold."
+)
 MADE: dict[str, list[dict[str, Any]]] = {
     "lambada_openai.jsonl": [
         {"text": f"{SENTENCE} Then came {name}"} for name in ("Anna", "nobody", "the captain", "it")
     ],
-    "wikitext2_test_pages.jsonl": [{"page": f" = Title {n} = \n \n {SENTENCE * n} \n \n"} for n in (1, 3, 9)],
+    "wikitext2_test_pages.jsonl": [
+        {"page": f" = Title {n} = \n \n {SENTENCE * n} \n \n"} for n in (1, 3, 9)
+    ],
     "hellaswag.jsonl": [
         {
             "query": f"Evening: {who} walks home. {who}",
@@ -40,12 +44,29 @@ MADE: dict[str, list[dict[str, Any]]] = {
         }
         for n, who in enumerate(("Anna", "He", "My brother"))
     ],
-    "arc_easy.jsonl": [{"query": "Question: What is cold?", "choices": ["evening", "ship", "a"], "gold": 0}],
-    "boolq.jsonl": [{"query": f"Passage: {SENTENCE}\nQuestion: is it cold?", "choices": ["no", "yes"], "gold": 1}],
-    "copa.jsonl": [{"query": "It was cold, therefore", "choices": ["she walked home.", "i forgot."], "gold": 0}],
-    "piqa.jsonl": [{"goal": "Walk home", "sol1": "at night", "sol2": "in the ship ", "label": n % 2} for n in range(3)],
+    "arc_easy.jsonl": [
+        {"query": "Question: What is cold?", "choices": ["evening", "ship", "a"], "gold": 0}
+    ],
+    "boolq.jsonl": [
+        {
+            "query": f"Passage: {SENTENCE}\nQuestion: is it cold?",
+            "choices": ["no", "yes"],
+            "gold": 1,
+        }
+    ],
+    "copa.jsonl": [
+        {"query": "It was cold, therefore", "choices": ["she walked home.", "i forgot."], "gold": 0}
+    ],
+    "piqa.jsonl": [
+        {"goal": "Walk home", "sol1": "at night", "sol2": "in the ship ", "label": n % 2}
+        for n in range(3)
+    ],
     "winogrande.jsonl": [
-        {"context_options": ["Anna saw Bob so Anna", "Anna saw Bob so Bob"], "continuation": "walked home.", "gold": n}
+        {
+            "context_options": ["Anna saw Bob so Anna", "Anna saw Bob so Bob"],
+            "continuation": "walked home.",
+            "gold": n,
+        }
         for n in (0, 1)
     ],
     "triviaqa_3000.jsonl": [
@@ -53,7 +74,9 @@ MADE: dict[str, list[dict[str, Any]]] = {
         {"question": "Where?", "aliases": ["near the harbour"]},
     ],
     "webqs.jsonl": [{"question": "who was cold?", "answers": ["Nobody", "Anna", "Anna K."]}],
-    "anli_r1.jsonl": [{"premise": SENTENCE, "hypothesis": "Anna was cold.", "label": n} for n in (0, 1, 2)],
+    "anli_r1.jsonl": [
+        {"premise": SENTENCE, "hypothesis": "Anna was cold.", "label": n} for n in (0, 1, 2)
+    ],
     "rte.jsonl": [{"sentence1": SENTENCE, "sentence2": "Anna walked.", "label": 0}],
     "multirc.jsonl": [{"paragraph": SENTENCE, "question": "Who?", "answer": "Anna", "label": 1}],
     "race.jsonl": [
@@ -71,7 +94,13 @@ MADE: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "wsc.jsonl": [
-        {"text": "Anna was cold so she left .", "span1_text": "Anna", "span2_text": "she", "span2_index": 4, "label": 1}
+        {
+            "text": "Anna was cold so she left .",
+            "span1_text": "Anna",
+            "span2_text": "she",
+            "span2_index": 4,
+            "label": 1,
+        }
     ],
 }
 
@@ -87,7 +116,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def ours(trained: TrainedModel) -> LanguageModel:
-    evaluator = Evaluator(model=trained.model, context_length=trained.model.config.seq_len, batch_tokens=700)
+    evaluator = Evaluator(
+        model=trained.model, context_length=trained.model.config.seq_len, batch_tokens=700
+    )
     return LanguageModel(evaluator, trained.tokenizer)
 
 
@@ -96,7 +127,12 @@ def theirs(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory):
     from lm_eval.models.huggingface import HFLM
 
     directory = tmp_path_factory.mktemp("export") / "hf"
-    write_hf(trained.model, (trained.run / "tokenizer.json").read_text(), trained.tokenizer.eot_id, directory)
+    write_hf(
+        trained.model,
+        (trained.run / "tokenizer.json").read_text(),
+        trained.tokenizer.eot_id,
+        directory,
+    )
 
     class ShortHFLM(HFLM):
         # 256 by default: more than the model has positions. Ours writes up to half the context.
@@ -113,7 +149,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compare_with_hflm(task: str, ours: LanguageModel, theirs, data_dir: Path, limit: int | None, scratch: Path) -> None:
+def compare_with_hflm(
+    task: str, ours: LanguageModel, theirs, data_dir: Path, limit: int | None, scratch: Path
+) -> None:
     """Every metric of every item, and the task's values, by both."""
     score = evaluate_task(TASKS[task], ours, data_dir, limit, scratch)
     reference = lm_eval.evaluate(
@@ -130,17 +168,24 @@ def compare_with_hflm(task: str, ours: LanguageModel, theirs, data_dir: Path, li
     assert [item["doc_hash"] for item in score.items] == [sample["doc_hash"] for sample in samples]
     for item, sample in zip(score.items, samples, strict=True):
         for metric in TASKS[task].metrics:
-            assert item[metric] == pytest.approx(sample[metric], rel=1e-4, abs=1e-4), (metric, item["doc_id"])
+            assert item[metric] == pytest.approx(sample[metric], rel=1e-4, abs=1e-4), (
+                metric,
+                item["doc_id"],
+            )
 
 
 @pytest.mark.parametrize("file", sorted(MADE))
-def test_scores_are_hflm_s_on_made_sets(file: str, ours: LanguageModel, theirs, made: Path, tmp_path: Path) -> None:
+def test_scores_are_hflm_s_on_made_sets(
+    file: str, ours: LanguageModel, theirs, made: Path, tmp_path: Path
+) -> None:
     task = next(name for name, task in TASKS.items() if task.file == file and task.definition)
     compare_with_hflm(task, ours, theirs, made, None, tmp_path)
 
 
 @pytest.mark.slow
-def test_scores_are_hflm_s_on_real_sets(shared_data: Path, ours: LanguageModel, theirs, tmp_path: Path) -> None:
+def test_scores_are_hflm_s_on_real_sets(
+    shared_data: Path, ours: LanguageModel, theirs, tmp_path: Path
+) -> None:
     tasks = [name for name in tasks_in(shared_data / "evalpack") if TASKS[name].definition]
     assert len(tasks) == 13
     for task in tasks:
@@ -170,14 +215,18 @@ def test_batched_encoding_is_the_harness_s_own(ours: LanguageModel) -> None:
     assert ours.requests == 6
     # "Anna fou" + "nd the lantern": the context alone ends in other tokens than it has inside the whole.
     alone = ours.tok_encode("Anna fou")
-    assert ours.boundary_mismatches == int(ours.tok_encode("Anna found the lantern")[: len(alone)] != alone)
+    assert ours.boundary_mismatches == int(
+        ours.tok_encode("Anna found the lantern")[: len(alone)] != alone
+    )
     expected = TemplateLM.loglikelihood(ours, requests, disable_tqdm=True)
     for ours_score, their_score in zip(found, expected, strict=True):
         assert ours_score[0] == pytest.approx(their_score[0], abs=1e-5)
         assert ours_score[1] == their_score[1]
 
 
-def test_scores_do_not_depend_on_the_batch(trained: TrainedModel, made: Path, tmp_path: Path) -> None:
+def test_scores_do_not_depend_on_the_batch(
+    trained: TrainedModel, made: Path, tmp_path: Path
+) -> None:
     scores = []
     for batch_tokens in (64, 20_000):
         evaluator = Evaluator(model=trained.model, context_length=128, batch_tokens=batch_tokens)
@@ -195,13 +244,17 @@ def test_cut_contexts_are_counted(trained: TrainedModel, made: Path, tmp_path: P
     model = LanguageModel(Evaluator(model=trained.model, context_length=20), trained.tokenizer)
     score = evaluate_task(TASKS["anli_r1"], model, made, None, tmp_path)
     assert score.requests == 9 and score.truncated == 9
-    assert evaluate_task(TASKS["wikitext"], model, made, None, tmp_path).truncated == 0  # windows are not cuts
+    assert (
+        evaluate_task(TASKS["wikitext"], model, made, None, tmp_path).truncated == 0
+    )  # windows are not cuts
 
 
 def test_anli_is_the_harness_s_definition(made: Path, tmp_path: Path) -> None:
     task = load_task(TASKS["anli_r1"], made, tmp_path)
     documents = list(task.eval_docs)
-    assert task.doc_to_text(documents[0]) == (f"{SENTENCE}\nQuestion: Anna was cold. True, False, or Neither?\nAnswer:")
+    assert task.doc_to_text(documents[0]) == (
+        f"{SENTENCE}\nQuestion: Anna was cold. True, False, or Neither?\nAnswer:"
+    )
     assert task.doc_to_choice(documents[0]) == ["True", "Neither", "False"]
     assert [task.doc_to_target(document) for document in documents] == ["True", "Neither", "False"]
     assert task.config.num_fewshot == 0

@@ -24,9 +24,15 @@ def test_every_form_s_example_is_of_that_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"query": "q", "choices": ["a", "b"], "gold": 2}', "gold = 2 is not an index into 'choices'"),
+        (
+            b'{"query": "q", "choices": ["a", "b"], "gold": 2}',
+            "gold = 2 is not an index into 'choices'",
+        ),
         (b'{"query": "q", "choices": ["a", "b"], "gold": true}', "gold = true is not"),
-        (b'{"query": "q", "choices": [], "gold": 0}', "choices = [] is not a list of one text or more"),
+        (
+            b'{"query": "q", "choices": [], "gold": 0}',
+            "choices = [] is not a list of one text or more",
+        ),
         (b'{"query": 3, "choices": ["a"], "gold": 0}', "query = 3 is not a text"),
         (b'{"query": "q", "choices": ["a"]}', "no field 'gold' (it has query, choices)"),
         (b'{"query": "q", "choi', "not JSON"),
@@ -60,9 +66,13 @@ def test_all_missing_sets_are_said_at_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
-    (tmp_path / "piqa.jsonl").write_text(json.dumps({"goal": "g", "sol1": "a", "sol2": "b", "label": 1}))
+    (tmp_path / "piqa.jsonl").write_text(
+        json.dumps({"goal": "g", "sol1": "a", "sol2": "b", "label": 1})
+    )
     with pytest.raises(DataError) as error:
-        require_data(["piqa", "hellaswag", "anli_r1", "lambada_last_token", "lambada_openai"], tmp_path)
+        require_data(
+            ["piqa", "hellaswag", "anli_r1", "lambada_last_token", "lambada_openai"], tmp_path
+        )
     message = str(error.value)
     assert "3 evaluation sets are missing" in message and error.value.exit_code == 3
     for word in (
@@ -83,7 +93,13 @@ def test_all_missing_sets_are_said_at_once(tmp_path: Path, monkeypatch: pytest.M
 def test_the_real_sets_are_of_these_forms(shared_data: Path) -> None:
     folder = shared_data / "evalpack"
     counts = {
-        name: len(read_items(folder / str(TASKS[name].file), FORMS[name])) for name in tasks_in(folder) if name in FORMS
+        name: len(read_items(folder / str(TASKS[name].file), FORMS[name]))
+        for name in tasks_in(folder)
+        if name in FORMS
     }
-    assert counts["hellaswag"] == 10042 and counts["lambada_openai"] == 5153 and counts["wikitext"] == 62
+    assert (
+        counts["hellaswag"] == 10042
+        and counts["lambada_openai"] == 5153
+        and counts["wikitext"] == 62
+    )
     assert len(counts) == 13

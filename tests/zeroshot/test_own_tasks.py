@@ -23,7 +23,10 @@ from efftrain_cli.zeroshot.score import Evaluator
 from efftrain_cli.zeroshot.task_score import mean_and_error, perplexity_and_error
 from tests.trained_run import random_gpt
 
-TEXT = "Anna found the lantern near the harbour and walked home again, because the evening was rather cold. " * 12
+TEXT = (
+    "Anna found the lantern near the harbour and walked home again, because the evening was rather cold. "
+    * 12
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,12 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def evaluator(tokenizer: Tokenizer) -> Evaluator:
     config = GPTConfig(
-        n_layer=1, n_head=2, n_embd=16, seq_len=32, vocab_size=tokenizer.vocab_size, padded_vocab_size=320
+        n_layer=1,
+        n_head=2,
+        n_embd=16,
+        seq_len=32,
+        vocab_size=tokenizer.vocab_size,
+        padded_vocab_size=320,
     )
     return Evaluator(model=random_gpt(config, spread=0.3, seed=2), context_length=32)
 
@@ -59,20 +67,29 @@ def test_last_token(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
 
 
 def test_strided_counts_each_token_once(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
-    pages = [(" = Anna = \n walked , home . \n", " = Anna = \nwalked, home.\n"), (" cold \n", " cold\n")]
+    pages = [
+        (" = Anna = \n walked , home . \n", " = Anna = \nwalked, home.\n"),
+        (" cold \n", " cold\n"),
+    ]
     score = wikitext_strided(evaluator, tokenizer, pages, limit=None, stride=5)
     tokens = tokenizer.encode([" = Anna = \nwalked, home.\n cold\n"])[0].tolist()
     assert len(tokens) <= 33
     nll = -logprobs(evaluator, tokens).sum().item()
-    assert score.values["token_perplexity"] == pytest.approx(math.exp(nll / (len(tokens) - 1)), rel=1e-4)
+    assert score.values["token_perplexity"] == pytest.approx(
+        math.exp(nll / (len(tokens) - 1)), rel=1e-4
+    )
     original = " = Anna = \n walked , home . \n cold \n"
     # Split at single spaces: "", "=", "Anna", "=", "\n", "walked", ",", "home", ".", "\n", "cold", "\n" are twelve
     # words.
     assert score.values["word_perplexity"] == pytest.approx(math.exp(nll / 11), rel=1e-4)
-    assert score.values["bits_per_byte"] == pytest.approx(nll / math.log(2) / len(original.encode()), rel=1e-4)
+    assert score.values["bits_per_byte"] == pytest.approx(
+        nll / math.log(2) / len(original.encode()), rel=1e-4
+    )
 
 
-def test_overlap_lowers_nothing_but_the_missing_context(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
+def test_overlap_lowers_nothing_but_the_missing_context(
+    evaluator: Evaluator, tokenizer: Tokenizer
+) -> None:
     """Every window's tokens are predicted once, whatever the stride."""
     pages = [(TEXT, TEXT)]
     count = len(tokenizer.encode([TEXT])[0]) - 1
@@ -89,9 +106,15 @@ def test_bytes(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
     assert fingerprint(documents) != fingerprint(documents[::-1])
     nll = 0.0
     for document in documents:
-        nll -= logprobs(evaluator, [tokenizer.eot_id, *tokenizer.encode([document])[0].tolist()]).sum().item()
+        nll -= (
+            logprobs(evaluator, [tokenizer.eot_id, *tokenizer.encode([document])[0].tolist()])
+            .sum()
+            .item()
+        )
     assert score.values["bits_per_byte"] == pytest.approx(nll / math.log(2) / (17 + 5), rel=1e-5)
-    assert score.values["byte_perplexity"] == pytest.approx(2 ** score.values["bits_per_byte"], rel=1e-6)
+    assert score.values["byte_perplexity"] == pytest.approx(
+        2 ** score.values["bits_per_byte"], rel=1e-6
+    )
 
 
 def test_cloze_passages_end_before_a_word_and_do_not_overlap() -> None:

@@ -75,7 +75,9 @@ def test_a_shorter_context_length_cuts_from_the_left(model: GPT) -> None:
 def test_a_shared_context_is_computed_once(model: GPT) -> None:
     """Tokens that go through the blocks: the context once, and of each continuation all but its last token."""
     seen = []
-    handle = model.h[0].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape))
+    handle = model.h[0].register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0].shape)
+    )
     context = tuple(range(10))
     Evaluator(model=model, context_length=CONFIG.seq_len).score(
         [Request(context, (1,)), Request(context, (2, 3, 4)), Request(context, (5, 6, 7))]
@@ -86,7 +88,9 @@ def test_a_shared_context_is_computed_once(model: GPT) -> None:
 
 def test_only_needed_positions_reach_the_head(model: GPT) -> None:
     seen = []
-    handle = model.ln_f.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
+    handle = model.ln_f.register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0].shape[0])
+    )
     Evaluator(model=model, context_length=CONFIG.seq_len).score(
         [Request(tuple(range(20)), (1, 2)), Request((3,), (4,))]
     )
@@ -110,7 +114,9 @@ def test_disjoint_windows_are_the_harness_rolling_windows(n: int) -> None:
         Request(tuple(context), tuple(continuation))
         for context, continuation in map(
             lm_eval_utils.make_disjoint_window,
-            lm_eval_utils.get_rolling_token_windows(tokens, prefix_token=0, max_seq_len=8, context_len=1),
+            lm_eval_utils.get_rolling_token_windows(
+                tokens, prefix_token=0, max_seq_len=8, context_len=1
+            ),
         )
     ]
     assert windows(tokens, length=8, stride=8, prefix=0) == theirs

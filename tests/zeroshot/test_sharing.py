@@ -61,9 +61,9 @@ def test_all_get_the_scores_of_one_process_bit_for_bit() -> None:
 
     def score(sharing: Sharing) -> Any:
         with sharing.task("t"):
-            scores = Evaluator(model=model, context_length=CONFIG.seq_len, batch_tokens=40, sharing=sharing).score(
-                requests
-            )
+            scores = Evaluator(
+                model=model, context_length=CONFIG.seq_len, batch_tokens=40, sharing=sharing
+            ).score(requests)
         seen.append(sharing.ranks.phases)
         return scores
 
@@ -79,7 +79,9 @@ def test_all_get_the_scores_of_one_process_bit_for_bit() -> None:
 def test_fewer_batches_than_processes() -> None:
     model = random_gpt(CONFIG, spread=0.5, seed=7)
     request = Request((1, 2), (3,))
-    found = on_three(lambda sharing: Evaluator(model=model, context_length=24, sharing=sharing).score([request]))
+    found = on_three(
+        lambda sharing: Evaluator(model=model, context_length=24, sharing=sharing).score([request])
+    )
     assert found == [Evaluator(model=model, context_length=24).score([request])] * 3
 
 
@@ -113,7 +115,9 @@ def test_a_task_fails_on_all_where_it_fails_on_one(when: str) -> None:
 
 def test_other_items_on_one_process_are_refused_by_all() -> None:
     found = on_three(lambda sharing: sharing.gather(f"task {sharing.ranks.rank == 2}", []))
-    assert all(isinstance(error, EfftrainError) and "read different items" in str(error) for error in found)
+    assert all(
+        isinstance(error, EfftrainError) and "read different items" in str(error) for error in found
+    )
 
 
 def test_processes_that_are_at_different_places_are_told_so() -> None:
@@ -125,4 +129,7 @@ def test_processes_that_are_at_different_places_are_told_so() -> None:
         return sharing.gather("t", [])
 
     found = on_three(work)
-    assert all(isinstance(found[rank], EfftrainError) and "different items" in str(found[rank]) for rank in (0, 2))
+    assert all(
+        isinstance(found[rank], EfftrainError) and "different items" in str(found[rank])
+        for rank in (0, 2)
+    )

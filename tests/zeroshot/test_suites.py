@@ -21,13 +21,21 @@ def test_names_stand_for_tasks_once() -> None:
 def test_every_unknown_name_is_said_with_the_nearest() -> None:
     with pytest.raises(UsageError) as error:
         task_names(["piqa", "hellaswg", "arc_hard", "slw11"])
-    for word in ("'hellaswg' (did you mean hellaswag", "arc_challenge", "'slw11' (did you mean slw-11"):
+    for word in (
+        "'hellaswg' (did you mean hellaswag",
+        "arc_challenge",
+        "'slw11' (did you mean slw-11",
+    ):
         assert word in str(error.value)
 
 
 def test_the_mean_is_the_paper_s_and_needs_every_task() -> None:
     """GPT-3 125M over the eleven tasks: 33.57 as published by the authors' script (sum of eleven numbers / 11)."""
-    gpt3 = {r.task: r.value for r in REFERENCES if r.model == "GPT-3 125M" and r.metric == TASKS[r.task].metric}
+    gpt3 = {
+        r.task: r.value
+        for r in REFERENCES
+        if r.model == "GPT-3 125M" and r.metric == TASKS[r.task].metric
+    }
     assert 100 * suite_mean("slw-11", gpt3) == pytest.approx(33.57, abs=0.005)
     del gpt3["anli_r2"]
     with pytest.raises(ValueError, match="anli_r2 missing"):
