@@ -2,13 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-slow lint
+.PHONY: help install quickstart test test-slow lint size mutants
 
 help:
 	@echo "make quickstart   install, then train a small GPT with and without sequence length warmup (minutes on a CPU)"
 	@echo "make test         install, then run the tests"
 	@echo "make test-slow    the slow tests"
 	@echo "make lint         ruff (rules and layout) and mypy"
+	@echo "make size         tokens and tokens a code line, package by package"
+	@echo "make mutants SEED=0123abcd   how many seeded one-line bugs the fast tests catch (hours)"
 
 install: .venv/installed
 
@@ -25,7 +27,7 @@ quickstart: install
 	@$(BIN)/efftrain sample quickstart-seed1234 --prompt "    def __init__(self"
 
 test: install
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+	@$(BIN)/python -m pytest -q -n 2
 
 test-slow: install
 	@$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
@@ -34,3 +36,10 @@ lint: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+size: install
+	@$(BIN)/python -m tests.laws.test_size
+
+mutants: install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutants]"
+	@$(BIN)/python -m tests.mutants --seed $(SEED)
