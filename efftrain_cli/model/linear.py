@@ -15,7 +15,7 @@ for bit. The bias is added, and its gradient summed, in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -106,6 +106,14 @@ class Seen:
 
 INPUTS, WEIGHTS, GRADIENTS = range(3)
 OPERANDS = ("inputs", "weights", "gradients")
+FORWARD_PLACES = (
+    Seen.SATURATED,
+    Seen.LARGEST + INPUTS,
+    Seen.LARGEST + WEIGHTS,
+    Seen.SMALLEST + INPUTS,
+    Seen.SMALLEST + WEIGHTS,
+)
+"""Places of `Seen` that only a forward pass writes."""
 
 
 def nothing_seen(device: torch.device) -> Tensor:
@@ -120,12 +128,13 @@ def clear_seen(model: nn.Module) -> None:
 
 
 @contextmanager
-def unnoticed(model: nn.Module) -> Iterator[None]:
-    """What the narrow layers below `model` see inside is not noted: a measurement's passes are none of the step's."""
+def unnoticed(model: nn.Module, places: Sequence[int] = range(9)) -> Iterator[None]:
+    """Restore `places` of what the narrow layers below `model` have seen: passes inside are none of the step's."""
     before = [(layer, layer.seen.clone()) for layer in _narrow_layers(model)]
     yield
     for layer, seen in before:
-        layer.seen.copy_(seen)
+        for place in places:
+            layer.seen[place] = seen[place]
 
 
 def seen_by_layers(model: nn.Module) -> Tensor:

@@ -332,7 +332,6 @@ def build_forward_backward(
             step = late.step(micro_batches, plan, method_tensors or {}, accumulate_here)
         else:
             accumulate(micro_batches)
-            grad_norm = None if late is None else late.clip()
         if step is not None:
             losses, grad_norm = {**losses, **step.losses}, step.grad_norm
         blocks_times_sequences = sum(

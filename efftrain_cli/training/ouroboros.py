@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -35,7 +35,7 @@ from torch import Tensor
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.flops import Shape
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.linear import unnoticed
+from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
 from efftrain_cli.plan.step import MicroBatch, StepPlan
 
 PREFIX = "ouroboros."
@@ -57,6 +57,8 @@ class Modules:
     run: Callable[[int, Tensor, Tensor | None], Tensor]
     """(module from 1, its input, targets) -> its output; the last module's is the summed loss. The first takes tokens,
     and the last alone looks at the targets."""
+    running_again: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context of the passes that run a batch of an earlier step again."""
 
     @property
     def count(self) -> int:
@@ -141,13 +143,14 @@ def replayed(
     if not deltas:
         return None, {}
     inputs, by_input = pop(in_flight, f"{PREFIX}input.{batch}.{module}."), {}
-    for number in sorted(deltas, key=int):  # the order of the sum, whatever that of a file was
-        x = inputs[number]
-        if module > 1:
-            x = x.detach().requires_grad_()
-        modules.run(module, x, None).backward(deltas[number])
-        if x.grad is not None:
-            by_input[number] = x.grad
+    with modules.running_again():
+        for number in sorted(deltas, key=int):  # the order of the sum, whatever that of a file was
+            x = inputs[number]
+            if module > 1:
+                x = x.detach().requires_grad_()
+            modules.run(module, x, None).backward(deltas[number])
+            if x.grad is not None:
+                by_input[number] = x.grad
     return modules.take(module), by_input
 
 
@@ -260,7 +263,8 @@ def cut_gpt(
         with lookup_apart(model, lookup) if module == 1 else nullcontext():
             return run(x, masks[module - 1], targets)
 
-    return Modules(leaves, run_module)
+    # Inputs and weights of an earlier step were noted in that step; its gradient is first computed now.
+    return Modules(leaves, run_module, lambda: unnoticed(model, FORWARD_PLACES))
 
 
 @contextmanager
@@ -320,19 +324,20 @@ class LateGradients:
         """Whether 1-based `step` uses late gradients."""
         return self.section.delays_at(step)
 
-    def clip(self) -> Tensor:
-        """Clips the gradients in `.grad` of a step without delay; returns their norm before."""
-        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        return self.leave(gradients, norms_of(gradients))
-
     def joined(self, late: Late, delayed: bool) -> dict[str, Tensor | None]:
         """`joined` gradients of all parameters, of a step with or without delay."""
         mean = delayed and self.section.embedding_gradient == "mean"
         return joined(self.modules, late, list(self.parameters), mean)
 
-    def leave(self, gradients: Mapping[str, Tensor | None], norms: Tensors) -> Tensor:
-        """Leaves gradients, clipped, in `.grad`; returns their norm before. `norms` as in `clipped`."""
-        grad_norm, gradients = clipped(gradients, norms, self._groups, self._grad_clip)
+    def leave(
+        self, gradients: Mapping[str, Tensor | None], norms: Tensors, delayed: bool
+    ) -> Tensor:
+        """Leave clipped gradients in `.grad`, by one norm in a step without delay; return the norm before clipping.
+
+        `norms` as in `clipped`.
+        """
+        groups = self._groups if delayed else [list(self.parameters)]
+        grad_norm, gradients = clipped(gradients, norms, groups, self._grad_clip)
         for name, parameter in self.parameters.items():
             parameter.grad = gradients[name]
         return grad_norm
@@ -379,7 +384,7 @@ class LateGradients:
             if name.endswith("layout") or int(name.split(".")[2]) >= oldest
         }
         gradients = self.joined(late, delayed=True)
-        grad_norm = self.leave(gradients, norms_of(gradients))
+        grad_norm = self.leave(gradients, norms_of(gradients), delayed=True)
         after[f"{PREFIX}layout"] = self.layout
         grad_norm = grad_norm + fault(after, in_flight)
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))

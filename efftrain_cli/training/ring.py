@@ -140,7 +140,7 @@ class Ring:
             for name, norm in norms.items()
             if any(due[k] and name in self._modules.leaves[k] for k in range(len(due)))
         }
-        grad_norm = self._late.leave(gradients, present) + wrong
+        grad_norm = self._late.leave(gradients, present, delayed) + wrong
         self.stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
         if not self.stopped:
             self._in_flight = after

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
 from efftrain_cli.model.gpt import GPTConfig
+from efftrain_cli.model.linear import NarrowLinear, clear_seen, seen_by_layers
 from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import MicroBatch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.following import check_ranks
-from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.gradient import build_forward_backward, late_gradients
 from efftrain_cli.training.ouroboros import (
     Modules,
     clipped,
@@ -27,8 +29,10 @@ from efftrain_cli.training.ouroboros import (
     joined,
     norms_of,
     replay,
+    replayed,
 )
 from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.ring import at_weights
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
 from tests.tiny import FOUR_BLOCKS, fresh, tensors_of
@@ -315,6 +319,54 @@ def test_clipping_by_device_and_over_all() -> None:
     norm, found = clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 6.5)
     assert found["b"].tolist() == pytest.approx([6.0], rel=1e-5) and found["c"] is None
     assert clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 0.0)[1] == gradients
+
+
+@pytest.mark.parametrize("clip", ["global", "module"])
+def test_a_warmup_step_clips_by_one_norm(clip: str) -> None:
+    """Three devices, each with a norm above 0.25: clipped one by one, all would have 0.25 sqrt(3) = 0.4330."""
+    recipe = recipe_of(4, "optim.grad_clip=0.25", clip=clip, warmup_steps=1, split=(1, 1, 1, 1))
+    state, data, norms = fresh(recipe), RandomTokens(16), []
+
+    class Measured:
+        measures, tensors = state.optimizer.measures, state.optimizer.tensors
+
+        def step(self, lr: float, found_inf: Tensor) -> None:
+            gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+    state.optimizer = Measured()
+    list(train(state, recipe, data, torch.stack([data.window(1)]), 1))  # type: ignore[arg-type]
+    assert norms == [pytest.approx(0.25, rel=1e-4)]
+
+
+def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step() -> None:
+    """e5m2 reaches 1.75 x 2^15, so weights of 1 are scaled by 2^15, and those of an earlier step, of 2^-4, by 2^19."""
+    section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(exponent_bits=4))
+    recipe = replace(recipe_of(3, split=(2, 1, 1)), chunked_accumulation=section)
+    model = fresh(recipe).model
+    delayed = late_gradients(recipe, model, CPU)
+    assert delayed is not None
+    modules, tokens = delayed.modules, torch.zeros(1, 16, dtype=torch.int64)
+    matrices = [name for name in modules.leaves[0] if name.endswith(("fc.weight", "proj.weight"))]
+    with torch.no_grad():
+        for layer in (part for part in model.modules() if isinstance(part, NarrowLinear)):
+            layer.weight.fill_(1.0)
+    clear_seen(model)
+    with torch.no_grad():
+        output = modules.run(1, tokens, None)
+    today = seen_by_layers(model)
+    in_flight = {
+        "ouroboros.input.1.1.0": tokens,
+        "ouroboros.delta.1.1.0": torch.ones_like(output),
+    }
+    earlier = {name: torch.full_like(modules.leaves[0][name], 2.0**-4) for name in matrices}
+    with at_weights({name: modules.leaves[0][name] for name in matrices}, earlier):
+        replayed(modules, 1, 3, in_flight)
+    columns = section.seen_columns(seen_by_layers(model))
+    assert columns["chunked_log2_scale_max_weights"] == 15
+    assert columns["chunked_log2_scale_min_weights"] == 15
+    assert columns["chunked_saturated_forward"] == today[0]
+    assert columns["chunked_log2_scale_max_gradients"].isfinite()  # first computed by this pass
 
 
 # --- the section -----------------------------------------------------------------------------------------------------
