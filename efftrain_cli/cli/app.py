@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -28,9 +29,62 @@ def _shortened(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+KEYS_OF_OTHER_TRAINERS = {
+    "--lr": "optim.lr",
+    "--learning-rate": "optim.lr",
+    "--warmup-steps": "optim.warmup_steps",
+    "--weight-decay": "optim.weight_decay",
+    "--batch-size": "train.batch_size",
+    "--max-tokens": "train.tokens",
+    "--dtype": "train.dtype",
+    "--context": "model.seq_len",
+    "--block-size": "model.seq_len",
+    "--seq-len": "model.seq_len",
+    "--n-layer": "model.n_layer",
+    "--n-head": "model.n_head",
+    "--n-embd": "model.n_embd",
+    "--data": "data.train",
+    "--tokenizer": "data.tokenizer",
+}
+"""Options that other trainers have -> the recipe key that does the same."""
+ADVICE_ON_OTHER_OPTIONS = {
+    "--compile": "use --set train.compile=on",
+    "--epochs": "use --set train.tokens=N: the budget is in tokens, and --plan shows the epochs",
+    "--max-steps": "use --steps N to stop early, or --set train.tokens=N for another budget",
+    "--out-dir": "use --name NAME: a run is runs/NAME, and EFFTRAIN_RUNS moves runs/",
+}
+"""Options that other trainers have and that no single key replaces -> what to do."""
+
+
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _shortened(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            UsageError: an option of other trainers; the message names ours.
+        """
+        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if "--set" in own:
+            for position, argument in enumerate(args):
+                option, _, value = argument.partition("=")
+                if option not in own:
+                    _refuse_other_trainers_option(
+                        option, value or "".join(args[position + 1 :][:1])
+                    )
+        return super().parse_args(ctx, args)
+
+
+def _refuse_other_trainers_option(option: str, value: str) -> None:
+    if option in ADVICE_ON_OTHER_OPTIONS:
+        raise UsageError(f"no option {option}\n  {ADVICE_ON_OTHER_OPTIONS[option]}")
+    if option in KEYS_OF_OTHER_TRAINERS:
+        if not value or value.startswith("-"):
+            value = "VALUE"
+        key = KEYS_OF_OTHER_TRAINERS[option]
+        raise UsageError(f"no option {option}\n  use --set {key}={shlex.quote(value)}")
 
 
 class _Group(TyperGroup):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-from typer import Option
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names, run_names
@@ -17,7 +17,7 @@ from efftrain_cli.training.launch import check_devices, speaks
 @app.command(
     rich_help_panel="Train",
     examples=(
-        "efftrain pretrain --recipe small",
+        "efftrain pretrain small",
         "efftrain pretrain --recipe small --set data.train=my.txt --seed 1",
         "efftrain pretrain --recipe small-slw --plan",
         "efftrain pretrain --resume small-seed1234",
@@ -25,6 +25,12 @@ from efftrain_cli.training.launch import check_devices, speaks
     ),
 )
 def pretrain(
+    recipe_argument: Annotated[
+        str | None,
+        Argument(
+            metavar="RECIPE", help="Recipe name or path, as --recipe.", autocompletion=recipe_names
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         Option(
@@ -98,6 +104,11 @@ def pretrain(
         raise UsageError(
             f"--format {format_} only applies to a printed plan: add --plan, or leave --format out"
         )
+    if recipe is not None and recipe_argument is not None:
+        raise UsageError(
+            f"two recipes: {recipe_argument} and --recipe {recipe}\n  leave one of them out"
+        )
+    recipe = recipe or recipe_argument
     if devices is not None:
         check_devices(device, devices)
     overrides = list(set_ or [])
@@ -136,7 +147,9 @@ def pretrain(
     if override_resume:
         raise UsageError("--override-resume only works with --resume RUN")
     if recipe is None:
-        raise UsageError("give --recipe NAME (see `efftrain recipes list`) or --resume RUN")
+        raise UsageError(
+            "no recipe and no run\n  give --recipe NAME (see `efftrain recipes list`) or --resume RUN"
+        )
     from efftrain_cli.recipe.file import recipe_name
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of

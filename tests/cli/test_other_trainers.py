@@ -1,0 +1,51 @@
+"""Options that people know from other trainers are answered with ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from efftrain_cli.cli.app import KEYS_OF_OTHER_TRAINERS
+from efftrain_cli.recipe.recipe import load_recipe
+from tests.conftest import Efftrain
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--lr", "1e-3"], "use --set optim.lr=1e-3"),
+        (["--batch-size=32"], "use --set train.batch_size=32"),
+        (["--lr"], "use --set optim.lr=VALUE"),
+        (["--lr", "--seed", "1"], "use --set optim.lr=VALUE"),
+        (["--data", "my text.txt"], "use --set data.train='my text.txt'"),
+        (["--epochs", "3"], "use --set train.tokens=N"),
+        (["--max-steps", "3"], "use --steps N"),
+        (["--compile"], "use --set train.compile=on"),
+        (["--out-dir", "x"], "use --name NAME"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_option_of_another_trainer_names_ours(
+    efftrain: Efftrain, words: list[str], answer: str
+) -> None:
+    done = efftrain("pretrain", "small", *words)
+    assert done.returncode == 2
+    assert f"error: no option {words[0].split('=')[0]}" in done.stderr
+    assert answer in done.stderr
+
+
+def test_keys_of_other_trainers_are_recipe_keys() -> None:
+    values = {"data.train": "x.txt", "data.tokenizer": "bytes", "train.dtype": "fp32"}
+    for key in KEYS_OF_OTHER_TRAINERS.values():
+        load_recipe("small", [f"{key}={values.get(key, '4')}"])
+    load_recipe("small", ["train.compile=on"])
+
+
+def test_pretrain_takes_the_recipe_as_argument(efftrain: Efftrain) -> None:
+    by_argument = efftrain("pretrain", "small", "--plan", "--format", "json")
+    by_option = efftrain("pretrain", "--recipe", "small", "--plan", "--format", "json")
+    assert by_argument.returncode == 0
+    assert by_argument.stdout == by_option.stdout
+
+    both = efftrain("pretrain", "small", "--recipe", "small-slw", "--plan")
+    assert both.returncode == 2
+    assert "two recipes: small and --recipe small-slw\n  leave one of them out" in both.stderr
