@@ -19,7 +19,7 @@ from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import existing_run
-from efftrain_cli.run.rows import read_counting
+from efftrain_cli.run.metrics import latest_rows
 
 CLUSTERS = {
     1: Cluster(devices=1, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12),
@@ -74,7 +74,7 @@ def main() -> None:
     for arm in options.arms:
         rows = [
             row
-            for row in read_counting(existing_run(f"{options.study}-{arm}-seed{options.seed}"))
+            for row in latest_rows(existing_run(f"{options.study}-{arm}-seed{options.seed}"))
             if row.get("batch_size")
         ]
         times = [

@@ -233,9 +233,9 @@ def trained_length(trained: TrainedModel) -> int:
         return positions
     import numpy as np
 
-    from efftrain_cli.run.rows import read_rows
+    from efftrain_cli.run.metrics import read_metrics
 
-    columns = read_rows(trained.run, ("step", "seq_len")).columns
+    columns = read_metrics(trained.run, ("step", "seq_len")).columns
     longest = int(
         np.nanmax(columns["seq_len"][columns["step"] <= trained.progress.step], initial=0)
     )

@@ -11,7 +11,8 @@ from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.model.hf import write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
-from efftrain_cli.run.rows import read_counting, read_origin
+from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.rows import read_origin
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.results import read_results
 
@@ -55,7 +56,7 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
     measured."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    rows = read_counting(trained.run, trained.progress.step)
+    rows = latest_rows(trained.run, trained.progress.step)
     data = origin.get("data")
     environment = Environment(
         loader=PackageLoader("efftrain_cli"),

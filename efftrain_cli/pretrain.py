@@ -39,7 +39,7 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_
 from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.run.rows import NOT_COMPUTED
-from efftrain_cli.run.stability import describe, measure_run
+from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
 from efftrain_cli.training.calibration import calibrated_gflops
@@ -421,10 +421,8 @@ def show_summary(
         )
     if (spent := communication(run.path)) is not None:
         console.print(f"devices    {spent}", markup=False)
-    stability = measure_run(run.path)
-    if stability.above_slight or stability.first_nonfinite_step is not None:
-        for line in describe(stability):
-            console.print(line, markup=False)
+    for line in describe_run(run.path):
+        console.print(line, markup=False)
     console.print("\nnext")
     if not finished:
         console.print(f"  efftrain pretrain --resume {run.name}", markup=False)

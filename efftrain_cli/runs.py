@@ -16,7 +16,7 @@ from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.lines import split_lines
-from efftrain_cli.run.rows import rows_of
+from efftrain_cli.run.metrics import valid_rows
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def summarize(name: str) -> RunSummary:
     import numpy as np
 
     from efftrain_cli.compare.reading import recipe_name_of, status_of
-    from efftrain_cli.run.rows import read_rows, read_run
+    from efftrain_cli.run.metrics import read_metrics
+    from efftrain_cli.run.rows import read_run
 
     path = runs_root() / name
     metrics = path / "metrics.jsonl"
@@ -82,7 +83,7 @@ def summarize(name: str) -> RunSummary:
         if not metrics.exists():
             status = "running" if run.locked else "not started"
             return replace(summary, status=status, recipe=recipe, seed=seed, budget=budget)
-        rows = read_rows(path, ("tokens", "val_loss", "nonfinite"))
+        rows = read_metrics(path, ("tokens", "val_loss", "nonfinite"))
         losses = rows.columns["val_loss"][np.isfinite(rows.columns["val_loss"])]
         return replace(
             summary,
@@ -128,7 +129,7 @@ def verify_rows(path: Path) -> list[str]:
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror}")
             continue
-        damaged = rows_of(lines)[1] if name == "metrics.jsonl" else lines.damaged
+        damaged = valid_rows(lines)[1] if name == "metrics.jsonl" else lines.damaged
         problems += [f"{file}, line {number}: {wrong}" for number, wrong in damaged]
         if lines.torn:
             problems.append(

@@ -26,7 +26,7 @@ from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.run.directory import checkpoint_path, runs_in, runs_root
-from efftrain_cli.run.rows import read_counting
+from efftrain_cli.run.metrics import latest_rows
 
 _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 """Endings of the columns that may differ between two equal runs."""
@@ -186,7 +186,7 @@ def _rows(run: Path) -> dict[int, dict[str, object]]:
     """The rows that count, by step, without what may differ."""
     return {
         row["step"]: {key: row[key] for key in row if not key.endswith(_FREE)}
-        for row in read_counting(run)
+        for row in latest_rows(run)
     }
 
 

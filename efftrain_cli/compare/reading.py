@@ -14,7 +14,8 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run.rows import Rows, RunDirectory, read_rows, read_run
+from efftrain_cli.run.metrics import Metrics, read_metrics
+from efftrain_cli.run.rows import RunDirectory, read_run
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
 COLUMNS = (
@@ -142,14 +143,14 @@ def read_numbers(path: Path) -> RunNumbers:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    rows = Rows(
+    rows = Metrics(
         {name: np.empty(0) for name in COLUMNS.split()},
         segments=0,
         nonfinite_segments=0,
         damaged=(),
     )
     if (path / "metrics.jsonl").exists():
-        rows = read_rows(path, (*COLUMNS.split(), *_site_columns(run.recipe)))
+        rows = read_metrics(path, (*COLUMNS.split(), *_site_columns(run.recipe)))
     columns = dict(rows.columns)
     status = status_of(run, rows)
     marks = _marks(run, rows, status, int(_last(columns["step"])))
@@ -217,7 +218,7 @@ def _speeds(run: RunDirectory) -> tuple[float, ...]:
     return tuple(float(value) for value in found if isinstance(value, int | float) and value > 0)
 
 
-def status_of(run: RunDirectory, rows: Rows) -> str:
+def status_of(run: RunDirectory, rows: Metrics) -> str:
     """ "running", "finished", "stopped", "diverged", "not started", or "crashed": it is not finished, nobody owns it,
     and its last event is not an orderly end."""
     if run.locked:
@@ -248,7 +249,7 @@ def _end(run: RunDirectory) -> str:
     return ""
 
 
-def _marks(run: RunDirectory, rows: Rows, status: str, step: int) -> tuple[str, ...]:
+def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[str, ...]:
     marks = []
     budget = run.recipe.get("train", {}).get("tokens")
     if status != "finished":

@@ -45,7 +45,8 @@ from efftrain_cli.run.directory import (
 )
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
-from efftrain_cli.run.rows import origin_data, read_counting
+from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.rows import origin_data
 from efftrain_cli.training.checkpoints import check_tokenizer
 from efftrain_cli.training.session import Session, fresh_state, origin_of, prepare_session
 from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
@@ -307,7 +308,7 @@ def _write_run(name: str, source: Path, state: TrainState, session: Session, gro
         }
         with Run.create(name, recipe_toml, origin, session.corpus.tokenizer_path, root) as run:
             # One segment, however often the source was resumed: the new run was not.
-            run.log([{**row, "segment": 0} for row in read_counting(source, grown.record.step)])
+            run.log([{**row, "segment": 0} for row in latest_rows(source, grown.record.step)])
             run.event("growth", dataclasses.asdict(grown.record) | {"grown_from": source.name})
             state.progress = state.progress._replace(segment=0)
             write_checkpoint(checkpoint_path(run.path, grown.record.step), state, recipe_toml)

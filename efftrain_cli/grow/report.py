@@ -38,8 +38,9 @@ from efftrain_cli.methods.variance_retention import parse_shape
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import existing_run, run_names
+from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import find_run
-from efftrain_cli.run.rows import origin_data, read_counting
+from efftrain_cli.run.rows import origin_data
 
 
 def schedule_lines(
@@ -106,7 +107,7 @@ def curve_of(source: str, flops: tuple[float, float] | None) -> Curve:
     tokens = recipe.train.batch_size * model.seq_len
     points = {
         float(row["step"]): float(row["val_loss"])
-        for row in read_counting(run)
+        for row in latest_rows(run)
         if row.get("val_loss") is not None
     }
     return make_curve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efftrain_cli.run.rows import last_row, read_counting
+from efftrain_cli.run.metrics import last_row, latest_rows
 
 
 def communication(run: Path) -> str | None:
@@ -20,7 +20,7 @@ def communication(run: Path) -> str | None:
 
     names = ("seconds", "comm_seconds", "wait_seconds", "seq_len")
     columns = np.array(
-        [[row.get(name) for name in names] for row in read_counting(run)], float
+        [[row.get(name) for name in names] for row in latest_rows(run)], float
     ).reshape(-1, 4)
     columns = columns[np.isfinite(columns[:, 1:3]).all(1) & (columns[:, 0] > 0)]
     if not len(columns):

@@ -37,7 +37,8 @@ from efftrain_cli.foundation.files import fsync
 from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.run.rows import SCHEMA_VERSION, read_counting, read_origin, unreadable
+from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.rows import SCHEMA_VERSION, read_origin, unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WINDOWS_DEVICES = {
@@ -253,7 +254,7 @@ class Run:
 
     def rows(self, until: int | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl that count, in order of steps, up to step `until`."""
-        return read_counting(self.path, until)
+        return latest_rows(self.path, until)
 
     def last_row(self, step: int) -> dict[str, Any] | None:
         """The row of `step` that counts."""

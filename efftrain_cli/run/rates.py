@@ -13,7 +13,7 @@ from pathlib import Path
 
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.run.directory import run_names, runs_root
-from efftrain_cli.run.rows import last_row
+from efftrain_cli.run.metrics import last_row
 
 _NEWEST = 20
 """Runs that are looked at."""

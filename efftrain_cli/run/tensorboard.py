@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.rows import read_counting
+from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.series import grouped
 from efftrain_cli.run.written import as_written
 
@@ -73,7 +73,7 @@ def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[P
     writer = Writer(folder)
     count, last = 0, -1
     later = (row for _, row in as_written([run / "metrics.jsonl"], poll_seconds)) if follow else ()
-    for row in chain(read_counting(run), later):
+    for row in chain(latest_rows(run), later):
         if isinstance(row.get("step"), int) and row["step"] > last:
             writer.add(row)
             count, last = count + 1, row["step"]

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run.rows import RunDirectory, read_counting, read_run
+from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.rows import RunDirectory, read_run
 from efftrain_cli.run.series import AXES, HIGHEST, LOWEST, grouped
 from efftrain_cli.run.written import as_written
 
@@ -82,8 +83,7 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
     """
     directory = read_run(run)
     rows = [
-        {key: value for key, value in row.items() if value is not None}
-        for row in read_counting(run)
+        {key: value for key, value in row.items() if value is not None} for row in latest_rows(run)
     ]
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:8]
     run_id = f"{directory.name}-{digest}"

@@ -13,7 +13,7 @@ from efftrain_cli.plan.cost import in_flight_bytes, likely_vocabulary
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
-from efftrain_cli.run.rows import last_row
+from efftrain_cli.run.metrics import last_row
 
 PROCESS = 450 * 10**6
 """Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""

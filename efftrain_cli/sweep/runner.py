@@ -28,7 +28,7 @@ from efftrain_cli.foundation.errors import (
 )
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, end_with
 from efftrain_cli.run.directory import run_path, runs_root
-from efftrain_cli.run.rows import last_row
+from efftrain_cli.run.metrics import last_row
 from efftrain_cli.sweep.claims import SILENT, Claims
 from efftrain_cli.sweep.needs import check_memory
 from efftrain_cli.sweep.trials import ENDED, Trial, recipe_of, state_of

@@ -217,7 +217,8 @@ def state_of(trial: Trial) -> str:
     from efftrain_cli.compare.reading import status_of
     from efftrain_cli.recipe.recipe import flat_values, load_recipe
     from efftrain_cli.recipe.toml import flatten
-    from efftrain_cli.run.rows import read_rows, read_run
+    from efftrain_cli.run.metrics import read_metrics
+    from efftrain_cli.run.rows import read_run
 
     path = run_path(trial.name)
     if not (path / "recipe.toml").is_file():
@@ -236,7 +237,7 @@ def state_of(trial: Trial) -> str:
         )
     if not (path / "metrics.jsonl").exists():
         return "running" if run.locked else "unfinished"
-    status = status_of(run, read_rows(path, ("step", "tokens", "nonfinite")))
+    status = status_of(run, read_metrics(path, ("step", "tokens", "nonfinite")))
     return status if status in ("running", *ENDED) else "unfinished"
 
 

@@ -15,7 +15,7 @@ from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
 from efftrain_cli.model.generate import Sampling, generate_text
 from efftrain_cli.run.directory import Run
-from efftrain_cli.run.stability import Spike, Watch, message
+from efftrain_cli.run.stability import gradient_warnings, loss_spikes
 from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
 from efftrain_cli.training.screen import TrainingScreen
@@ -59,7 +59,7 @@ class Logbook:
         self._checkpoint_seconds = 0.0
         self._named_seconds = 0.0
         self._warned = False
-        self._watch = Watch()
+        self._warnings, self._spikes = gradient_warnings(), loss_spikes()
         self._tokenizer: Tokenizer | None = None
         self.val_loss: float | None = None
         """Newest validation loss, nats per token."""
@@ -107,13 +107,12 @@ class Logbook:
             self._screen.show(row)
             if row["val_loss"] is not None:
                 self.val_loss = row["val_loss"]
-            for notice in self._watch.read(row):
-                self._run.event(
-                    "spike" if isinstance(notice, Spike) else "warning", notice._asdict()
-                )
-                self._screen.say(message(notice))
-            if self._rewinding and self._watch.spikes.lasting >= LASTING:
-                raise_spiked(self._run, record.progress, row["loss"], self._watch.spikes.usual)
+            for kind, detector in (("warning", self._warnings), ("spike", self._spikes)):
+                if (jump := detector.read(row)) is not None:
+                    self._run.event(kind, jump.event)
+                    self._screen.say(str(jump))
+            if self._rewinding and self._spikes.lasting >= LASTING:
+                raise_spiked(self._run, record.progress, row["loss"], self._spikes.usual)
         if bad is not None:
             if bad:
                 best = [row["loss"] for row in rows[:bad] if row.get("loss") is not None]

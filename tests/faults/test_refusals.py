@@ -14,7 +14,7 @@ from efftrain_cli.foundation import files
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.lines import JsonLines, read_lines
-from efftrain_cli.run.rows import read_counting
+from efftrain_cli.run.metrics import latest_rows
 from tests.launch import Laboratory, Process
 
 REFUSE_SAVES = """
@@ -315,7 +315,7 @@ def test_a_run_directory_that_is_renamed_while_it_trains(lab: Laboratory) -> Non
         for line in (lab.run("other") / "metrics.jsonl").read_text().splitlines()
     ] == list(range(11))
     assert lab.call("pretrain", "--resume", "other", "--no-probe").code == 0
-    assert len(read_counting(lab.run("other"))) == 21
+    assert len(latest_rows(lab.run("other"))) == 21
 
 
 def test_a_run_directory_that_is_deleted_while_it_trains(lab: Laboratory) -> None:

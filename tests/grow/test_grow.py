@@ -23,8 +23,8 @@ from efftrain_cli.pretrain import resume, start
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
-from efftrain_cli.run.rows import read_counting, read_rows
-from efftrain_cli.run.stability import measure_run
+from efftrain_cli.run.metrics import latest_rows, read_metrics
+from efftrain_cli.run.stability import COLUMNS, measure
 from efftrain_cli.runs import summarize
 from efftrain_cli.training.state import read_checkpoint
 
@@ -163,7 +163,7 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
     grown = grow_run("resumed", ["width"], "wide-resumed", MORE, CPU)
     assert {row["segment"] for row in read_lines(grown.run / "metrics.jsonl")} == {0}
     resume("wide-resumed", with_probe=False)
-    assert [row["step"] for row in read_counting(grown.run)] == list(range(31))
+    assert [row["step"] for row in latest_rows(grown.run)] == list(range(31))
     numbers = read_numbers(grown.run)
     assert (numbers.step, numbers.tokens, numbers.status) == (30, 1920, "finished")
     listed = {
@@ -173,9 +173,9 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
         (960, 960),
         (1920, 1920),
     ]
-    read = read_rows(grown.run, ("step", "loss"))
+    read = read_metrics(grown.run, ("step", "loss"))
     assert (len(read.columns["step"]), read.segments, read.damaged) == (31, 2, ())
-    assert measure_run(grown.run).steps == 29
+    assert measure(read_metrics(grown.run, COLUMNS).columns).steps == 29
 
 
 def test_a_grown_run_can_be_grown_again(home: Path) -> None:
@@ -320,7 +320,7 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
     assert "->" in result.output and "largest difference 0" in result.output
     # Measured on all 20 windows, so the losses are those of the source's own last row.
     found = re.search(r"loss +([\d.]+) -> ([\d.]+)", result.output)
-    last = read_counting(home / "runs" / "small")[-1]["val_loss"]
+    last = latest_rows(home / "runs" / "small")[-1]["val_loss"]
     assert (
         found is not None
         and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2

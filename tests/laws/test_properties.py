@@ -25,7 +25,7 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.lines import parse, sealed, split_lines
-from efftrain_cli.run.rows import read_counting, read_rows
+from efftrain_cli.run.metrics import latest_rows, read_metrics
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -202,8 +202,8 @@ def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each
     with TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_text("".join(f"{sealed(row)}\n" for row in rows))
-        assert read_counting(path) == list(kept.values())
-        fast = read_rows(path, ("step", "segment", "loss", "tokens"))
+        assert latest_rows(path) == list(kept.values())
+        fast = read_metrics(path, ("step", "segment", "loss", "tokens"))
     assert [
         dict(zip(fast.columns, values, strict=True))
         for values in zip(*fast.columns.values(), strict=True)

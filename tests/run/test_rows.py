@@ -12,7 +12,8 @@ import pytest
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.lines import sealed, split_lines
-from efftrain_cli.run.rows import read_counting, read_rows, read_run
+from efftrain_cli.run.metrics import latest_rows, read_metrics
+from efftrain_cli.run.rows import read_run
 from efftrain_cli.runs import verify_rows
 from tests.fake_runs import rows_of, write_rows, write_run
 
@@ -56,13 +57,13 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks:
     if with_checks:
         seal(tmp_path / "metrics.jsonl")
     names = ["step", "whole", "real", "mixed", "flag", "late", "empty", "nowhere"]
-    fast = read_rows(tmp_path, names)
+    fast = read_metrics(tmp_path, names)
     lines = split_lines((tmp_path / "metrics.jsonl").read_bytes())
     assert (fast.damaged, lines.torn, lines.checked) == ((), False, [with_checks] * 5000)
     for name in names:
         expected = [np.nan if row.get(name) is None else float(row[name]) for row in rows]
         np.testing.assert_array_equal(fast.columns[name], expected)
-    assert read_counting(tmp_path) == rows
+    assert latest_rows(tmp_path) == rows
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,11 @@ def test_reader_equals_json_where_rows_are_not_uniform(
     tmp_path: Path, rows: list[dict[str, float]]
 ) -> None:
     write_rows(tmp_path, rows)
-    read = read_rows(tmp_path, ("step", "a"))
+    read = read_metrics(tmp_path, ("step", "a"))
     assert list(read.columns["step"]) == [row["step"] for row in rows]
     np.testing.assert_array_equal(read.columns["a"], [row.get("a", np.nan) for row in rows])
     assert [
-        {key: row[key] for key in row if key != "segment"} for row in read_counting(tmp_path)
+        {key: row[key] for key in row if key != "segment"} for row in latest_rows(tmp_path)
     ] == rows
 
 
@@ -92,19 +93,19 @@ def test_reader_equals_json_where_rows_are_not_uniform(
 def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> None:
     """F59: whatever bit of whatever line; and every row but the damaged one is read as it was."""
     path = seal(write_run(tmp_path, "r", 0) / "metrics.jsonl")
-    sound, expected = path.read_bytes(), read_counting(path)
+    sound, expected = path.read_bytes(), latest_rows(path)
     draw = random.Random(59)
     for _ in range(200):
         content = bytearray(sound)
         content[draw.randrange(len(content) - 1)] ^= 1 << draw.randrange(8)
         path.write_bytes(content)
-        assert [row for row in read_counting(path) if row not in expected] == [], (
+        assert [row for row in latest_rows(path) if row not in expected] == [], (
             "a number changed unnoticed"
         )
-        assert len(expected) - len(read_counting(path)) in (0, 1, 2), (
+        assert len(expected) - len(latest_rows(path)) in (0, 1, 2), (
             "a newline may be hit: two rows then"
         )
-        read = read_rows(path, ("step", "loss"))
+        read = read_metrics(path, ("step", "loss"))
         assert read.damaged, content
         problems = verify_rows(path.parent)
         assert any("metrics.jsonl" in problem and "line" in problem for problem in problems)
@@ -130,11 +131,11 @@ def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_wit
     lines[50] = lines[50].replace(old, new)
     path.write_text("\n".join(lines) + "\n")
     for found in (
-        read_rows(path, ("step",)).columns["step"],
-        [row["step"] for row in read_counting(path)],
+        read_metrics(path, ("step",)).columns["step"],
+        [row["step"] for row in latest_rows(path)],
     ):
         assert list(found) == [step for step in range(101) if step != 50]
-    ((number, wrong),) = read_rows(path, ("step",)).damaged
+    ((number, wrong),) = read_metrics(path, ("step",)).damaged
     assert number == 51
     assert "between steps 49 and 51" in wrong
 
@@ -144,7 +145,7 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0)) / "metrics.jsonl"
     with path.open("a") as file:
         file.writelines(sealed(row) + "\n" for row in rows_of(100, 0, segment=1, first=41))
-    read = read_rows(path, ("step",))
+    read = read_metrics(path, ("step",))
     assert (len(read.columns["step"]), read.damaged) == (101, ())
     assert split_lines(path.read_bytes()).checked.count(False) == 61
     assert verify_rows(path.parent) == []
@@ -175,10 +176,10 @@ def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:30], line, *lines[30:]]) + "\n")
-    read = read_rows(path, ("step", "loss"))
+    read = read_metrics(path, ("step", "loss"))
     assert list(read.columns["step"]) == list(range(101))
     assert [number for number, _ in read.damaged] == [31]
-    assert len(read_counting(path)) == 101
+    assert len(latest_rows(path)) == 101
 
 
 def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     lines[60] = lines[60].replace(b'"loss"', b'"lo\xffs"')
     path.write_bytes(b"".join(lines))
-    read = read_rows(path, ("step", "loss"))
+    read = read_metrics(path, ("step", "loss"))
     assert list(read.columns["step"]) == [step for step in range(101) if step != 60]
     assert read.damaged == ((61, "it is not a JSON object"),)
 
@@ -199,12 +200,12 @@ def test_unchecked_rows_among_checked_ones_are_more_than_one_kill(tmp_path: Path
         rows[index] = json.dumps(rows_of(100, 0)[index])
     path.write_text("\n".join(rows) + "\n")
     with pytest.raises(DataError, match="2 lines are not rows"):
-        read_rows(path, ("step", "loss"))
+        read_metrics(path, ("step", "loss"))
 
 
 def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0)
-    rows = read_rows(path, ["val_loss", "nothing"])
+    rows = read_metrics(path, ["val_loss", "nothing"])
     expected = [
         np.nan if row["val_loss"] is None else row["val_loss"]
         for row in by_json(path / "metrics.jsonl")
@@ -218,7 +219,7 @@ def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
     """F30."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert list(read_rows(path, ["step"]).columns["step"]) == list(range(100))
+    assert list(read_metrics(path, ["step"]).columns["step"]) == list(range(100))
     assert split_lines(path.read_bytes()).torn
 
 
@@ -227,7 +228,7 @@ def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) ->
     path = write_run(
         tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0)
     )
-    rows = read_rows(path, ["step", "segment", "loss"])
+    rows = read_metrics(path, ["step", "segment", "loss"])
     assert (list(rows.columns["step"]), rows.segments) == (list(range(101)), 2)
     assert list(rows.columns["segment"]) == [0] * 41 + [1] * 60
     assert set(rows.columns["loss"][41:]) == {7.0}
@@ -236,7 +237,7 @@ def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) ->
 def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path: Path) -> None:
     """The run is where its last segment left it: older rows beyond belong to a past that was given up."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(50, 0, segment=1, first=41))
-    assert list(read_rows(path, ["step"]).columns["step"]) == list(range(51))
+    assert list(read_metrics(path, ["step"]).columns["step"]) == list(range(51))
 
 
 def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path)
     }
     first[40]["val_loss"] = None
     path = write_run(tmp_path, "r", 0, rows=[*first, late, *rows_of(60, 0, segment=1, first=41)])
-    columns = read_rows(path, ["step", "val_loss", "loss", "segment", "grad_norm"]).columns
+    columns = read_metrics(path, ["step", "val_loss", "loss", "segment", "grad_norm"]).columns
     assert list(columns["step"]) == list(range(61))
     assert [columns[name][40] for name in ("val_loss", "loss", "segment")] == [
         4.5,
@@ -268,8 +269,8 @@ def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
     path = write_run(
         tmp_path, "r", 0, rows=[*rows_of(60, 0, segment=2), *rows_of(100, 0, segment=0, first=61)]
     )
-    assert [row["step"] for row in read_counting(path)] == list(range(101))
-    rows = read_rows(path, ["step"])
+    assert [row["step"] for row in latest_rows(path)] == list(range(101))
+    rows = read_metrics(path, ["step"])
     assert (len(rows.columns["step"]), rows.segments) == (101, 2)
 
 
@@ -280,7 +281,7 @@ def test_a_last_line_without_its_newline(tmp_path: Path, with_check: bool) -> No
     if with_check:
         seal(path)
     path.write_bytes(path.read_bytes()[:-1])
-    assert len(read_counting(path)) == 100 + with_check
+    assert len(latest_rows(path)) == 100 + with_check
     assert split_lines(path.read_bytes()).torn is not with_check
 
 
@@ -289,7 +290,7 @@ def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
     torn = path.read_text()[:-40]
     second = "".join(json.dumps(row) + "\n" for row in rows_of(120, 0, segment=1, first=91))
     path.write_text(torn + second)
-    rows = read_rows(path, ["loss"])
+    rows = read_metrics(path, ["loss"])
     assert len(rows.columns["loss"]) == 121
     assert [number for number, _ in rows.damaged] == [101]
 
@@ -300,7 +301,7 @@ def test_more_damage_than_the_kills_explain_is_refused(tmp_path: Path) -> None:
     lines[20] = lines[50] = "{broken"
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match="line 21 is the first"):
-        read_rows(path, ["step"])
+        read_metrics(path, ["step"])
 
 
 def test_nan_is_not_json(tmp_path: Path) -> None:
@@ -310,15 +311,15 @@ def test_nan_is_not_json(tmp_path: Path) -> None:
         lines[i] = lines[i].replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match="not a JSON object"):
-        read_rows(path, ["step"])
+        read_metrics(path, ["step"])
 
 
 def test_empty_and_missing_files(tmp_path: Path) -> None:
     path = write_run(tmp_path, "r", 0, rows=[])
-    assert len(read_rows(path, ["loss"]).columns["loss"]) == 0
+    assert len(read_metrics(path, ["loss"]).columns["loss"]) == 0
     (path / "metrics.jsonl").unlink()
     with pytest.raises(DataError, match="not logged"):
-        read_rows(path, ["loss"])
+        read_metrics(path, ["loss"])
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.run.lines import sealed
+from efftrain_cli.run.metrics import columns_of, latest_rows
 from efftrain_cli.run.stability import (
-    EarlyWarning,
-    GradientJump,
-    Spike,
-    SpikeAlarm,
-    Watch,
+    COLUMNS,
+    Jump,
+    correlations,
     describe,
+    gradient_warnings,
+    loss_spikes,
     measure,
-    measure_run,
-    message,
 )
 
 
@@ -53,37 +52,34 @@ def rows_of(losses: list[float | None], **columns: list[float]) -> list[dict[str
 
 
 def test_counts_and_shares() -> None:
-    found = measure(rows_of([4.0, 2.0, 2.4, 2.5, 3.1, 2.0, None]))
+    columns = columns_of(rows_of([4.0, 2.0, 2.4, 2.5, 3.1, 2.0, None]), COLUMNS)
+    found = measure(columns)
     # Ratios 0.5, 1.2 (not above), 1.25, 1.55, 1.0.
     assert (found.steps, found.above_slight, found.above_severe) == (5, 2, 1)
-    assert (found.share_slight, found.share_severe) == (0.4, 0.2)
     assert (found.max_loss_ratio, found.max_loss_ratio_step) == (1.55, 5)
     assert found.first_nonfinite_step == 7
-    assert "2 of 5 steps (40.0%)" in describe(found)[0]
-    assert "from step 7" in describe(found)[-1]
+    assert "above 1.2: 2 of 5 steps (40.0%), above 1.5: 1 (20.0%)" in describe(columns)[0]
+    assert "from step 7" in describe(columns)[-1]
 
 
 def test_a_run_without_losses() -> None:
-    found = measure([{"step": 0, "val_loss": 6.0}])
-    assert (found.steps, found.share_slight, found.max_loss_ratio) == (0, 0.0, None)
-    assert describe(found)
+    columns = columns_of([{"step": 0, "val_loss": 6.0}], COLUMNS)
+    found = measure(columns)
+    assert (found.steps, found.above_slight, found.max_loss_ratio) == (0, 0, None)
+    assert describe(columns)
 
 
 def test_correlations_are_pearson_s() -> None:
     # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with one degree of
     # freedom).
-    found = measure(
-        rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2])
-    )
-    norm, largest = found.correlations["adam_sqrt_v_l1"], found.correlations["adam_sqrt_v_max"]
-    assert norm is not None and largest is not None
-    assert norm.r == pytest.approx(1)
+    rows = rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2])
+    found = correlations(columns_of(rows, COLUMNS))
+    assert found["adam_sqrt_v_l1"].r == pytest.approx(1)
+    largest = found["adam_sqrt_v_max"]
     assert (largest.r, largest.p, largest.n) == (pytest.approx(-0.5), pytest.approx(2 / 3), 3)
-    assert found.correlations["grad_norm"] is None  # no such column
-    assert (
-        measure(rows_of([4.0, 2.0, 2.0, 3.0], grad_norm=[1, 1, 1, 1])).correlations["grad_norm"]
-        is None
-    )  # constant
+    assert "grad_norm" not in found, "no such column"
+    constant = rows_of([4.0, 2.0, 2.0, 3.0], grad_norm=[1, 1, 1, 1])
+    assert correlations(columns_of(constant, COLUMNS)) == {}
 
 
 def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
@@ -96,7 +92,7 @@ def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
 def test_a_threefold_loss_is_noticed_at_once(at: int) -> None:
     losses = falling(1000, 0.1)
     losses[at : at + 5] = [3 * loss for loss in losses[at : at + 5]]
-    alarm = SpikeAlarm()
+    alarm = loss_spikes()
     spikes = [spike for row in rows_of(losses) if (spike := alarm.read(row))]
     assert [spike.step for spike in spikes] == [at + 1]
 
@@ -105,13 +101,13 @@ def test_each_jump_is_one_alarm() -> None:
     losses = falling(300, 0.05)
     for at in (100, 200):
         losses[at : at + 3] = [9.0, 9.0, 9.0]
-    alarm = SpikeAlarm()
+    alarm = loss_spikes()
     assert [spike.step for row in rows_of(losses) if (spike := alarm.read(row))] == [101, 201]
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_noise_alone_raises_no_alarm(noise: float) -> None:
-    alarm = SpikeAlarm()
+    alarm = loss_spikes()
     assert not any(alarm.read(row) for row in rows_of(falling(10_000, noise)))
 
 
@@ -120,7 +116,7 @@ def norms(values: list[float]) -> list[dict[str, object]]:
 
 
 def warned(values: list[float]) -> list[int]:
-    warning = EarlyWarning()
+    warning = gradient_warnings()
     return [found.step for row in norms(values) if (found := warning.read(row))]
 
 
@@ -134,17 +130,22 @@ def test_a_gradient_far_above_its_usual_norm_is_an_early_warning() -> None:
     assert warned([0.1, 5.0, 0.1]) == []
 
 
-def test_what_is_not_finite_is_passed_over_by_the_alarms() -> None:
-    watch = Watch()
-    for row in rows_of(falling(50, 0.01)):
-        assert watch.read(row) == []
-    assert watch.read({"step": 51, "loss": None, "grad_norm": None, "nonfinite": True}) == []
-    assert watch.read({"step": 0, "val_loss": 6.0}) == []
+def test_what_is_not_finite_is_passed_over_by_the_detectors() -> None:
+    detectors = (loss_spikes(), gradient_warnings())
+    last = [
+        {"step": 51, "loss": None, "grad_norm": None, "nonfinite": True},
+        {"step": 0, "val_loss": 6.0},
+    ]
+    for row in [*rows_of(falling(50, 0.01)), *last]:
+        assert [detector.read(row) for detector in detectors] == [None, None]
 
 
-def test_notices_are_told_in_one_line() -> None:
-    assert message(Spike(7, 9.0, 3.0)) == "spike: step 7: loss 9.000, 3.00 times the usual 3.000"
-    assert "step 7: gradient norm 6, 12.0 times the usual 0.5" in message(GradientJump(7, 6.0, 0.5))
+def test_a_jump_in_one_line_and_as_an_event() -> None:
+    spike, warning = Jump("loss", 7, 9.0, 3.0), Jump("grad_norm", 7, 6.0, 0.5)
+    assert str(spike) == "spike: step 7: loss 9.000, 3.00 times the usual 3.000"
+    assert "step 7: gradient norm 6, 12.0 times the usual 0.5" in str(warning)
+    assert spike.event == {"step": 7, "loss": 9.0, "usual": 3.0}
+    assert warning.event == {"step": 7, "grad_norm": 6.0, "usual": 0.5}
 
 
 def recorded(name: str) -> list[dict[str, object]]:
@@ -166,7 +167,7 @@ def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training() ->
     """A GPT of one block at 8 sequences of 32 tokens a step, and at 2, where single batches scatter widely."""
     steps = 0
     for name in ("normal-8x32", "normal-2x32"):
-        alarm = SpikeAlarm()
+        alarm = loss_spikes()
         rows = recorded(name)
         steps += len(rows)
         assert [spike for row in rows if (spike := alarm.read(row))] == []
@@ -179,12 +180,12 @@ def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name: str, at: int
     rows = recorded(name)
     for row in rows[at : at + 5]:
         row["loss"] = 3 * float(str(row["loss"]))
-    alarm = SpikeAlarm()
+    alarm = loss_spikes()
     assert [spike.step for row in rows if (spike := alarm.read(row))] == [at + 1]
 
 
 def test_a_ratio_of_exactly_one_and_a_half_is_not_severe() -> None:
-    found = measure(rows_of([4.0, 2.0, 3.0, 2.0]))
+    found = measure(columns_of(rows_of([4.0, 2.0, 3.0, 2.0]), COLUMNS))
     assert (found.max_loss_ratio, found.above_slight, found.above_severe) == (1.5, 1, 0)
 
 
@@ -196,5 +197,5 @@ def test_steps_that_a_rewind_gave_up_are_not_measured(tmp_path: Path) -> None:
     ]
     rows += [{"step": step, "segment": 1, "loss_ratio": 1.0} for step in range(41, 51)]
     (tmp_path / "metrics.jsonl").write_text("".join(sealed(row) + "\n" for row in rows))
-    found = measure_run(tmp_path)
+    found = measure(columns_of(latest_rows(tmp_path), COLUMNS))
     assert (found.steps, found.above_severe) == (50, 0)

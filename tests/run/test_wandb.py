@@ -15,7 +15,7 @@ import pytest
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run import tensorboard
 from efftrain_cli.run import wandb as wandb_sync
-from efftrain_cli.run.rows import read_counting
+from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.series import AXES, grouped, series_of
 from tests.conftest import REPOSITORY, Efftrain
 from tests.fake_runs import rows_of, write_rows, write_run
@@ -36,7 +36,7 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path: Pat
     path = write_run(tmp_path, "small", 0, rows=rows)
     synced = wandb_sync.sync(path)
     history = read_history(path / "wandb")
-    counting = read_counting(path)
+    counting = latest_rows(path)
     assert synced.rows == len(history) == len(counting) == 101
     assert [row["_step"] for row in history] == list(range(101))
     assert [row["train/loss"] for row in history[1:]] == [9.0] * 40 + [2.0] * 60
@@ -293,7 +293,7 @@ def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
     assert (off.returncode, on.returncode) == (0, 0), off.stderr + on.stderr
     assert on.stderr.count("kept offline") == (mode == "online")
     assert not (tmp_path / "runs" / "off" / "wandb").exists()
-    first, second = (read_counting(tmp_path / "runs" / name) for name in ("off", "on"))
+    first, second = (latest_rows(tmp_path / "runs" / name) for name in ("off", "on"))
     for column in ("loss", "val_loss", "grad_norm", "tokens"):
         assert [row.get(column) for row in first] == [row.get(column) for row in second]
     history = read_history(tmp_path / "runs" / "on" / "wandb")

@@ -1,0 +1,296 @@
+"""The one reader of metrics.jsonl: which rows count, as dictionaries or as a frame, and what is damaged.
+
+Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with replaces all older
+rows from its step on, however far they went. Nothing here writes, locks or imports torch: a run can be read while it
+trains, on another machine, or half copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.run.lines import CHECK, Lines, parse, split_lines
+from efftrain_cli.run.rows import unreadable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+Damage = tuple[tuple[int, str], ...]
+"""(number, what is wrong) of lines that are not rows, or not the row that was written."""
+_COUNTERS = ("step", "segment", "nonfinite")
+"""Columns that decide which rows count; always read."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The rows of metrics.jsonl that count, by column. Of a step written twice, the later value of a column counts."""
+
+    columns: dict[str, np.ndarray]
+    """float64, one value per step in increasing order, NaN where a row has null or lacks the key."""
+    segments: int
+    """Starts and resumes that wrote rows."""
+    nonfinite_segments: int
+    """Segments with a step whose loss or gradient was not finite, replaced ones included."""
+    damaged: Damage
+    """Lines that were dropped."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per step: `step` and `segment` are whole numbers, all other columns float64."""
+        import pandas as pd
+
+        whole = [name for name in ("step", "segment") if name in self.columns]
+        return pd.DataFrame(self.columns).astype(dict.fromkeys(whole, "int64"))
+
+
+def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
+    """Read the rows that count, fast, through Arrow.
+
+    Args:
+        path: the file or its run directory.
+        columns: those wanted; empty: all that hold numbers.
+
+    Raises:
+        DataError: the file is missing, holds no rows, or is damaged in more places than its kills explain.
+    """
+    import numpy as np
+
+    path = _file_of(path)
+    lines = _read(path)
+    read = _read_by_arrow(lines, columns)
+    if read is None:
+        rows, damaged = valid_rows(lines, columns)
+        _refuse_ruins(lines, rows, damaged, path)
+        names = columns or dict.fromkeys(chain.from_iterable(rows))
+        read = columns_of(rows, [*names, *_COUNTERS]), damaged
+    arrays, damaged = read
+    step = arrays["step"]
+    segment = np.nan_to_num(arrays["segment"])
+    nonfinite = np.nan_to_num(arrays["nonfinite"])
+    latest = _latest(step)
+    kept = {name: values[latest] for name, values in arrays.items()}
+    twice = np.flatnonzero(np.diff(kept["step"]) == 0)
+    if len(twice):
+        kept = {name: _merge_twice(values, twice) for name, values in kept.items()}
+    starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
+    return Metrics(
+        {name: kept[name] for name in columns or kept},
+        segments=len(np.unique(starts)),
+        nonfinite_segments=len(np.unique(starts[nonfinite > 0])),
+        damaged=damaged,
+    )
+
+
+def latest_rows(path: Path, until: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows that count, as they were written, one per step in increasing order, up to step `until`.
+
+    Import nothing that training has not imported, and refuse nothing: damaged lines are left out, and a missing file
+    has no rows. `path` is the file or its run directory.
+    """
+    import numpy as np
+
+    path = _file_of(path)
+    if not path.exists():
+        return []
+    rows, _ = valid_rows(_read(path))
+    latest: list[dict[str, Any]] = []
+    for index in _latest(np.array([row["step"] for row in rows], float)):
+        row = rows[index]
+        if until is not None and row["step"] > until:
+            break
+        if latest and latest[-1]["step"] == row["step"]:
+            before = latest[-1]
+            before |= {k: v for k, v in row.items() if v is not None or k not in before}
+        else:
+            latest.append(dict(row))
+    return latest
+
+
+def last_row(path: Path) -> dict[str, Any]:
+    """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the file only."""
+    try:
+        with _file_of(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    rows = (row for line in reversed(lines) if (row := parse(line)) is not None and "step" in row)
+    return next(rows, {})
+
+
+def columns_of(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return float64 columns of rows; NaN where a row has no number."""
+    import numpy as np
+
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        numbers = [value if isinstance(value, int | float) else np.nan for value in values]
+        columns[name] = np.array(numbers, float)
+    return columns
+
+
+def valid_rows(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str, Any]], Damage]:
+    """Return the rows of a file, in file order, and its damaged lines.
+
+    Args:
+        numbers: columns that must hold numbers or null.
+    """
+    import numpy as np
+
+    damaged = dict(lines.damaged)
+    rows, at = [], []
+    for index, text in enumerate(lines.texts):
+        row = parse(text)
+        wrong = "it is not a JSON object" if row is None else _fault_of(row, numbers)
+        if row is None or wrong:
+            damaged[lines.numbers[index]] = wrong
+        else:
+            rows.append({"segment": 0, **row})
+            at.append(index)
+    place = columns_of(rows, ("step", "segment"))
+    odd = _misplaced(place["step"], place["segment"], np.array(lines.checked, bool)[at])
+    damaged |= {lines.numbers[at[index]]: wrong for index, wrong in odd.items()}
+    valid = [row for index, row in enumerate(rows) if index not in odd]
+    return valid, tuple(sorted(damaged.items()))
+
+
+def _file_of(path: Path) -> Path:
+    return path / "metrics.jsonl" if path.is_dir() else path
+
+
+def _read(path: Path) -> Lines:
+    try:
+        return split_lines(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: the run has not logged a step yet") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _latest(steps: np.ndarray) -> np.ndarray:
+    """Indices of the rows that count, in order of steps: those after which the file names no smaller step.
+
+    A step may count twice: its evaluation was made up for after a stop.
+    """
+    import numpy as np
+
+    following = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
+    return np.flatnonzero(steps <= following)
+
+
+def _merge_twice(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
+    """One value per step where rows `twice[i]` and the next have one step: the later one, else the earlier."""
+    import numpy as np
+
+    values = values.copy()
+    for i in twice:
+        if np.isnan(values[i + 1]):
+            values[i + 1] = values[i]
+    return np.delete(values, twice)
+
+
+def _refuse_ruins(
+    lines: Lines, rows: Sequence[dict[str, Any]], damaged: Damage, path: Path
+) -> None:
+    """Refuse a file that lost too much to judge by the rest.
+
+    Raises:
+        DataError: it holds lines but no rows, or more damage than kills explain.
+    """
+    if lines.texts and not rows:
+        raise DataError(f"{path} is not a file of steps: none of its lines is a row with a `step`")
+    # Each kill may tear one line, and the next start may glue its first row to it. More than that is damage.
+    starts = 1 + sum(before["segment"] != after["segment"] for before, after in pairwise(rows))
+    if len(damaged) > starts:
+        number, wrong = damaged[0]
+        raise DataError(
+            f"{path} is damaged: {len(damaged)} lines are not rows (line {number} is the first: {wrong}), but the run was started "
+            f"{starts} times. Restore the file from a copy, or remove those lines: `efftrain runs verify {path.parent.name}` "
+            "lists them"
+        )
+
+
+def _fault_of(row: dict[str, Any], numbers: Sequence[str]) -> str:
+    for name in ("step", "segment"):
+        value = row.get(name, 0 if name == "segment" else None)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
+            return f"its `{name}` is {value!r:.20}, not a whole number"
+    for name in numbers:
+        if not isinstance(row.get(name), int | float | None):
+            return f"its `{name}` is {row[name]!r:.20}, not a number"
+    return ""
+
+
+def _misplaced(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int, str]:
+    """What is wrong with rows that cannot be what was written, by index: rows without a check among checked ones of
+    their segment, and rows without one whose step or segment does not fit where the rows before and after fit each
+    other."""
+    import numpy as np
+
+    if checked.all():
+        return {}
+    apart = step[2:] - step[:-2]
+    neighbours = (segment[:-2] == segment[2:]) & (apart >= 1) & (apart <= 2)
+    fits = (segment[1:-1] == segment[:-2]) & (step[1:-1] == step[:-2] + 1)
+    found = {
+        i: f"it says step {step[i]:.0f} of segment {segment[i]:.0f}, between steps {step[i - 1]:.0f} and {step[i + 1]:.0f}"
+        for i in (1 + np.flatnonzero(neighbours & ~fits & ~checked[1:-1])).tolist()
+    }
+    among_checked = np.flatnonzero(~checked & np.isin(segment, segment[checked])).tolist()
+    text = "it has no check value, the others of its segment have"
+    return found | dict.fromkeys(among_checked, text)
+
+
+def _read_by_arrow(
+    lines: Lines, columns: Sequence[str]
+) -> tuple[dict[str, np.ndarray], Damage] | None:
+    """The columns, or all of numbers, as float64, and the damaged lines; None where a line needs a closer look."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    n = len(lines.texts)
+    text = b"\n".join([*lines.texts, b""])
+    # Flat objects only: Arrow's parser must not meet deep nesting. It takes NaN and Infinity for numbers: looking for
+    # their capitals, which no column's name has, is twenty times as fast as for the words. It passes over a column
+    # whose name is damaged; rows are written in ASCII.
+    plain = (
+        text.isascii()
+        and text.count(b"{") == n
+        and not any(mark in text for mark in (b"[", b"N", b"I"))
+    )
+    if not n or not plain:
+        return None
+    types = dict.fromkeys([*columns, *_COUNTERS], pa.float64()) | {"nonfinite": pa.bool_()}
+    unexpected = "ignore" if columns else "infer"
+    try:
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=1 << 22),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema(types), unexpected_field_behavior=unexpected
+            ),
+        )
+        wanted = [name for name in table.column_names if name != CHECK]
+        arrays = {name: table[name].cast(pa.float64()).to_numpy() for name in wanted}
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows != n or table["segment"].null_count:  # blank lines, or rows without a segment
+        return None
+    step, segment = arrays["step"], np.nan_to_num(arrays["segment"])
+    if not (np.isfinite(step) & (step >= 0) & (step < 2**53) & (step == np.floor(step))).all():
+        return None
+    odd = _misplaced(step, segment, np.array(lines.checked, bool))
+    damaged = dict(lines.damaged) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
+    if len(damaged) > 1:
+        return None  # more than a kill explains, perhaps
+    kept = {name: np.delete(values, list(odd)) for name, values in arrays.items()}
+    return kept, tuple(sorted(damaged.items()))
