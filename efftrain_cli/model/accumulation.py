@@ -166,13 +166,15 @@ FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 def scale_of(x: Tensor, operands: str) -> Tensor:
-    """The power of two, 0-d fp32, that brings the largest magnitude of `x` just inside the format's range; 1 where `x`
-    is 0 or not finite. A power of two changes no mantissa, so only the format itself rounds."""
+    """Return the power of two, 0-d fp32 and at most 2^126, that brings the largest magnitude of `x` just inside the
+    format's range. It is 1 if `x` is 0 or not finite. A power of two changes no mantissa, so only the format rounds."""
     if operands not in FP8:
         return torch.ones((), device=x.device)
     largest = x.detach().abs().amax().float()
-    exponent = torch.floor(torch.log2(torch.finfo(FP8[operands]).max / largest))
-    usable = torch.isfinite(exponent)
+    limit = torch.finfo(FP8[operands]).max
+    # A quotient beyond 2^128 would be infinite; from 2^126 on the scale is the same.
+    exponent = torch.floor(torch.log2(limit / largest.clamp_min(limit * 2.0**-127)))
+    usable = torch.isfinite(largest) & (largest > 0)
     return torch.exp2(torch.where(usable, exponent, 0.0).clamp(-126, 126))
 
 
@@ -324,9 +326,10 @@ def narrow_matmul(
     """
     (m, k), n = a.shape, b.shape[1]
     chunk = k if chunk == 0 else min(chunk, k)
-    if block == 0 or block > chunk:
+    if block == 0:
         # The sum of a chunk is rounded only as it joins the others: the accumulator over the chunks is the only one.
         chunk, block = k, chunk
+    block = min(block, chunk)
     out = a.new_empty(m, n)
     rows = m if a.device.type != "cpu" else max(1, _TILE // n)
     for start in range(0, m, rows):

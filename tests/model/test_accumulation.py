@@ -24,6 +24,7 @@ from efftrain_cli.model.accumulation import (
     sums_in_order,
     to_operand,
 )
+from efftrain_cli.model.linear import Arithmetic, NarrowLinear, RoleAccumulator
 from tests.model.rounding import by_definition
 
 
@@ -379,6 +380,27 @@ def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int
     assert np.array_equal(narrow_matmul(a, b, bits, chunk, block).numpy(), total)
 
 
+@pytest.mark.parametrize(
+    ("ones", "bits", "chunk", "total"),
+    [
+        # 11 rounds to 12 (even), then 24, 36 -> 32, 44 -> 48 (even)
+        (44, 2, 11, 48.0),
+        # 21 rounds to 20 (even), then 40, 60, 80, 100 -> 96 (even), 116 -> 112 (even)
+        (126, 3, 21, 112.0),
+    ],
+)
+def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins(
+    ones: int, bits: int, chunk: int, total: float
+) -> None:
+    """By hand, in the product and in a layer of fidelity "blocked"."""
+    arithmetic = Arithmetic(forward=RoleAccumulator(bits, chunk))
+    layer = NarrowLinear(torch.nn.Linear(ones, 1, bias=False), arithmetic)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    assert layer(torch.ones(1, ones)).item() == total
+    assert narrow_matmul(torch.ones(1, ones), torch.ones(ones, 1), bits, chunk, 32).item() == total
+
+
 def test_stochastic_products_repeat_and_differ_by_draw() -> None:
     a, b = operands(300, 64, 300)
     one, two = (torch.tensor(value, dtype=torch.int32) for value in (1, 2))
@@ -404,6 +426,28 @@ def test_operands_take_their_format_and_scales_are_powers_of_two() -> None:
     assert to_operand(x, "fp32") == (x, None)
     for useless in (torch.zeros(3), torch.tensor([1.0, float("inf")])):
         assert float(scale_of(useless, "fp8_e4m3")) == 1.0
+
+
+@pytest.mark.parametrize("operands", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(
+    ("largest", "log2"),
+    [
+        (2.0**-100, {"fp8_e4m3": 108, "fp8_e5m2": 115}),
+        (2.0**-112, {"fp8_e4m3": 120, "fp8_e5m2": 126}),
+        (2.0**-120, {"fp8_e4m3": 126, "fp8_e5m2": 126}),
+        (2.0**-149, {"fp8_e4m3": 126, "fp8_e5m2": 126}),
+    ],
+)
+def test_the_scale_of_tiny_numbers_is_the_largest_one(
+    operands: str, largest: float, log2: dict[str, int]
+) -> None:
+    """448 = 1.75 * 2^8 and 57344 = 1.75 * 2^15: the scale of 2^-n is 2^(n + 8) or 2^(n + 15), at most 2^126."""
+    x = torch.tensor([largest, -largest / 2])
+    assert float(scale_of(x, operands)) == 2.0 ** log2[operands]
+    rounded, scale = to_operand(x, operands)
+    assert scale is not None
+    if largest > 2.0**-130:
+        assert torch.equal(rounded / scale, x)
 
 
 def test_product_bits() -> None:
