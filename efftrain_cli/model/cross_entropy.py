@@ -1,9 +1,9 @@
 """The head's summed cross-entropy over a large vocabulary, with one buffer of logits.
 
 Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it picks, and the
-gradient of the logits. Here the logits are turned into their own gradient, chunk by chunk while a chunk lies in the
-cache, in the forward pass; the backward pass is then two matrix products. Nothing is computed twice. `torch.compile`
-fuses the plain form as well as this, so compiled code does not come here.
+gradient of the logits. Here the logits are turned into their own gradient, chunk by chunk, in the forward pass; the
+backward pass is then two matrix products. Nothing is computed twice. `torch.compile` fuses the plain form as well as
+this, so compiled code does not come here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-_CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 28}
-"""Bytes of fp32 logits worked on at once: on a CPU what its cache holds, on CUDA enough to fill the device."""
-_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Bytes of fp32 logits that exist at once where no gradient is wanted."""
+_TRAINING_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Bytes of fp32 logits that are turned into their gradient at once."""
+_EVALUATION_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Bytes of fp32 logits that exist at once if no gradient is wanted."""
+_OTHER_DEVICE_BYTES = 1 << 28
+"""The same on any other device."""
 
 
 def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
@@ -44,7 +46,8 @@ def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, vocab_size:
 
 def _without_gradient(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
     loss = torch.zeros((), device=x.device)
-    tokens = max(1, _CHUNK_BYTES.get(x.device.type, 1 << 28) // (4 * weight.shape[0]))
+    chunk_bytes = _EVALUATION_CHUNK_BYTES.get(x.device.type, _OTHER_DEVICE_BYTES)
+    tokens = max(1, chunk_bytes // (4 * weight.shape[0]))
     for part, hit in zip(x.split(tokens), targets.split(tokens), strict=True):
         loss += F.cross_entropy(
             F.linear(part, weight)[:, :vocab_size].float(), hit, reduction="sum"
@@ -56,7 +59,8 @@ class _SummedCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
         logits = x @ weight.t()
-        tokens = max(1, _CHUNK_BYTES.get(x.device.type, 1 << 28) // (4 * logits.shape[1]))
+        chunk_bytes = _TRAINING_CHUNK_BYTES.get(x.device.type, _OTHER_DEVICE_BYTES)
+        tokens = max(1, chunk_bytes // (4 * logits.shape[1]))
         # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
         narrow = logits.dtype in (torch.bfloat16, torch.float16)
         losses = []
