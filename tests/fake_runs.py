@@ -105,6 +105,7 @@ def rows_of(
                 "tokens_per_second": TOKENS_PER_STEP / 0.05,
                 "flops": TOKENS_PER_STEP * 6e5,
                 "flops_without_logits": TOKENS_PER_STEP * 5e5,
+                "optimizer_flops": 0.0,
                 "mfu": None,
             }
             best = loss if best is None else min(best, loss)

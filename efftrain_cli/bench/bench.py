@@ -27,7 +27,7 @@ from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
-from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.plan.plan import optimizer_flops, plan_step
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
@@ -186,6 +186,7 @@ def bench(
     median = statistics.median(times)
     dtype = compute_dtype(recipe.train.dtype, device)
     per_token = model.flops_per_token(plan.seq_len, sum(plan.keep)).with_logits
+    flops_per_second = (per_token * tokens + optimizer_flops(recipe, model.config)) / median
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     peak = peak_flops(name, dtype)
     return BenchResult(
@@ -206,8 +207,8 @@ def bench(
         seconds_per_step_high=max(times),
         tokens_per_second=tokens / median,
         flops_per_token=per_token,
-        flops_per_second=per_token * tokens / median,
-        mfu=None if peak is None else per_token * tokens / median / (peak * ranks.world_size),
+        flops_per_second=flops_per_second,
+        mfu=None if peak is None else flops_per_second / (peak * ranks.world_size),
         peak_memory_bytes=memory,
         compile_seconds=compile_seconds() - compiling,
         compiled_graphs=compiled_graphs() - graphs,

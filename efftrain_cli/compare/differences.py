@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.fairness import why_seconds_differ
+from efftrain_cli.compare.fairness import why_cost_not_judged
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA, Decision, Estimate, ExactTest, decide
 from efftrain_cli.compare.measures import (
@@ -163,9 +163,7 @@ def _one(
             return nothing, None, "none"
         test = inference.failure_test(a, b)
         return nothing, test, _too_few(test, base, group)
-    reason = ""
-    if measure.axis == "seconds":
-        reason = why_seconds_differ([*base.runs, *group.runs])
+    reason = why_cost_not_judged(measure.axis, [*base.runs, *group.runs])
     if not reason and (
         measure.key == PRIMARY or measure.tested == "match" or measure.key.startswith("loss_at_")
     ):

@@ -99,6 +99,18 @@ def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
     )
 
 
+def why_cost_not_judged(axis: str, runs: Sequence[RunNumbers]) -> str:
+    """Return why "tokens", "flops" or "seconds" of these runs must not be judged, "" if they may."""
+    if axis == "seconds":
+        return why_seconds_differ(runs)
+    if axis != "flops":
+        return ""
+    lacking = [run.name for run in runs if run.flops_lack_optimizer]
+    if lacking:
+        return f"{_names(lacking)}: begun before the FLOPs of Muon's Newton-Schulz iterations were counted"
+    return ""
+
+
 def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
     for title, key in (
@@ -153,7 +165,7 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
             "train.tokens": "different budget",
             "train.batch_size": "different batch",
             "optim.lr": "different learning rate (fair where each recipe is at its own best)",
-            "optim.name": "different optimizer (FLOPs leave out Muon's Newton-Schulz iterations: compare tokens or seconds)",
+            "optim.name": "different optimizer",
             "model.norm": "different model",
             "model.init": "different initialization",
             "train.micro_batch_tokens": "different micro-batches"

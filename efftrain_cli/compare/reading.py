@@ -20,7 +20,8 @@ from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_result
 
 COLUMNS = (
     "step tokens total_flops train_seconds val_loss loss_ratio seq_len batch_size lr adam_sqrt_v_max seconds mfu nonfinite "
-    "eval_seconds checkpoint_seconds compile_seconds wall_seconds segment loss grad_norm cpu_seconds"
+    "eval_seconds checkpoint_seconds compile_seconds wall_seconds segment loss grad_norm cpu_seconds "
+    "optimizer_flops"
 )
 SITE = "std_kl_"
 """Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
@@ -95,6 +96,8 @@ class RunNumbers:
     """From the first to the last row, summed over segments: steps that a later segment replaced are not in it."""
     series: dict[str, Series]
     zero_shot: tuple[ZeroShot, ...]
+    flops_lack_optimizer: bool = False
+    """Whether rows of a run with Muon were written before its Newton-Schulz iterations were counted."""
 
     @property
     def failed(self) -> bool:
@@ -178,6 +181,8 @@ def read_numbers(path: Path) -> RunNumbers:
         step=int(last["step"]),
         tokens=last["tokens"],
         flops=last["total_flops"],
+        flops_lack_optimizer=run.recipe.get("optim", {}).get("name") == "muon"
+        and bool((np.isfinite(columns["lr"]) & np.isnan(columns["optimizer_flops"])).any()),
         seconds=last["train_seconds"],
         ratio_steps=len(ratio),
         over_1_2=int((ratio > 1.2).sum()),

@@ -37,6 +37,10 @@ class Shape(Protocol):
     def padded_vocab_size(self) -> int: ...
 
 
+NEWTON_SCHULZ_ITERATIONS = 5
+"""Of Muon, by which it brings a matrix close to an orthogonal one."""
+
+
 class FlopsPerToken(NamedTuple):
     """FLOPs per trained token, forward and backward."""
 
@@ -53,6 +57,24 @@ def block_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str]
         + sum(2 * CHANNELS[name] for name in affine if name != "ln_f")
     )
     return 12 * n_embd * n_embd + vectors * n_embd
+
+
+def block_matrices(n_embd: int) -> tuple[tuple[int, int], ...]:
+    """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three matrices."""
+    square = (n_embd, n_embd)
+    return (square, square, square, square, (4 * n_embd, n_embd), (n_embd, 4 * n_embd))
+
+
+def newton_schulz_flops(n_layer: int, n_embd: int) -> float:
+    """Return the FLOPs of Muon's Newton-Schulz iterations in one optimizer step of a whole model.
+
+    On a matrix X of sides s <= l an iteration computes X X^T (2 s^2 l), its square (2 s^3) and that times X (2 s^2 l).
+    """
+    total = 0.0
+    for matrix in block_matrices(n_embd):
+        short, long = sorted(matrix)
+        total += NEWTON_SCHULZ_ITERATIONS * (4 * short**2 * long + 2 * short**3)
+    return n_layer * total
 
 
 def last_norm_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:

@@ -15,10 +15,16 @@ from efftrain_cli.methods.staged_growth import (
     parse_operator,
     rewarmup_factor,
 )
-from efftrain_cli.model.flops import FlopsPerToken, flops_per_token, parameter_count
+from efftrain_cli.model.flops import (
+    FlopsPerToken,
+    Shape,
+    flops_per_token,
+    newton_schulz_flops,
+    parameter_count,
+)
 from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Optim
+from efftrain_cli.recipe.sections import Model, Optim
 
 
 @cache
@@ -51,6 +57,13 @@ def token_flops(
     """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
     model = recipe.model_at(stage)
     return flops_per_token(model.n_embd, seq_len, rows, blocks, model.norm, recipe.affine)
+
+
+def optimizer_flops(recipe: Recipe, model: Model | Shape) -> float:
+    """Return the FLOPs of the optimizer's matrix products in one step: Muon's; AdamW has none."""
+    if recipe.optim.name == "muon":
+        return newton_schulz_flops(model.n_layer, model.n_embd)
+    return 0.0
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
@@ -250,9 +263,11 @@ def assumed_result(
         return StepResult(tokens, 0.0)
     blocks = sum(plan.keep)
     per_token = token_flops(recipe, vocab_rows, plan.seq_len, blocks, stage)
+    of_optimizer = optimizer_flops(recipe, recipe.model_at(stage))
     return StepResult(
         tokens=tokens,
-        flops=per_token.with_logits * tokens,
-        flops_without_logits=per_token.without_logits * tokens,
+        flops=per_token.with_logits * tokens + of_optimizer,
+        flops_without_logits=per_token.without_logits * tokens + of_optimizer,
+        optimizer_flops=of_optimizer,
         blocks_executed=blocks,
     )

@@ -133,8 +133,10 @@ class StepResult(NamedTuple):
     tokens: int
     """Targets trained on, all ranks."""
     flops: float
-    """FLOPs executed, logit matmul included: `flops.flops_per_token` over the blocks that ran."""
+    """FLOPs executed: `flops.flops_per_token` over the blocks that ran, logits included, and `optimizer_flops`."""
     flops_without_logits: float = 0.0
+    optimizer_flops: float = 0.0
+    """FLOPs of the optimizer's matrix products: Muon's Newton-Schulz iterations."""
     blocks_executed: float = 0.0
     """Blocks computed per sequence, averaged over the micro-batches."""
     scalars: Mapping[str, Tensor] = {}

@@ -20,7 +20,7 @@ GROUPS = {
     "train": "loss tokens_discarded windows sequences seq_len batch_size accumulation_steps stage segment",
     "val": "val_loss",
     "optim": "lr grad_norm",
-    "throughput": "tokens_per_second mfu flops flops_without_logits seconds eval_seconds checkpoint_seconds compile_seconds "
+    "throughput": "tokens_per_second mfu flops flops_without_logits optimizer_flops seconds eval_seconds checkpoint_seconds compile_seconds "
     "comm_seconds wait_seconds wall_seconds other_seconds",
     "stability": "loss_ratio adam_sqrt_v_l1 adam_sqrt_v_max nonfinite",
 }

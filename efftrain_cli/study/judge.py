@@ -15,7 +15,7 @@ from scipy import special
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.differences import PRIMARY, other_schedule
-from efftrain_cli.compare.fairness import Label, why_seconds_differ
+from efftrain_cli.compare.fairness import Label, why_cost_not_judged
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import (
@@ -203,12 +203,12 @@ def _verdict(
 def _why_not_judged(primary: Primary, before: Group, after: Group) -> str:
     """Why the measure cannot be compared between these runs; empty where it can."""
     both = [*before.runs, *after.runs]
-    if primary.measure == "seconds_to_target" and (reason := why_seconds_differ(both)):
-        return f"seconds are not judged: {reason}"
+    axis = primary.measure.removesuffix("_to_target")
+    if reason := why_cost_not_judged(axis, both):
+        return f"{axis} are not judged: {reason}"
     if primary.target is not None:
         reason = other_budgets(both)
     else:
-        axis = primary.measure.removesuffix("_to_target")
         reason = why_not_matched(both, axis) if primary.measure in COSTS else ""
         reason = reason or other_schedule(Measure(PRIMARY, "", "", ""), before, after, {})
     return reason and f"not judged: {reason}"

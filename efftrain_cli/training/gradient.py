@@ -21,7 +21,7 @@ from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.gradients import fill_gradients, take_gradients
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import optimizer_flops, padded_vocab_size
 from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.buckets import EarlySum
@@ -340,6 +340,7 @@ def build_forward_backward(
         )
         blocks = blocks_times_sequences / plan.batch_size
         per_token = model.flops_per_token(plan.seq_len, blocks)
+        of_optimizer = optimizer_flops(recipe, model.config)
         loss = losses.pop("ce")
         if standardization is not None:
             losses = standardization.measures(
@@ -349,8 +350,9 @@ def build_forward_backward(
             losses |= accumulation.seen_columns(_seen_everywhere(model, ranks))
         return StepResult(
             tokens=plan.tokens,
-            flops=per_token.with_logits * plan.tokens,
-            flops_without_logits=per_token.without_logits * plan.tokens,
+            flops=per_token.with_logits * plan.tokens + of_optimizer,
+            flops_without_logits=per_token.without_logits * plan.tokens + of_optimizer,
+            optimizer_flops=of_optimizer,
             blocks_executed=blocks,
             scalars={"loss": loss, **losses, **({} if late is None else late.scalars(step))},
             simigrad_dots=dots,

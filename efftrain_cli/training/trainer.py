@@ -373,6 +373,7 @@ def read_records(
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,
                 "flops_without_logits": result.flops_without_logits,
+                "optimizer_flops": result.optimizer_flops,
                 "mfu": None if peak is None else result.flops / seconds / (peak * record.devices),
                 **method_columns(recipe, plan, result),
             }

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from efftrain_cli.model.flops import flops_per_token, parameter_count, peak_flops
+from efftrain_cli.model.flops import (
+    flops_per_token,
+    newton_schulz_flops,
+    parameter_count,
+    peak_flops,
+)
 from efftrain_cli.model.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
@@ -28,6 +34,21 @@ def test_the_model_and_the_plan_count_alike() -> None:
     expected = 6 * (model.parameter_count - 32 * 16) + 12 * 3 * 16 * 8
     assert model.flops_per_token(8).with_logits == expected
     assert model.flops_per_token(8).without_logits == expected - 6 * 64 * 16
+
+
+def test_newton_schulz_by_hand_and_by_pytorchs_own_count() -> None:
+    # A block of width 4: four matrices 4 x 4 of 5 (4 * 64 + 2 * 64) = 1,920 FLOPs, and two 16 x 4 of
+    # 5 (4 * 16 * 16 + 2 * 64) = 5,760.
+    assert newton_schulz_flops(n_layer=1, n_embd=4) == 4 * 1920 + 2 * 5760 == 300 * 4**3
+    assert newton_schulz_flops(n_layer=12, n_embd=768) == 12 * 300 * 768**3
+    model = GPT(CONFIG)
+    matrices = [p for name, p in model.named_parameters() if name.startswith("h.") and p.dim() == 2]
+    parts = [part for p in matrices for part in p.detach().chunk(3 if len(p) == 3 * 16 else 1)]
+    for part in parts:
+        part.grad = torch.randn_like(part)
+    with FlopCounterMode(display=False) as counter:
+        torch.optim.Muon(parts, lr=0.1).step()
+    assert counter.get_total_flops() == newton_schulz_flops(n_layer=3, n_embd=16)
 
 
 def test_every_parameter_has_a_kind() -> None:

@@ -14,6 +14,7 @@ from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.gradient import build_forward_backward
@@ -120,6 +121,26 @@ def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name: str) -> No
 
 def test_resumes_exactly_at_every_step() -> None:
     assert len(assert_resumes_exactly_at_every_step(RECIPE)) == 7
+
+
+def test_rows_and_plan_count_the_newton_schulz_iterations() -> None:
+    """Two blocks of 300 * 32^3 FLOPs a step beside 6 N + 12 L d T per token; AdamW's column is 0."""
+    iterations = 2 * 300 * 32**3
+    data, state = RandomTokens(16), fresh(RECIPE)
+    records = list(itertools.islice(train(state, RECIPE, data, torch.stack([data.window(5)])), 3))  # type: ignore[arg-type]
+    rows = [row for row in read_records(state, RECIPE, records) if row["step"]]
+    # Without positions: the embedding, two blocks of 12 d^2 + 13 d and the last norm of 2 d.
+    n = len(state.model.wte.weight) * 32 + 2 * (12 * 32**2 + 13 * 32) + 2 * 32
+    expected = 8 * 16 * (6 * n + 12 * 2 * 32 * 16) + iterations
+    assert [row["optimizer_flops"] for row in rows] == [iterations] * len(rows)
+    assert rows[0]["flops"] == expected
+    assert rows[-1]["total_flops"] == rows[-1]["step"] * expected
+    logits = 8 * 16 * 6 * len(state.model.wte.weight) * 32
+    assert rows[0]["flops_without_logits"] == expected - logits
+    adamw = dataclasses.replace(RECIPE.optim, name="adamw", muon_lr=None)
+    plain = dataclasses.replace(RECIPE, optim=adamw)
+    with_muon, without = (summarize_plan(recipe, vocab_size=64) for recipe in (RECIPE, plain))
+    assert with_muon.flops - without.flops == 6 * iterations
 
 
 def test_learns() -> None:

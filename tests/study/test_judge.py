@@ -22,6 +22,8 @@ class FakeRun:
     status: str = "finished"
     evaluated: dict[str, np.ndarray] = field(default_factory=dict)
     recipe: dict[str, object] = field(default_factory=lambda: {"optim.schedule": "constant"})
+    name: str = "run"
+    flops_lack_optimizer: bool = False
 
     def __post_init__(self) -> None:
         self.evaluated = self.evaluated or {
@@ -272,6 +274,19 @@ def test_seconds_of_different_machines_are_not_judged() -> None:
         verdict.outcome == "undecided"
         and verdict.note == "seconds are not judged: different device"
     )
+
+
+def test_flops_that_lack_the_optimizer_are_not_judged() -> None:
+    there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
+    for side in there.values():
+        for run in side.values():
+            run.evaluated["flops"] = run.evaluated["tokens"] * 6e5
+    asked = cost_study(measure="flops_to_target", target=4.0)
+    assert judge(asked, there).verdicts[0].outcome == "better"
+    there["method"][3].flops_lack_optimizer = True
+    (verdict,) = judge(asked, there).verdicts
+    assert verdict.outcome == "undecided"
+    assert verdict.note.startswith("flops are not judged: run: begun before the FLOPs of Muon's")
 
 
 def test_looks_that_contradict_each_other_decide_nothing() -> None:
