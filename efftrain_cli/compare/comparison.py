@@ -33,6 +33,7 @@ from efftrain_cli.compare.measures import (
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
 from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.recipe.recipe import methods_among
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,11 @@ def _default_baseline(groups: Sequence[Group]) -> Group:
     over = [group for group in groups if any(not run.pending for run in group.runs)] or list(groups)
     if len({group.recipe_name for group in groups}) == 1 and len(groups) > 1:
         return min(over, key=rank_of)
-    shared = {"model", "data", "optim", "train", "eval", "checkpoint", "wandb", "base"}
-    plain = [group for group in over if {key.split(".")[0] for key in group.recipe} <= shared]
+    plain = [
+        group
+        for group in over
+        if not methods_among({key.split(".")[0]: True for key in group.recipe})
+    ]
     finished = [group for group in over if any(run.status == "finished" for run in group.runs)]
     return plain[0] if len(plain) == 1 else (finished or over)[0]
 

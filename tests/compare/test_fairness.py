@@ -8,7 +8,7 @@ import pytest
 
 from efftrain_cli.compare.groups import select_runs
 from efftrain_cli.foundation.errors import UsageError
-from tests.compare.known_runs import SLW, of, pair
+from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
@@ -155,6 +155,15 @@ def test_unknown_baseline_is_refused(root: Path) -> None:
     with pytest.raises(UsageError, match="'small', 'small-slw'"):
         of("small", "small-slw", baseline="tiny")
     assert of("small", "small-slw", baseline="small-slw-seed0").baseline.label == "small-slw"
+
+
+@pytest.mark.parametrize("section", ["[parallel]\nlanes = 2", '[wandb]\nmode = "off"'])
+def test_sections_that_are_no_method_keep_the_default_baseline(root: Path, section: str) -> None:
+    """A recipe with [parallel] was never the plain one, so the first named was."""
+    write_run(root, "small-slw", 0, more=SLW)
+    write_run(root, "small", 0, more=f"\n{section}\n")
+    write_run(root, "small-pld", 0, more=PLD)
+    assert of("small-slw", "small", "small-pld").baseline.label == "small"
 
 
 def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> None:
