@@ -152,7 +152,7 @@ GOOD = b'{"text": "ok"}\n'
 @pytest.mark.parametrize(
     ("name", "content", "place", "what"),
     [
-        ("a.jsonl", GOOD * 2 + b'{"text": "x",}\n', "3:43", "not JSON"),
+        ("a.jsonl", GOOD * 2 + b'{"text": "x";}\n', "3:42", "not JSON"),
         ("a.jsonl", GOOD + '{"é": "'.encode() + b'\xff"}\n', "2:23", "not UTF-8: byte 0xff"),
         (
             "a.jsonl",
