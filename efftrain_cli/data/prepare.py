@@ -66,7 +66,7 @@ def prepare(
     Args:
         limits: how much to prepare (`limits_of`); None: data.max_tokens, else all there is.
         verify: "full" compares every token with its sha256 now, and reads source files again that seem unchanged;
-            "lazy" compares each shard when it is first read.
+            "lazy" compares each shard when it is first read (training: all before step 1).
 
     Raises:
         DataError: text, tokenizer or a cached corpus is missing, damaged or does not fit.

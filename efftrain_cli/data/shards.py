@@ -2,7 +2,8 @@
 
 A shard is 1,024 bytes of header and then the ids, little-endian. The header is a line of JSON, spaces, and the sha256
 of what stands before it; the JSON holds the sha256 of the ids. Header and size are checked whenever a shard is opened,
-so truncation never goes unseen; the ids themselves when a shard is first read, or all at once by `TokenShards.verify`.
+so truncation never goes unseen. The ids are checked all at once by `TokenShards.verify`, before training, or when a
+shard is first read, and again once the file has changed.
 """
 
 from __future__ import annotations
@@ -177,12 +178,37 @@ class Shard:
     header: Header
     ids: np.ndarray
     """Memory-mapped ids, uint16 or uint32 (tokens,)."""
-    verified: bool = False
-    """Its ids have been compared with the header's sha256 and vocabulary."""
+    verified: tuple[int, ...] | None = None
+    """Stamp of the file when its ids were last compared with the header's sha256 and vocabulary."""
 
-    def verify(self) -> None:
-        """Reads every id once; a `DataError` where they are not those that were written, or one is not below the
-        vocabulary size."""
+    def check(self) -> None:
+        """Verify the ids before their first use, and again if the file has changed since.
+
+        Costs one `stat` if the file is as it was. Reading past the end of a file that was cut would
+        kill the process (SIGBUS).
+
+        Raises:
+            DataError: the file was cut short, or its ids are not those that were written.
+        """
+        try:
+            stat = os.stat(self.path)
+        except FileNotFoundError:  # removed by its name only: the mapped content stays
+            stamp = self.verified or ()
+        except OSError as error:
+            raise damaged(self.path, f"cannot be read: {error.strerror}") from error
+        else:
+            expected = HEADER_BYTES + self.header.tokens * self.ids.itemsize
+            if stat.st_size < expected:
+                sizes = f"{stat.st_size:,} bytes where {expected:,} were when it was opened"
+                raise damaged(self.path, f"{sizes}: the file was cut short while in use")
+            # The change time cannot be set back, as the modification time can.
+            stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        if self.verified != stamp:
+            self._verify()
+            self.verified = stamp
+
+    def _verify(self) -> None:
+        """Read every id once; fail if one is not below the vocabulary size or the sha256 differs."""
         digest = hashlib.sha256()
         for start in range(0, len(self.ids), _CHUNK):
             chunk = self.ids[start : start + _CHUNK]
@@ -200,21 +226,6 @@ class Shard:
                 self.path,
                 f"its tokens are not those that were written ({hashes}): the file is damaged",
             )
-        self.verified = True
-
-    def check_size(self) -> None:
-        """Refuses a file that has been cut since it was opened: reading past its end would kill the process
-        (SIGBUS)."""
-        expected = HEADER_BYTES + self.header.tokens * self.ids.itemsize
-        try:
-            size = os.stat(self.path).st_size
-        except FileNotFoundError:
-            return  # removed by its name only: what is mapped stays
-        except OSError as error:
-            raise damaged(self.path, f"cannot be read: {error.strerror}") from error
-        if size < expected:
-            sizes = f"{size:,} bytes where {expected:,} were when it was opened"
-            raise damaged(self.path, f"{sizes}: the file was cut short while in use")
 
 
 def open_shard(path: Path) -> Shard:
@@ -293,19 +304,27 @@ class TokenShards:
         ).hexdigest()
 
     def read(self, starts: Iterable[int], length: int) -> np.ndarray:
-        """`length` ids from each of `starts`, as int64 (starts, length). A shard is verified when it is first read."""
+        """Return `length` ids from each of `starts`, int64 (starts, length).
+
+        Each shard that is read is checked once a call, by `Shard.check`.
+        """
         starts = list(starts)
         out = np.empty((len(starts), length), dtype=np.int64)
         if len(self.shards) == 1:
-            ids = self._verified(0)
+            self.shards[0].check()
+            ids = self.shards[0].ids
             for row, start in enumerate(starts):
                 out[row] = ids[start : start + length]
             return out
+        checked = set()
         for row, start in enumerate(starts):
             done = 0
             number = int(np.searchsorted(self._ends, start, side="right"))
             while done < length:
-                ids = self._verified(number)
+                if number not in checked:
+                    self.shards[number].check()
+                    checked.add(number)
+                ids = self.shards[number].ids
                 begin = start + done - (int(self._ends[number]) - len(ids))
                 part = ids[begin : begin + length - done]
                 out[row, done : done + len(part)] = part
@@ -314,16 +333,9 @@ class TokenShards:
         return out
 
     def verify(self) -> None:
-        """Verifies every shard; a `DataError` names one that is damaged."""
+        """Check every shard, by `Shard.check`."""
         for shard in self.shards:
-            shard.verify()
-
-    def _verified(self, number: int) -> np.ndarray:
-        shard = self.shards[number]
-        shard.check_size()
-        if not shard.verified:
-            shard.verify()
-        return shard.ids
+            shard.check()
 
 
 def damaged(path: Path, what: str) -> DataError:

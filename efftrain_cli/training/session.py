@@ -24,7 +24,7 @@ from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.limits import limits_of
 from efftrain_cli.data.progress import prepare_shown
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.console import human_count, make_console, printable
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.plan.cost import gradient_copies
@@ -40,6 +40,9 @@ from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.sharding import shards
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
+
+_SLOW_TO_VERIFY = 10**9
+"""From so many tokens on, verification takes seconds and is announced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +109,15 @@ def _local_index(ranks: Ranks) -> int:
 
 
 def prepare_session(recipe: Recipe, device: torch.device) -> Session:
-    """Reads or prepares the recipe's data and lays it out for training.
+    """Read or prepare the recipe's data, verify every token and lay it out for training.
 
     Raises:
         DataError: the data is missing, damaged, or smaller than the budget needs.
     """
     corpus = prepare_shown(recipe.data, limits=limits_of(recipe))
+    if corpus.train.tokens >= _SLOW_TO_VERIFY:
+        make_console().print(f"verifying {human_count(corpus.train.tokens)} tokens")
+    corpus.verify()  # here rather than in the first steps, whose seconds are measured
     train_data = Windows(
         corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=device.type == "cuda"
     )

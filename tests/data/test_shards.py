@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from efftrain_cli.data.shards import (
     HEADER_BYTES,
@@ -21,6 +24,8 @@ from efftrain_cli.data.shards import (
     open_shard,
 )
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.training.session import prepare_session
 
 
 def write(
@@ -164,3 +169,65 @@ def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path: Path
     assert str(refused.value).startswith(
         f"{path}: token 41 (byte {HEADER_BYTES + 82}) is 300, but the vocabulary has 300"
     )
+
+
+def flip_bit(path: Path, byte: int) -> None:
+    """Change a bit in place and set the modification time back."""
+    stat = path.stat()
+    time.sleep(0.05)  # time stamps have a resolution of a few milliseconds
+    with open(path, "r+b") as file:
+        file.seek(byte)
+        value = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([value ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_shard_that_changes_after_its_check_is_checked_again(tmp_path: Path, number: int) -> None:
+    """F96: a bit flipped in a shard that was sound at its first batch, in bytes not read again."""
+    paths = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
+    shards = TokenShards([open_shard(path) for path in paths])
+    assert len(paths) == 2
+    before = shards.read([0, 510], 4).tolist()
+    flip_bit(paths[number], HEADER_BYTES + 400)
+    sound, changed = (510, 0) if number == 0 else (0, 510)
+    assert shards.read([sound], 4).tolist() == [before[sound == 510]]
+    with pytest.raises(DataError, match="not those that were written") as refused:
+        shards.read([changed], 4)
+    assert refused.value.exit_code == 3 and str(paths[number]) in str(refused.value)
+    flip_bit(paths[number], HEADER_BYTES + 400)
+    assert shards.read([0, 510], 4).tolist() == before, "put back, it is sound"
+
+
+def test_a_batch_looks_at_each_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
+    shards = TokenShards([open_shard(path) for path in paths])
+    shards.verify()
+    looks = []
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", lambda path: looks.append(path) or stat(path))
+    monkeypatch.setattr(Shard, "_verify", lambda shard: pytest.fail("verified already"))
+    shards.read([0, 3, 500, 9, 600], 8)
+    assert sorted(looks) == paths
+    looks.clear()
+    TokenShards(shards.shards[:1]).read([0, 3, 9], 8)
+    assert looks == paths[:1]
+
+
+def test_a_session_verifies_every_shard_before_step_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i}: {i * i} sheep cross the river\n" for i in range(2000)))
+    recipe = load_recipe(
+        "quickstart",
+        [f"data.train={text}", "data.tokenizer=bpe:300", "train.tokens=4096", "data.repeat=true"],
+    )
+    session = prepare_session(recipe, torch.device("cpu"))
+    shards = [*session.corpus.train.shards, *session.corpus.valid.shards]
+    assert all(shard.verified for shard in shards)
+    flip_bit(session.corpus.train.shards[0].path, HEADER_BYTES + 100)
+    with pytest.raises(DataError, match="not those that were written"):
+        prepare_session(recipe, torch.device("cpu"))
