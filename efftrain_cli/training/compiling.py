@@ -1,18 +1,21 @@
-"""torch.compile, with every graph counted: a change of shape may cost one more graph, never a silent fall back to
-eager."""
+"""torch.compile, with every graph counted: a change of shape may cost one more graph, never a silent fallback to
+eager code. If the compiler itself fails, `train.compile = "auto"` trains uncompiled and says so."""
 
 from __future__ import annotations
 
 import gc
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from efftrain_cli.model.gpt import GPT, Block, RunBlock
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.model.gpt import GPT, Block, RunBlock, run_eagerly
 from efftrain_cli.plan.plan import accumulation_steps, shares
 from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
@@ -31,11 +34,64 @@ WHOLE_MODEL_BLOCKS = 24
 wide ones, where fusing across blocks matters least."""
 
 
+T = TypeVar("T")
+_FAULTS: list[str] = []
+"""What made the compiler fail in this process under "auto", which then compiles nothing more."""
+
+
 def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Whether training is compiled: "auto" means on CUDA only, as on CPUs it takes half a minute and gains nothing."""
+    """Return whether training is compiled. "auto" compiles on CUDA only, unless the compiler has failed: on CPUs it
+    takes half a minute and gains nothing."""
     return recipe.train.compile == "on" or (
-        recipe.train.compile == "auto" and device.type == "cuda"
+        recipe.train.compile == "auto" and device.type == "cuda" and not _FAULTS
     )
+
+
+@contextmanager
+def compiler_errors() -> Iterator[None]:
+    """Turn a failure of the compiler into a UsageError that names the fix.
+
+    Running out of memory while compiling stays what it is.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "torch._dynamo" not in sys.modules:
+            raise
+        from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+        if not isinstance(error, TorchDynamoException):
+            raise
+        cause = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        first_line = str(cause).strip().partition("\n")[0]
+        raise UsageError(
+            f"torch.compile failed: {type(cause).__name__}: {first_line}\n"
+            "  install a C compiler and Python's headers if they are missing (Debian, Ubuntu: gcc g++ python3-dev),\n"
+            '  or train uncompiled: --set train.compile="off"'
+        ) from None
+
+
+def _run(
+    recipe: Recipe, compiled: Callable[..., T], eager: Callable[..., T], *arguments: object
+) -> T:
+    """Return `compiled(*arguments)`, or `eager(*arguments)` once the compiler has failed under "auto"."""
+    if not (_FAULTS and recipe.train.compile == "auto"):
+        try:
+            with compiler_errors():
+                return compiled(*arguments)
+        except UsageError as error:
+            if recipe.train.compile != "auto":
+                raise
+            _FAULTS.append(str(error))
+            print(
+                f"warning: {error}\n"
+                '  train.compile = "auto" goes on uncompiled: the loss is the same within rounding, but a step takes\n'
+                "  1.3 to 1.9 times as long (published figures) and more memory",
+                file=sys.stderr,
+            )
+    return eager(*arguments)
 
 
 def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
@@ -112,12 +168,14 @@ def compile_whole(
     ) -> dict[str, Tensor]:
         nonlocal middle_shape
         if tokens.shape == full_shape:
-            return at_full_shape(tokens, targets, gates, scales)
+            return _run(recipe, at_full_shape, objective, tokens, targets, gates, scales)
         if middle_shape is not None:
             warming = _dynamic(tokens.new_zeros(middle_shape))
             middle_shape = None
-            at_any_shape(warming, _dynamic(warming.clone()), gates, scales)
-        return at_any_shape(_dynamic(tokens), _dynamic(targets), gates, scales)
+            copy = _dynamic(warming.clone())
+            _run(recipe, at_any_shape, objective, warming, copy, gates, scales)
+        tokens, targets = _dynamic(tokens), _dynamic(targets)
+        return _run(recipe, at_any_shape, objective, tokens, targets, gates, scales)
 
     return compiled
 
@@ -150,18 +208,14 @@ def compile_parts(
     any_head = torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend)
 
     def run_block(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
-        return (
-            full_block(block, x, scale)
-            if x.shape[:2] == full_shape
-            else any_block(block, _dynamic(x), scale)
-        )
+        if x.shape[:2] == full_shape:
+            return _run(recipe, full_block, run_eagerly, block, x, scale)
+        return _run(recipe, any_block, run_eagerly, block, _dynamic(x), scale)
 
     def head_loss_sum(x: Tensor, targets: Tensor) -> Tensor:
-        return (
-            full_head(x, targets)
-            if x.shape[:2] == full_shape
-            else any_head(_dynamic(x), _dynamic(targets))
-        )
+        if x.shape[:2] == full_shape:
+            return _run(recipe, full_head, model.head_loss_sum, x, targets)
+        return _run(recipe, any_head, model.head_loss_sum, _dynamic(x), _dynamic(targets))
 
     return CompiledParts(run_block, head_loss_sum)
 

@@ -113,7 +113,8 @@ def joined() -> Iterator[Ranks]:
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"rank {rank} of {world_size} cannot reach the others at {address}:{port}: {str(error).splitlines()[0]}\n"
-            "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free"
+            "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free;\n"
+            "on nodes with several networks set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the shared one (ip addr)"
         ) from None
     watch.start()
     try:

@@ -18,6 +18,7 @@ from efftrain_cli.plan.cost import gradient_copies, training_bytes
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.compiling import compiler_errors
 
 USABLE = 0.9
 """Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and
@@ -81,22 +82,27 @@ def checkpoints_activations(
 
 @contextmanager
 def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
-    """Turns running out of memory, of the device or the host, into an OutOfMemoryError that names what to change."""
+    """Turn running out of memory, of the device or the host, into an OutOfMemoryError that names what to change, and a
+    failure of the compiler into a UsageError."""
     sequences, seq_len = summary.largest_micro_batch
-    smaller = "lower model.seq_len or the model's size"
+    ways = []
     if sequences > 1:
+        cut_matters = any(method.cut_matters() for method in recipe.methods.values())
+        note = ", another result by its method" if cut_matters else ""
         tokens = recipe.train.micro_batch_tokens
-        smaller = f"set train.micro_batch_tokens = {sequences // 2 * seq_len} (now {tokens})"
+        ways.append(f"train.micro_batch_tokens = {sequences // 2 * seq_len} (now {tokens}{note})")
     if recipe.train.activation_checkpointing is not True:
-        smaller += ", or train.activation_checkpointing = true (slower, much less memory)"
-    free = "The step's result does not depend on either."
-    if any(method.cut_matters() for method in recipe.methods.values()):
-        free = "The step's result does not depend on checkpointing; by its method it depends on micro_batch_tokens."
-    with _out_of_memory_as(
-        lambda error: (
-            f"out of memory; the largest micro-batch planned is {sequences} sequences of {seq_len} tokens: "
-            f"{smaller}. {free} [{str(error).splitlines()[0] if str(error) else 'MemoryError'}]"
-        )
+        ways.append("train.activation_checkpointing = true (slower, much less memory)")
+    if sequences == 1:
+        ways.append("a lower model.seq_len or a smaller model (another result)")
+    with (
+        compiler_errors(),
+        _out_of_memory_as(
+            lambda error: (
+                f"out of memory in the largest micro-batch planned, {sequences} sequences of {seq_len} tokens: "
+                f"{str(error).splitlines()[0] if str(error) else 'MemoryError'}\n  set {', or '.join(ways)}"
+            )
+        ),
     ):
         yield
 

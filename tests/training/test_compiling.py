@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.model.kernels import choose_determinism
 from efftrain_cli.plan.plan import plan_run, plan_step
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
+from efftrain_cli.training import compiling
 from efftrain_cli.training.compiling import (
     GRAPH_LIMIT,
     Objective,
     compile_parts,
     compile_whole,
     compiled_graphs,
+    compiler_errors,
+    compiles,
     compiles_blocks,
     full_micro_batch,
     middle_micro_batch,
 )
 from efftrain_cli.training.gradient import build_model
+from tests.conftest import Efftrain
 
 FULL = 1024
 RECIPE = Recipe(
@@ -146,6 +153,99 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
             None,
         )
     assert len(seen) == 1 and FULL // 2 in seen[0]
+
+
+def broken_backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
+    raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+
+@pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
+def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks: bool) -> None:
+    recipe = replace(RECIPE, train=replace(RECIPE.train, compile="on"))
+    with pytest.raises(UsageError) as caught:
+        loss_by(broken_backend, recipe, by_blocks)
+    fault, *fix = str(caught.value).split("\n")
+    assert fault == (
+        "torch.compile failed: RuntimeError: Failed to find C compiler. "
+        "Please specify via CC environment variable."
+    )
+    assert "gcc g++ python3-dev" in fix[0] and 'train.compile="off"' in fix[1]
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
+def test_auto_trains_uncompiled_if_the_compiler_fails(
+    by_blocks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiling, "_FAULTS", [])
+    cuda = torch.device("cuda")
+    assert RECIPE.train.compile == "auto" and compiles(RECIPE, cuda)
+    want = loss_by(None, RECIPE, by_blocks)
+    assert torch.equal(loss_by(broken_backend, RECIPE, by_blocks), want)
+    said = capsys.readouterr().err
+    assert said.count("warning: torch.compile failed") == 1, "once, not once a block"
+    assert "1.3 to 1.9 times as long" in said and "Failed to find C compiler" in said
+    assert not compiles(RECIPE, cuda), "memory is then estimated for eager code"
+    assert compiles(replace(RECIPE, train=replace(RECIPE.train, compile="on")), cuda)
+
+
+def loss_by(backend: object, recipe: Recipe, by_blocks: bool) -> Tensor:
+    """The loss of fresh weights, compiled by `backend`; None: eager."""
+    torch._dynamo.reset()
+    model = build_model(recipe, 60, CPU)
+    tokens = torch.arange(2 * FULL).view(2, FULL) % 60
+    if backend is None:
+        return model.loss_sum(tokens, tokens)
+    if by_blocks:
+        parts = compile_parts(recipe, model, backend=backend)  # type: ignore
+        return parts.head_loss_sum(
+            model.run_blocks(model.embed(tokens), run_block=parts.block), tokens
+        )
+
+    def objective(
+        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+    ) -> dict[str, Tensor]:
+        return {"ce": model.loss_sum(tokens, targets, gates, scales)}
+
+    return compile_whole(recipe, objective, backend)(tokens, tokens, None, None)["ce"]  # type: ignore
+
+
+def test_a_fault_in_the_backward_pass_is_named_and_others_pass() -> None:
+    """The graph of a backward pass may be compiled when it first runs."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    with (
+        pytest.raises(UsageError, match="failed: ValueError: no kernel"),
+        compiler_errors(),
+    ):
+        raise BackendCompilerFailed(compiler_errors, ValueError("no kernel"), None)
+    with pytest.raises(torch.OutOfMemoryError), compiler_errors():
+        raise BackendCompilerFailed(compiler_errors, torch.OutOfMemoryError("full"), None)
+    with pytest.raises(RuntimeError, match="illegal memory access"), compiler_errors():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_deterministic_recipes_have_the_compiler_time_no_kernels() -> None:
+    """PyTorch's switch sets the compiler's, and compiling leaves it set; else kernels are chosen by timing them."""
+    import torch._inductor.config as inductor_config
+
+    for deterministic in (True, False):
+        choose_determinism(deterministic)
+        loss_by("eager", RECIPE, by_blocks=True)
+        assert inductor_config.deterministic is deterministic
+
+
+@pytest.mark.slow
+def test_without_a_compiler_pretrain_ends_with_two_lines_and_exit_2(
+    fresh_efftrain: Efftrain, tmp_path: Path
+) -> None:
+    done = fresh_efftrain(
+        "pretrain", "--recipe", "quickstart", "--steps", "1", "--set", "train.compile=on",
+        CXX="/nonexistent", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "torch.compile failed: InvalidCxxCompiler: No working C++ compiler" in done.stderr
+    assert "gcc g++ python3-dev" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

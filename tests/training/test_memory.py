@@ -126,6 +126,33 @@ def test_out_of_memory_by_any_name_says_what_to_change(text: str) -> None:
     assert text.splitlines()[0] in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "micro_batch_tokens", "fix"),
+    [
+        ("gpt2-117m", 32768, "train.micro_batch_tokens = 16384 (now 32768)"),
+        ("gpt2-117m", 1024, "a lower model.seq_len or a smaller model (another result)"),
+        (
+            "gpt2-117m-standardization",
+            2048,
+            "train.micro_batch_tokens = 1024 (now 2048, another result by its method)",
+        ),
+    ],
+)
+def test_the_advice_says_when_it_changes_the_result(
+    recipe: str, micro_batch_tokens: int, fix: str
+) -> None:
+    settings = [f"train.micro_batch_tokens={micro_batch_tokens}"]
+    loaded = load_recipe(recipe, [*settings, "train.activation_checkpointing=true"])
+    with (
+        pytest.raises(OutOfMemoryError) as caught,
+        memory_errors(loaded, summarize_plan(loaded, until=2)),
+    ):
+        raise MemoryError
+    fault, advice = str(caught.value).split("\n")
+    assert fault.endswith("tokens: MemoryError")
+    assert advice == f"  set {fix}"
+
+
 def test_other_faults_pass_through() -> None:
     recipe = load_recipe("gpt2-117m")
     with (
