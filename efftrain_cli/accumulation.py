@@ -26,6 +26,7 @@ from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.methods.variance_retention import needed_bits, product_bits
 from efftrain_cli.model.accumulation import sums_in_order, to_operand
+from efftrain_cli.model.cross_entropy import capped
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.linear import ROLES
 from efftrain_cli.plan.plan import full_plan
@@ -180,10 +181,11 @@ def _sums(model: GPT, tokens: Tensor, targets: Tensor, measure: _Measure) -> lis
         # The embedding's output asks for a gradient, so that the first layer's hook is called too.
         x = model.run_blocks(model.embed(tokens))
         x = model.before_head(x).flatten(0, -2)
-        weight = model.wte.weight
+        weight = model.head_weight
         logits = F.linear(x, weight)
         logits.retain_grad()
-        loss = F.cross_entropy(logits[:, : model.config.vocab_size].float(), targets.flatten())
+        real = logits[:, : model.config.vocab_size].float()
+        loss = F.cross_entropy(capped(real, model.config.softcap), targets.flatten())
         loss.backward()
     finally:
         for hook in hooks:

@@ -31,7 +31,8 @@ from efftrain_cli.foundation.signals import (
     stop_on_signals,
     stop_reason,
 )
-from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, plan_step
+from efftrain_cli.model.flops import inner_parameters
+from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size, plan_step
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.prepare import named_text
@@ -354,7 +355,7 @@ def show_header(
     model, text = recipe.model, named_text(recipe.data)
     rows = padded_vocab_size(recipe, corpus.vocab_size)
     parameters = model_parameters(recipe, rows)
-    outside = (rows + model.seq_len) * model.n_embd
+    inside = inner_parameters(model_config(recipe, corpus.vocab_size))
     before = state.progress
     threads = (
         f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
@@ -370,7 +371,7 @@ def show_header(
     lines = [
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
-        f"{human_count(parameters)} parameters ({human_count(parameters - outside)} without embeddings)",
+        f"{human_count(parameters)} parameters ({human_count(inside)} without embeddings)",
         f"data       {text if isinstance(text, str) else ' '.join(text)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
         f"{counted(session.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.methods.ouroboros import head_in_blocks
-from efftrain_cli.model.flops import Shape
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.step import Progress
@@ -46,7 +46,7 @@ class Stage(nn.Module):
         )
 
 
-def chain_split(stages: int, shape: Shape) -> tuple[int, ...]:
+def chain_split(stages: int, shape: GPTConfig) -> tuple[int, ...]:
     """Blocks of each of a chain's stages, the last of which has the head: the busiest has least to do."""
     head = head_in_blocks(shape)
     choices = []
@@ -149,7 +149,7 @@ def _pipeline(
             schedule.step(target=batch.targets, losses=[])
         else:
             schedule.step()
-        if (first or last) and model.wte.weight.grad is not None:
+        if (first or last) and model.config.tied and model.wte.weight.grad is not None:
             ranks.add_up_in(tied, [model.wte.weight.grad])
         optimizer.step(0.0, found_inf=nonfinite)
         model.zero_grad(set_to_none=True)

@@ -193,7 +193,8 @@ def _value(value: Any) -> str:
 def _card(name: str) -> dict[str, Any]:
     """What `recipes list` says of one recipe: its values as written, unchecked, so that the list is quick and whole."""
     from efftrain_cli.foundation.section import parse_count
-    from efftrain_cli.model.flops import parameter_count
+    from efftrain_cli.model.flops import inner_parameters
+    from efftrain_cli.plan.plan import config_of
     from efftrain_cli.recipe.file import (
         find_recipe,
         first_comment,
@@ -201,6 +202,7 @@ def _card(name: str) -> dict[str, Any]:
         shipped_recipes,
         shown_path,
     )
+    from efftrain_cli.recipe.sections import Model
 
     path = find_recipe(name)
     own = path.resolve().parent != shipped_recipes()
@@ -233,12 +235,10 @@ def _card(name: str) -> dict[str, Any]:
         card[setting] = table.get(setting) if isinstance(table, dict) else None
     with contextlib.suppress(ValueError):
         card["tokens"] = parse_count(card["tokens"])
-    layers, width = card["n_layer"], card["n_embd"]
-    known = isinstance(layers, int) and isinstance(width, int)
-    norm = (draft.values.get("model") or {}).get("norm", "layernorm")
-    card["parameters_without_embeddings"] = (
-        parameter_count(layers, width, 0, 0, norm) if known else None
-    )
+    card["parameters_without_embeddings"] = None
+    with contextlib.suppress(ValueError, TypeError):
+        config = config_of(Model(**draft.values["model"]), 1, 1)
+        card["parameters_without_embeddings"] = inner_parameters(config)
     return card
 
 

@@ -17,7 +17,7 @@ from efftrain_cli.optim.groups import GroupScale
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from efftrain_cli.model.gpt import GPTConfig
+    from efftrain_cli.model.config import GPTConfig
 
 OFFDIAG_SCALE = 0.5
 """Standard deviation of the blocks of A, relative to W's."""

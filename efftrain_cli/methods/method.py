@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from efftrain_cli.model.flops import Shape
+    from efftrain_cli.model.config import GPTConfig
     from efftrain_cli.plan.step import StepPlan, StepResult
     from efftrain_cli.recipe.recipe import Recipe
 
@@ -53,7 +53,7 @@ class Method:
         """What the sequences of every step are a multiple of, where their number is not planned; else 0."""
         return 0
 
-    def in_flight_bytes(self, shape: Shape, batch_size: int) -> int:
+    def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
         """Bytes of its own tensors between two full steps, which each checkpoint holds too."""
         return 0
 

@@ -29,9 +29,10 @@ from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.method import Method, varying
-from efftrain_cli.model.flops import Shape, block_parameters, flops_per_token
+from efftrain_cli.model.flops import block_parameters, flops_per_token
 
 if TYPE_CHECKING:
+    from efftrain_cli.model.config import GPTConfig
     from efftrain_cli.recipe.recipe import Recipe
 
 
@@ -157,11 +158,11 @@ class Ouroboros(Method):
     def without_schedule(self) -> dict[str, Any]:
         return {"ouroboros": replace(self, warmup_steps=0, cosine_every=0)}
 
-    def blocks(self, shape: Shape) -> tuple[int, ...]:
+    def blocks(self, shape: GPTConfig) -> tuple[int, ...]:
         """Blocks of each module, first module first: `split`, or the most even one."""
         return self.split or balanced_split(self.modules, shape)
 
-    def in_flight_bytes(self, shape: Shape, batch_size: int) -> int:
+    def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
         """See `Method`: tau_k fp32 gradients of each module, or of its inputs and one of their gradients."""
         if self.modules == 1:
             return 0
@@ -170,11 +171,12 @@ class Ouroboros(Method):
             tokens = batch_size * shape.seq_len
             vectors = sum(stale) - stale[0] + self.modules - 1
             return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * vectors
-        sizes = [blocks * block_parameters(shape.n_embd) for blocks in self.blocks(shape)[:-1]]
-        sizes[0] += (shape.padded_vocab_size + shape.seq_len) * shape.n_embd
+        sizes = [blocks * block_parameters(shape) for blocks in self.blocks(shape)[:-1]]
+        positions = shape.seq_len if shape.positions == "learned" else 0
+        sizes[0] += (shape.padded_vocab_size + positions) * shape.n_embd
         return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
 
-    def ring_speed(self, shape: Shape) -> float:
+    def ring_speed(self, shape: GPTConfig) -> float:
         """How many times as fast as one device a ring of this implementation is at most: even FLOP rates, free
         messages, the backward pass twice the forward one, late modules run forward twice, each device's late backward
         after its forward."""
@@ -186,7 +188,7 @@ class Ouroboros(Method):
         ends += [sum(forward[: k + 1]) + 3 * forward[k] for k in range(1, self.modules - 1)]
         return 3 * whole / max(ends)
 
-    def recomputed_share(self, shape: Shape) -> float:
+    def recomputed_share(self, shape: GPTConfig) -> float:
         """FLOPs of running the late modules forward a second time, as a share of a step's."""
         return sum(self.blocks(shape)[:-1]) / (3 * (shape.n_layer + head_in_blocks(shape)))
 
@@ -199,16 +201,13 @@ class Ouroboros(Method):
         return self.cosine_every > 0 and step % self.cosine_every == 0
 
 
-def head_in_blocks(shape: Shape) -> float:
+def head_in_blocks(shape: GPTConfig) -> float:
     """FLOPs of the head in those of a block, at full length: 4.5 of GPT-2 117M."""
-    none, one = (
-        flops_per_token(shape.n_embd, shape.seq_len, shape.padded_vocab_size, blocks)
-        for blocks in (0, 1)
-    )
+    none, one = (flops_per_token(shape, shape.seq_len, blocks) for blocks in (0, 1))
     return (none.with_logits - none.without_logits) / (one.without_logits - none.without_logits)
 
 
-def balanced_split(modules: int, shape: Shape) -> tuple[int, ...]:
+def balanced_split(modules: int, shape: GPTConfig) -> tuple[int, ...]:
     """Blocks of each of K modules so that the busiest of the K - 1 devices has least to do, the head counted with the
     last module.
 

@@ -28,11 +28,12 @@ from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.method import Method
-from efftrain_cli.model.flops import CHANNELS
+from efftrain_cli.model.flops import channels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from efftrain_cli.model.config import Dimensions
     from efftrain_cli.model.gpt import GPT
     from efftrain_cli.plan.step import StepPlan
     from efftrain_cli.recipe.recipe import Recipe
@@ -88,16 +89,18 @@ class StandardizationLoss(Method):
         ]
         return in_blocks + ["ln_f"] * ("ln_f" in self.names())
 
-    def shares(self, n_layer: int) -> list[float]:
+    def shares(self, config: Dimensions) -> list[float]:
         """Each site's share of the mean over sites and channels; of moments per token, over sites. They add up to 1."""
-        names = [site.split(".", 2)[-1] for site in self.sites_of(n_layer)]
-        sizes = [CHANNELS[name] if self.moments == "channel" else 1 for name in names]
+        names = [site.split(".", 2)[-1] for site in self.sites_of(config.n_layer)]
+        widths = channels(config)
+        sizes = [widths[name] if self.moments == "channel" else 1 for name in names]
         return [size / sum(sizes) for size in sizes]
 
-    def weight_sum(self, n_layer: int, n_embd: int) -> float:
+    def weight_sum(self, config: Dimensions) -> float:
         """The paper's lambda: the factor of the sum over all sites and channels."""
-        sites = sum(CHANNELS[name] * (1 if name == "ln_f" else n_layer) for name in self.names())
-        return self.weight / (n_embd * sites)
+        widths = channels(config)
+        names = [site.split(".", 2)[-1] for site in self.sites_of(config.n_layer)]
+        return self.weight / sum(widths[name] for name in names)
 
     # --- what the recipe says of it ---
 
@@ -106,7 +109,14 @@ class StandardizationLoss(Method):
 
     def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
         model = recipe.model
-        if self.affine and model.norm == "layernorm" and self.sites == "ln_input":
+        gated = model.mlp == "swiglu"
+        if self.affine and (gated or not model.bias):
+            rule = "must be false with a gated MLP or without biases: nothing could take the scale and shift later"
+            yield "standardization_loss.affine", rule
+        if self.sites == "all_linear" and gated:
+            rule = 'must be "preact" or "ln_input" with mlp = "swiglu": c_up is no site'
+            yield "standardization_loss.sites", rule
+        if self.affine and model.norm != "none" and self.sites == "ln_input":
             yield (
                 "standardization_loss.affine",
                 'must be false with sites = "ln_input" and model.norm = "layernorm": layer norms have a scale and shift of their own',
@@ -142,7 +152,7 @@ class StandardizationLoss(Method):
     def assumptions(self, recipe: Recipe) -> list[str]:
         model, paper, per, stays = recipe.model, "", "each token", ""
         if self.moments == "channel":
-            paper = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model.n_layer, model.n_embd):.3g}"
+            paper = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model):.3g}"
             per = "each micro-batch of train.micro_batch_tokens, a setting of this method"
         if "ln_f" in self.affine_names():
             stays = " The scale and shift before the head stay after training: its matrix is the embedding too."

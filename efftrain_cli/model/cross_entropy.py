@@ -24,8 +24,19 @@ _OTHER_DEVICE_BYTES = 1 << 28
 """The same on any other device."""
 
 
-def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
-    """Summed cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T` against `targets`.
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """`softcap` tanh(logits / softcap), in fp32 (fp64 if they are); the logits themselves if it is None. Gemma Team,
+    2024, arXiv 2408.00118, section 2."""
+    if softcap is None:
+        return logits
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return softcap * torch.tanh(wide / softcap)
+
+
+def summed_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float | None = None
+) -> Tensor:
+    """Summed cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against `targets`.
 
     Args:
         x: (tokens, n_embd).
@@ -33,31 +44,38 @@ def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, vocab_size:
         targets: int64 (tokens,).
     """
     if torch.compiler.is_compiling():
-        return F.cross_entropy(
-            F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum"
-        )
+        logits = capped(F.linear(x, weight)[:, :vocab_size].float(), softcap)
+        return F.cross_entropy(logits, targets, reduction="sum")
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if not torch.is_grad_enabled():
-        return _without_gradient(x, weight, targets, vocab_size)
-    return _SummedCrossEntropy.apply(x, weight, targets, vocab_size)
+        return _without_gradient(x, weight, targets, vocab_size, softcap)
+    return _SummedCrossEntropy.apply(x, weight, targets, vocab_size, softcap)
 
 
-def _without_gradient(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+def _without_gradient(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float | None
+) -> Tensor:
     loss = torch.zeros((), device=x.device)
     chunk_bytes = _EVALUATION_CHUNK_BYTES.get(x.device.type, _OTHER_DEVICE_BYTES)
     tokens = max(1, chunk_bytes // (4 * weight.shape[0]))
     for part, hit in zip(x.split(tokens), targets.split(tokens), strict=True):
-        loss += F.cross_entropy(
-            F.linear(part, weight)[:, :vocab_size].float(), hit, reduction="sum"
-        )
+        logits = capped(F.linear(part, weight)[:, :vocab_size].float(), softcap)
+        loss += F.cross_entropy(logits, hit, reduction="sum")
     return loss
 
 
 class _SummedCrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        vocab_size: int,
+        softcap: float | None,
+    ) -> Tensor:
         logits = x @ weight.t()
         chunk_bytes = _TRAINING_CHUNK_BYTES.get(x.device.type, _OTHER_DEVICE_BYTES)
         tokens = max(1, chunk_bytes // (4 * logits.shape[1]))
@@ -69,6 +87,10 @@ class _SummedCrossEntropy(Function):
         ):
             real = chunk[:, :vocab_size]
             work = real.float() if narrow else real
+            if softcap is not None:
+                work.div_(softcap).tanh_()
+                slope = 1 - work.square()
+                work.mul_(softcap)
             work.sub_(work.amax(dim=1, keepdim=True))
             hit = work.gather(1, target)
             total = work.exp_().sum(dim=1, keepdim=True)
@@ -76,6 +98,8 @@ class _SummedCrossEntropy(Function):
             # softmax minus one at the target: the gradient of the loss by the logits
             work.mul_(total.reciprocal())
             work.scatter_(1, target, work.gather(1, target) - 1.0)
+            if softcap is not None:
+                work.mul_(slope)
             if narrow:
                 real.copy_(work)
         logits[:, vocab_size:] = 0.0
@@ -84,8 +108,8 @@ class _SummedCrossEntropy(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, weight, grad_logits = ctx.saved_tensors
         scale = grad_loss.to(x.dtype) if x.dtype == torch.float64 else grad_loss
         # The factor goes to the small sides of the products; the gradient of the logits is left as it is.
-        return (grad_logits @ weight).mul_(scale), grad_logits.t() @ (x * scale), None, None
+        return (grad_logits @ weight).mul_(scale), grad_logits.t() @ (x * scale), None, None, None

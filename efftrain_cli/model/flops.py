@@ -1,41 +1,17 @@
 """What a step costs and how well the device is used. Plain arithmetic: no torch, so that plans can be costed without
 it.
 
-Convention (reported with every figure): (6 N + 12 n_layer n_embd seq_len) FLOPs per trained token over the blocks that
-ran, forward and backward together, N counting the tied embedding matrix once and no position table. The logit matmul
-is 6 * vocabulary rows * n_embd of it; figures exist with and without it.
+Convention (reported with every figure): (6 N + 12 n_layer n_head head_dim seq_len) FLOPs per trained token over the
+blocks that ran, forward and backward together. N counts norms and biases, and of the tables only the one that makes
+the logits; GPT-2's n_head head_dim is n_embd. The logit matmul is 6 * vocabulary rows * n_embd of it; figures exist
+with and without it. That attention is causal is not counted: with it the second term would be half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-CHANNELS = {
-    "ln_1": 1,
-    "attn.c_attn": 3,
-    "attn.c_proj": 1,
-    "ln_2": 1,
-    "mlp.c_fc": 4,
-    "mlp.c_proj": 1,
-    "ln_f": 1,
-}
-"""Channels of the activations that have a name, in n_embd, in the order in which a model computes them: what a layer
-norm takes in, what a linear layer puts out. All but "ln_f" are in every block."""
-
-
-class Shape(Protocol):
-    """What costs and sizes go by: a `GPTConfig`."""
-
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def n_embd(self) -> int: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def padded_vocab_size(self) -> int: ...
-
+from efftrain_cli.model.config import Dimensions, GPTConfig
 
 NEWTON_SCHULZ_ITERATIONS = 5
 """Of Muon, by which it brings a matrix close to an orthogonal one."""
@@ -48,70 +24,87 @@ class FlopsPerToken(NamedTuple):
     without_logits: float
 
 
-def block_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:
-    """Parameters of one GPT-2 block: four matrices (12 n_embd^2), their biases (9 n_embd) and two layer norms (4
-    n_embd), which are absent with norm = "none"; and a scale and shift for each of its activations in `affine`."""
-    vectors = (
-        9
-        + (4 if norm == "layernorm" else 0)
-        + sum(2 * CHANNELS[name] for name in affine if name != "ln_f")
-    )
-    return 12 * n_embd * n_embd + vectors * n_embd
+def channels(config: Dimensions) -> dict[str, int]:
+    """Channels of the activations that have a name, in the order in which a model computes them: the input of a norm,
+    the output of a linear layer. All but "ln_f" are in every block."""
+    width = config.n_embd
+    return {
+        "ln_1": width,
+        "attn.c_attn": sum(config.qkv_rows),
+        "attn.c_proj": width,
+        "ln_2": width,
+        "mlp.c_fc": config.ff_size,
+        "mlp.c_proj": width,
+        "ln_f": width,
+    }
 
 
-def block_matrices(n_embd: int) -> tuple[tuple[int, int], ...]:
+def norm_parameters(config: GPTConfig) -> int:
+    """Parameters of one norm: a scale for each channel, and a layer norm's shift."""
+    if config.norm == "none":
+        return 0
+    return config.n_embd * (2 if config.norm == "layernorm" and config.bias else 1)
+
+
+def block_matrices(config: Dimensions) -> list[tuple[int, int]]:
     """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three matrices."""
-    square = (n_embd, n_embd)
-    return (square, square, square, square, (4 * n_embd, n_embd), (n_embd, 4 * n_embd))
+    width, units = config.n_embd, config.ff_size
+    into = [*config.qkv_rows, *([units, units] if config.mlp == "swiglu" else [units])]
+    return [*((rows, width) for rows in into), (width, config.attention_size), (width, units)]
 
 
-def newton_schulz_flops(n_layer: int, n_embd: int) -> float:
+def newton_schulz_flops(config: Dimensions) -> float:
     """Return the FLOPs of Muon's Newton-Schulz iterations in one optimizer step of a whole model.
 
     On a matrix X of sides s <= l an iteration computes X X^T (2 s^2 l), its square (2 s^3) and that times X (2 s^2 l).
     """
     total = 0.0
-    for matrix in block_matrices(n_embd):
+    for matrix in block_matrices(config):
         short, long = sorted(matrix)
         total += NEWTON_SCHULZ_ITERATIONS * (4 * short**2 * long + 2 * short**3)
-    return n_layer * total
+    return config.n_layer * total
 
 
-def last_norm_parameters(n_embd: int, norm: str = "layernorm", affine: Sequence[str] = ()) -> int:
-    """Parameters between the last block and the head: scale and shift of the final layer norm, or of what stands in its
+def block_parameters(config: GPTConfig) -> int:
+    """Parameters of one block: the matrices of attention and MLP, their biases, two norms, the gains of q and k, and a
+    scale and shift for each of the block's activations in `affine`."""
+    matrices = block_matrices(config)
+    total = sum(rows * columns for rows, columns in matrices)
+    if config.bias:
+        total += sum(rows for rows, _ in matrices)
+    if config.qk_norm:
+        total += 2 * config.head_size
+    sizes = channels(config)
+    total += sum(2 * sizes[name] for name in config.affine if name != "ln_f")
+    return total + 2 * norm_parameters(config)
+
+
+def last_norm_parameters(config: GPTConfig) -> int:
+    """Parameters between the last block and the head: those of the final norm, or of the scale and shift in its
     place."""
-    return 2 * n_embd if norm == "layernorm" or "ln_f" in affine else 0
+    return 2 * config.n_embd if "ln_f" in config.affine else norm_parameters(config)
 
 
-def parameter_count(
-    n_layer: int,
-    n_embd: int,
-    seq_len: int,
-    vocab_rows: int,
-    norm: str = "layernorm",
-    affine: Sequence[str] = (),
-) -> int:
-    """Parameters of a GPT: embedding of `vocab_rows` rows (tied head), positions, blocks, final layer norm. `norm` and
-    `affine` are those of `GPTConfig`."""
-    blocks = n_layer * block_parameters(n_embd, norm, affine)
-    return (
-        vocab_rows * n_embd + seq_len * n_embd + blocks + last_norm_parameters(n_embd, norm, affine)
-    )
+def inner_parameters(config: GPTConfig) -> int:
+    """Parameters without tables: blocks and final norm."""
+    return config.n_layer * block_parameters(config) + last_norm_parameters(config)
 
 
-def flops_per_token(
-    n_embd: int,
-    seq_len: int,
-    vocab_rows: int,
-    blocks: float,
-    norm: str = "layernorm",
-    affine: Sequence[str] = (),
-) -> FlopsPerToken:
-    """FLOPs per token at `seq_len`, where `blocks` blocks were executed (an average may be fractional)."""
-    in_blocks = blocks * (6.0 * block_parameters(n_embd, norm, affine) + 12.0 * n_embd * seq_len)
-    # The final layer norm's parameters belong to N.
-    without_logits = in_blocks + 6.0 * last_norm_parameters(n_embd, norm, affine)
-    return FlopsPerToken(without_logits + 6.0 * vocab_rows * n_embd, without_logits)
+def parameter_count(config: GPTConfig) -> int:
+    """Parameters of a GPT: table of tokens, table of positions if learned, blocks, final norm, head if untied."""
+    rows = config.padded_vocab_size * (1 if config.tied else 2)
+    if config.positions == "learned":
+        rows += config.seq_len
+    return rows * config.n_embd + inner_parameters(config)
+
+
+def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerToken:
+    """FLOPs per token at `seq_len` if `blocks` blocks were executed (an average may be fractional)."""
+    attention = 12.0 * config.attention_size * seq_len
+    in_blocks = blocks * (6.0 * block_parameters(config) + attention)
+    without_logits = in_blocks + 6.0 * last_norm_parameters(config)
+    logits = 6.0 * config.padded_vocab_size * config.n_embd
+    return FlopsPerToken(without_logits + logits, without_logits)
 
 
 # Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity: (bf16 with fp32

@@ -1,11 +1,12 @@
-"""GPT-2 (Radford et al. 2019): pre-LN transformer decoder, learned positions, tied head; or the same without layer
-norms.
+"""A pre-norm transformer decoder: GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023) and what lies between.
 
-Parameter names are GPT-2's (`wte wpe h.N.ln_1 attn.c_attn attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), so that weights
-and optimizer moments can be read beside the released ones. Embedding, blocks and head can be called apart: a block
-that is not called costs nothing. There is no dropout.
+Every choice is a field of `GPTConfig`. Whatever they are, parameters have GPT-2's names (`wte wpe h.N.ln_1 attn.c_attn
+attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), beside which there are `attn.q_norm attn.k_norm` with norms of q and k,
+`mlp.c_up` with a gate (c_fc is then the gate's), and `lm_head` if it is not tied. Embedding, blocks and head can be
+called apart: a block that is not called costs nothing. There is no dropout.
 
-Shapes: B sequences, T tokens in each, C = n_embd channels, H heads of C / H channels, V = vocab_size token ids.
+Shapes: B sequences, T tokens in each, C = n_embd channels, H query heads of D = head_dim channels, K heads of keys and
+values, V = vocab_size token ids.
 
     tokens (B, T) -> embed -> (B, T, C) -> blocks -> (B, T, C) -> head -> logits (B, T, V)
 """
@@ -14,52 +15,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from efftrain_cli.model.cross_entropy import summed_cross_entropy
-from efftrain_cli.model.flops import CHANNELS, FlopsPerToken, flops_per_token
+from efftrain_cli.model.config import GPTConfig as GPTConfig
+from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy
+from efftrain_cli.model.flops import FlopsPerToken, channels, flops_per_token
 from efftrain_cli.model.gelu import gelu
 from efftrain_cli.model.linear import NarrowHead
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 
-
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    """Shape of a GPT."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-    seq_len: int
-    """Positions, in tokens."""
-    vocab_size: int
-    """Token ids that exist."""
-    padded_vocab_size: int
-    """Rows of the embedding matrix: vocab_size rounded up for the matmul. The rest never reaches a loss or a sample."""
-    norm: Literal["layernorm", "none"] = "layernorm"
-    """With "none" there are no layer norms: each is the identity."""
-    init: Literal["gpt2", "unit"] = "gpt2"
-    """How weights are initialized: see `GPT.init_weights`. With "unit" the logits are divided by sqrt(n_embd),
-    always."""
-    affine: tuple[str, ...] = ()
-    """Activations (of `flops.CHANNELS`) that a learned scale and shift follow; "ln_1", "ln_2" and "ln_f" only without
-    layer norms."""
-
-    @property
-    def logit_scale(self) -> float:
-        """What the product with the vocabulary is multiplied by."""
-        return 1 / math.sqrt(self.n_embd) if self.init == "unit" else 1.0
-
-
 See = Callable[[str, Tensor], None]
-"""(name, activation) -> nothing: shown the outputs of linear layers and the inputs of layer norms, by the layer's name
-in its block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels)."""
+"""(name, activation) -> nothing: shown the outputs of linear layers and the inputs of norms, by the layer's name in its
+block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels)."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
 """(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
 
@@ -69,7 +41,8 @@ def ignore(name: str, activation: Tensor) -> None:
 
 
 class KeyValueCache:
-    """Keys and values of the positions one block has seen, for generation: each (B, H, positions, C / H)."""
+    """Keys and values of the positions one block has seen, for generation: each (B, K, positions, D). Keys are kept
+    rotated, so that a new token rotates only its own."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -81,7 +54,7 @@ class KeyValueCache:
         return 0 if self.keys is None else self.keys.shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends (B, H, new, C / H) and returns all keys and values so far."""
+        """Appends (B, K, new, D) and returns all keys and values so far."""
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys, keys], dim=2)
             values = torch.cat([self.values, values], dim=2)
@@ -103,68 +76,133 @@ class Affine(nn.Module):
 
 def _affine(config: GPTConfig, name: str) -> nn.Module:
     """What follows the activation `name`: its scale and shift, or the identity."""
-    return Affine(CHANNELS[name] * config.n_embd) if name in config.affine else nn.Identity()
+    return Affine(channels(config)[name]) if name in config.affine else nn.Identity()
 
 
 def _norm(config: GPTConfig, name: str) -> nn.Module:
-    """The layer norm `name`, or what stands in its place."""
-    return nn.LayerNorm(config.n_embd) if config.norm == "layernorm" else _affine(config, name)
+    """The norm `name`, or what stands in its place."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.n_embd, config.norm_eps, bias=config.bias)
+    if config.norm == "rmsnorm":
+        return RMSNorm(config.n_embd, config.norm_eps)
+    return _affine(config, name)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) times a learned gain, in fp32: (..., channels) -> (..., channels). Zhang and Sennrich
+    2019, arXiv 1910.07467."""
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * self.weight).to(x.dtype)
+
+
+class Rope(nn.Module):
+    """Rotary positions (Su et al. 2021, arXiv 2104.09864), half-rotated as in transformers: channels i and i + D / 2 of
+    position p turn by p theta^(-2 i / D), i < D / 2. All blocks share one."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        exponents = torch.arange(0, config.head_size, 2).float() / config.head_size
+        angles = torch.arange(config.seq_len)[:, None] * config.rope_theta**-exponents
+        # (positions, 1, D / 2), in fp32 whatever the compute type.
+        self.register_buffer("cos", angles.cos()[:, None], persistent=False)
+        self.register_buffer("sin", angles.sin()[:, None], persistent=False)
+
+    def forward(self, x: Tensor, position: int) -> Tensor:
+        """x (B, T, heads, D), whose first token stands at `position`, rotated."""
+        end = position + x.shape[1]
+        cos, sin = self.cos[position:end], self.sin[position:end]
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, rope: Rope | None = None) -> None:
         super().__init__()
-        self.n_head = config.n_head
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.head_size, self.rows = config.head_size, config.qkv_rows
+        self.queries_per_key = config.n_head // config.kv_heads
+        self.c_attn = nn.Linear(config.n_embd, sum(self.rows), bias=config.bias)
         self.c_attn_affine = _affine(config, "attn.c_attn")
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.q_norm = RMSNorm(self.head_size, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_size, config.norm_eps) if config.qk_norm else None
+        self.rope = (rope or Rope(config)) if config.positions == "rope" else None
+        self.c_proj = nn.Linear(config.attention_size, config.n_embd, bias=config.bias)
         self.c_proj_affine = _affine(config, "attn.c_proj")
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None, see: See = ignore) -> Tensor:
-        batch, seq_len, n_embd = x.shape
+        batch, seq_len, _ = x.shape
+        past = 0 if cache is None else cache.length
         qkv = self.c_attn(x)
         see("attn.c_attn", qkv)
         qkv = self.c_attn_affine(qkv)
         # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
         q, k, v = (
-            part.view(batch, seq_len, self.n_head, -1).transpose(1, 2)
-            for part in qkv.split(n_embd, dim=2)
+            part.view(batch, seq_len, -1, self.head_size) for part in qkv.split(self.rows, dim=2)
         )
-        past = 0
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope is not None:
+            q, k = self.rope(q, past), self.rope(k, past)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
-            past = cache.length
             k, v = cache.extend(k, v)
+        if self.queries_per_key > 1:
+            # Query head j reads head j // queries_per_key. Repeated, as not every kernel knows groups.
+            k = k.repeat_interleave(self.queries_per_key, dim=1)
+            v = v.repeat_interleave(self.queries_per_key, dim=1)
         if past == 0:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             mask = torch.ones(seq_len, past + seq_len, dtype=torch.bool, device=x.device).tril(past)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        y = self.c_proj(y.transpose(1, 2).reshape(batch, seq_len, n_embd))
+        y = self.c_proj(y.transpose(1, 2).reshape(batch, seq_len, -1))
         see("attn.c_proj", y)
         return self.c_proj_affine(y)
 
 
 class MLP(nn.Module):
+    """GELU, SwiGLU (Shazeer 2020, arXiv 2002.05202) or squared ReLU (So et al. 2021, arXiv 2109.08668)."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.kind = config.mlp
+        self.c_fc = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
         self.c_fc_affine = _affine(config, "mlp.c_fc")
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        if self.kind == "swiglu":
+            self.c_up = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
+        self.c_proj = nn.Linear(config.ff_size, config.n_embd, bias=config.bias)
         self.c_proj_affine = _affine(config, "mlp.c_proj")
 
     def forward(self, x: Tensor, see: See = ignore) -> Tensor:
-        x = self.c_fc(x)
-        see("mlp.c_fc", x)
-        x = self.c_proj(gelu(self.c_fc_affine(x)))
-        see("mlp.c_proj", x)
-        return self.c_proj_affine(x)
+        hidden = self.c_fc(x)
+        see("mlp.c_fc", hidden)
+        hidden = self.c_fc_affine(hidden)
+        if self.kind == "gelu":
+            hidden = gelu(hidden)
+        elif self.kind == "swiglu":
+            hidden = F.silu(hidden) * self.c_up(x)
+        else:
+            hidden = F.relu(hidden).square()
+        y = self.c_proj(hidden)
+        see("mlp.c_proj", y)
+        return self.c_proj_affine(y)
 
 
 class Block(nn.Module):
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, rope: Rope | None = None) -> None:
         super().__init__()
         self.ln_1 = _norm(config, "ln_1")
-        self.attn = CausalSelfAttention(config)
+        self.attn = CausalSelfAttention(config, rope)
         self.ln_2 = _norm(config, "ln_2")
         self.mlp = MLP(config)
         self.term: ActivationTerm | None = None
@@ -204,17 +242,26 @@ def run_eagerly(block: Block, x: Tensor, scale: Tensor | None) -> Tensor | tuple
 
 
 class GPT(nn.Module):
-    """GPT-2. `forward` gives logits; training uses `loss_sum`."""
+    """The model. `forward` gives logits; training uses `loss_sum`.
+
+    Raises:
+        ValueError: its sizes do not fit together.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if config.n_embd % config.n_head:
-            raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
+        if misfits := list(config.misfits()):
+            raise ValueError("; ".join(rule for _, rule in misfits))
         self.config = config
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.seq_len, config.n_embd)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        rotates = config.positions == "rope"
+        self.wpe = None if rotates else nn.Embedding(config.seq_len, config.n_embd)
+        rope = Rope(config) if rotates else None
+        self.h = nn.ModuleList(Block(config, rope) for _ in range(config.n_layer))
         self.ln_f = _norm(config, "ln_f")
+        self.lm_head = (
+            None if config.tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        )
         self.lockstep = False
         """Several ranks make each call of `loss_sum` together, because each keeps a share of the weights."""
         self.narrow_head: NarrowHead | None = None
@@ -228,8 +275,13 @@ class GPT(nn.Module):
         return self.wte.weight.device
 
     @property
+    def head_weight(self) -> Tensor:
+        """The matrix that makes the logits, (padded_vocab_size, n_embd): the embedding's if it is tied."""
+        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+
+    @property
     def parameter_count(self) -> int:
-        """Parameters, the tied matrix counted once."""
+        """Parameters, a tied matrix counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def parameter_kinds(self) -> dict[str, ParameterKind]:
@@ -241,24 +293,20 @@ class GPT(nn.Module):
     ) -> FlopsPerToken:
         """FLOPs per trained token at `seq_len` (default: the full length) where `blocks` blocks ran (default: all)."""
         config = self.config
-        return flops_per_token(
-            config.n_embd,
-            config.seq_len if seq_len is None else seq_len,
-            config.padded_vocab_size,
-            config.n_layer if blocks is None else blocks,
-            config.norm,
-            config.affine,
-        )
+        seq_len = config.seq_len if seq_len is None else seq_len
+        return flops_per_token(config, seq_len, config.n_layer if blocks is None else blocks)
 
     def init_weights(self, seed: int) -> None:
-        """The configured initialization, a function of `seed` alone. Biases 0, layer norms and scales 1.
+        """The configured initialization, a function of `seed` alone. Biases 0, norms and scales 1.
 
-        "gpt2": matrices and embeddings N(0, 0.02), projections into the residual stream N(0, 0.02 / sqrt(2 n_layer)).
-        "unit", for models without layer norms: the sum of token and position embedding has variance 1, matrices are
-        N(0, 1 / sqrt(inputs)), projections into the residual stream that over sqrt(2 n_layer). The standard deviation
-        is given. Drawn on the CPU, so that every device starts from the same weights. Padding rows are 0.
+        "gpt2": matrices and tables N(0, 0.02), projections into the residual stream N(0, 0.02 / sqrt(2 n_layer)).
+        "hf": all of them N(0, 0.02), as transformers does. "unit", for models without norms: the sum of token and
+        position embedding has variance 1, matrices are N(0, 1 / sqrt(inputs)), projections into the residual stream
+        that over sqrt(2 n_layer). The standard deviation is given. Drawn on the CPU, so that every device starts from
+        the same weights. Padding rows are 0.
         """
-        generator = torch.Generator().manual_seed(seed)
+        config, generator = self.config, torch.Generator().manual_seed(seed)
+        tables = ("wte.weight", "wpe.weight", "lm_head.weight")
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name.endswith("bias"):
@@ -267,18 +315,19 @@ class GPT(nn.Module):
                     parameter.fill_(1.0)
                 else:
                     std = 0.02
-                    if self.config.init == "unit":
-                        embedding = name in ("wte.weight", "wpe.weight")
-                        std = math.sqrt(0.5) if embedding else 1 / math.sqrt(parameter.shape[1])
-                    if name.endswith("c_proj.weight"):
-                        std /= math.sqrt(2 * self.config.n_layer)
+                    if config.init == "unit":
+                        in_table = math.sqrt(0.5) if config.positions == "learned" else 1.0
+                        std = in_table if name in tables else 1 / math.sqrt(parameter.shape[1])
+                    if config.init != "hf" and name.endswith("c_proj.weight"):
+                        std /= math.sqrt(2 * config.n_layer)
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-            self.wte.weight[self.config.vocab_size :].zero_()
+            self.wte.weight[config.vocab_size :].zero_()
+            self.head_weight[config.vocab_size :].zero_()
 
     def replace_linears(self, make: Callable[[str, nn.Linear], nn.Module]) -> None:
         """Puts `make(name, layer)` in the place of every linear layer of the blocks, in order; `name` is that of its
-        module, as "h.0.attn.c_attn". A replacement keeps the layer's parameters under their names. The tied head is not
-        among them: it shares its matrix with the embedding."""
+        module, as "h.0.attn.c_attn". A replacement keeps the layer's parameters under their names. The head is not one
+        of them."""
         for name, module in [
             (name, m) for name, m in self.h.named_modules() if isinstance(m, nn.Linear)
         ]:
@@ -294,7 +343,9 @@ class GPT(nn.Module):
         end = position + tokens.shape[1]
         if end > self.config.seq_len:
             raise ValueError(f"{end} positions asked of a model that has {self.config.seq_len}")
-        x = self.wte(tokens) + self.wpe.weight[position:end]
+        x = self.wte(tokens)
+        if self.wpe is not None:
+            x = x + self.wpe.weight[position:end]
         return x.to(self.residual_dtype) if torch.is_autocast_enabled(x.device.type) else x
 
     def run_blocks(
@@ -335,20 +386,22 @@ class GPT(nn.Module):
     def head(self, x: Tensor) -> Tensor:
         """Residual stream (..., C) -> logits (..., V), padding columns cut off."""
         x = self.before_head(x)
-        logits = (
-            F.linear(x, self.wte.weight)
-            if self.narrow_head is None
-            else self.narrow_head(x, self.wte.weight)
-        )
-        return logits[..., : self.config.vocab_size]
+        if self.narrow_head is None:
+            logits = F.linear(x, self.head_weight)
+        else:
+            logits = self.narrow_head(x, self.head_weight)
+        return capped(logits[..., : self.config.vocab_size], self.config.softcap)
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T)."""
-        x = self.before_head(x).flatten(0, -2)
+        x, config = self.before_head(x).flatten(0, -2), self.config
         if self.narrow_head is not None:
-            logits = self.narrow_head(x, self.wte.weight)[:, : self.config.vocab_size]
-            return F.cross_entropy(logits.float(), targets.flatten(), reduction="sum")
-        return summed_cross_entropy(x, self.wte.weight, targets.flatten(), self.config.vocab_size)
+            logits = self.narrow_head(x, self.head_weight)[:, : config.vocab_size].float()
+            logits = capped(logits, config.softcap)
+            return F.cross_entropy(logits, targets.flatten(), reduction="sum")
+        return summed_cross_entropy(
+            x, self.head_weight, targets.flatten(), config.vocab_size, config.softcap
+        )
 
     def loss_sum(
         self,

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.gpt import GPT
 
 CONV1D_WEIGHTS = (
     "attn.c_attn.weight",
@@ -300,7 +302,7 @@ def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) ->
         raise CheckpointError(
             f"{path} says n_layer = {config.n_layer}, the weights have {len(layers)} layers"
         )
-    described = parameter_count(config.n_layer, config.n_embd, config.seq_len, config.vocab_size)
+    described = parameter_count(replace(config, padded_vocab_size=config.vocab_size))
     there = sum(tensor.numel() for tensor in tensors.values())
     if described > 2 * there:
         raise CheckpointError(

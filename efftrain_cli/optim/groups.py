@@ -19,4 +19,4 @@ class GroupScale:
 def decays(kind: ParameterKind) -> bool:
     """Weight decay acts on matrices, except the position embeddings: rows that no short sequence reaches get no
     gradient, and decay alone would shrink them."""
-    return kind in ("token_embedding", "matrix", "fused_matrix")
+    return kind in ("token_embedding", "head", "matrix", "fused_matrix")

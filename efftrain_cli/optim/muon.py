@@ -8,7 +8,7 @@ recommends, q, k and v are orthogonalized one by one, not as the one matrix that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,10 @@ class Muon:
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        fused_rows: Sequence[int] | None = None,
     ) -> None:
-        """`lr_ratio` is Muon's learning rate over that of AdamW; `betas` and `eps` are AdamW's."""
+        """`lr_ratio` is Muon's learning rate over that of AdamW; `betas` and `eps` are AdamW's. `fused_rows` are those
+        of q, k and v in a fused matrix; default: as many of each."""
         matrices = {
             name: parameter
             for name, parameter in parameters.items()
@@ -55,21 +57,23 @@ class Muon:
             weight_decay=weight_decay,
         )
         self._momentum = {name: torch.zeros_like(parameter) for name, parameter in matrices.items()}
-        self._parts: list[tuple[nn.Parameter, int, list[nn.Parameter]]] = []
-        """(matrix, parts, the parts as parameters that share its memory): three of a fused matrix, else one."""
+        self._parts: list[tuple[nn.Parameter, list[int], list[nn.Parameter]]] = []
+        """(matrix, rows of its parts, the parts as parameters that share its memory): three of a fused matrix, else
+        one."""
         for name, matrix in matrices.items():
-            count = 3 if kinds[name] == "fused_matrix" else 1
-            self._parts.append(
-                (matrix, count, [nn.Parameter(part) for part in matrix.detach().chunk(count)])
-            )
+            rows = [len(matrix)]
+            if kinds[name] == "fused_matrix":
+                rows = list(fused_rows or 3 * [len(matrix) // 3])
+            parts = [nn.Parameter(part) for part in matrix.detach().split(rows)]
+            self._parts.append((matrix, rows, parts))
         self._muon = _TorchMuon(
             [part for _, _, parts in self._parts for part in parts],
             lr=0.0,
             weight_decay=weight_decay,
             momentum=MOMENTUM,
         )
-        for (_, count, parts), momentum in zip(self._parts, self._momentum.values(), strict=True):
-            for part, share in zip(parts, momentum.chunk(count), strict=True):
+        for (_, rows, parts), momentum in zip(self._parts, self._momentum.values(), strict=True):
+            for part, share in zip(parts, momentum.split(rows), strict=True):
                 self._muon.state[part]["momentum_buffer"] = share
 
     def step(self, lr: float, found_inf: Tensor) -> None:
@@ -77,8 +81,8 @@ class Muon:
         self._adamw.step(lr, found_inf)
         for group in self._muon.param_groups:
             group["lr"] = lr * self._lr_ratio
-        for matrix, count, parts in self._parts:
-            gradients = [None] * count if matrix.grad is None else matrix.grad.chunk(count)
+        for matrix, rows, parts in self._parts:
+            gradients = [None] * len(rows) if matrix.grad is None else matrix.grad.split(rows)
             for part, gradient in zip(parts, gradients, strict=True):
                 part.grad = gradient
         # torch's Muon knows no `found_inf`: what it changes is kept, and put back on the device where the step must not

@@ -20,10 +20,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.model.flops import block_parameters, inner_parameters, parameter_count
 from efftrain_cli.plan.cost import gradient_copies, likely_vocabulary, training_bytes
 from efftrain_cli.plan.plan import (
     accumulation_steps,
     assumed_result,
+    model_config,
     model_parameters,
     padded_vocab_size,
     plan_run,
@@ -149,15 +151,13 @@ def memory_per_device(
     recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str
 ) -> int:
     """Bytes of one device, by `training_bytes`: activations, and the state or its share and two gathered blocks."""
-    model = recipe.model
-    rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
     copies = gradient_copies(recipe, cluster.devices)
     recompute = recipe.train.activation_checkpointing is True
 
     state, whole = (
         training_bytes(
-            model,
-            rows,
+            config,
             count,
             seq_len,
             dtype=dtype,
@@ -170,10 +170,8 @@ def memory_per_device(
     if strategy == "replicate":
         return whole + (4 * BUCKET_BYTES if cluster.devices > 1 else 0)
     share = cluster.devices if strategy == "shard" else cluster.devices // cluster.nodes
-    block = 12 * model.n_embd**2 + 13 * model.n_embd
-    return (
-        state // share + (whole - state) + 4 * (2 * block + (rows + model.seq_len) * model.n_embd)
-    )
+    tables = parameter_count(config) - inner_parameters(config)
+    return state // share + (whole - state) + 4 * (2 * block_parameters(config) + tables)
 
 
 def _can_be_sharded(recipe: Recipe) -> bool:

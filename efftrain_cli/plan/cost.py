@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
-
-if TYPE_CHECKING:
-    from efftrain_cli.model.gpt import GPTConfig
-    from efftrain_cli.recipe.sections import Model
 
 GPT2_VOCABULARY = 50257
 """Tokens of GPT-2's tokenizer."""
@@ -34,15 +30,6 @@ class PlanCost:
     """What memory_bytes assumes: the recipe's, fp32 for "auto"."""
     checkpoint_bytes: int
     """One checkpoint of [model]: weights and AdamW's two moments, fp32."""
-
-
-class InFlightShape(NamedTuple):
-    """What gradients in flight are sized by."""
-
-    n_layer: int
-    n_embd: int
-    seq_len: int
-    padded_vocab_size: int
 
 
 def vocabulary_of(tokenizer: str) -> int | None:
@@ -73,20 +60,19 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
     vocab_size = vocabulary_of(recipe.data.tokenizer)
     if vocab_size is None:
         return None
-    model, rows = recipe.model, padded_vocab_size(recipe, vocab_size)
+    config = model_config(recipe, vocab_size)
     summary = summarize_plan(recipe, None, vocab_size, until)
-    parameters = model_parameters(recipe, rows)
+    parameters = parameter_count(config)
     dtype = "bf16" if recipe.train.dtype == "bf16" else "fp32"
     memory = training_bytes(
-        model,
-        rows,
+        config,
         *summary.largest_micro_batch,
         dtype=dtype,
         compiled=False,
         recompute=recipe.train.activation_checkpointing is True,
         gradients=gradient_copies(recipe),
     )
-    in_flight = in_flight_bytes(recipe, rows)
+    in_flight = in_flight_bytes(recipe, config.padded_vocab_size)
     return PlanCost(
         summary=summary,
         vocab_size=vocab_size,
@@ -99,8 +85,7 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
 
 def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
     """Bytes of late gradients between two full steps, which each checkpoint holds too."""
-    model = recipe.model
-    shape = InFlightShape(model.n_layer, model.n_embd, model.seq_len, padded_vocab_size)
+    shape = model_config(recipe, padded_vocab_size, padded_vocab_size)
     return sum(
         method.in_flight_bytes(shape, recipe.train.batch_size) for method in recipe.methods.values()
     )
@@ -113,8 +98,7 @@ def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
 
 
 def training_bytes(
-    model: Model | GPTConfig,
-    vocab_rows: int,
+    config: GPTConfig,
     sequences: int,
     seq_len: int,
     *,
@@ -127,21 +111,28 @@ def training_bytes(
     estimate.
 
     Weights, gradients and AdamW's two moments in fp32 (Muon's state is smaller), with autocast's copy of the weights.
-    Per token and block, in elements of the compute type: the residual stream twice, both layer norms' outputs, q, k, v,
-    attention's output and the MLP's two of 4 n_embd, so 16 n_embd, and one fp32 log-sum-exp a head. The logits and
-    their gradient once each.
+    Per token and block, in elements of the compute type: the residual stream twice, both norms' outputs, q, k, v,
+    attention's output, the MLP's hidden units, and what norms, rotation and shared heads keep beside them: 16 n_embd in
+    GPT-2; and one fp32 log-sum-exp a head. The logits and their gradient once each.
 
     Args:
-        vocab_rows: rows of the embedding, padding included.
         dtype: "bf16" or "fp32".
         recompute: of each block only its input is kept; one block's activations exist at a time.
         gradients: copies of the gradient that exist at once, by `gradient_copies`.
     """
-    parameters = parameter_count(model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm)
+    parameters = parameter_count(config)
     element = 2 if dtype == "bf16" else 4
     state = parameters * (4 * (3 + gradients) + (element if dtype == "bf16" else 0))
-    block = 16 * model.n_embd * element + 4 * model.n_head
-    if dtype == "bf16" and not compiled:
-        block += 4 * model.n_embd  # uncompiled layer norms keep their inputs in fp32
-    blocks = model.n_layer * model.n_embd * element + block if recompute else model.n_layer * block
-    return state + sequences * seq_len * (blocks + 2 * vocab_rows * element)
+    width, (q, k, v) = config.n_embd, config.qkv_rows
+    hidden = {"gelu": 2, "relu2": 3, "swiglu": 4}[config.mlp]
+    kept = 4 * width + q + k + v + config.attention_size + hidden * config.ff_size
+    kept += (q + k) * ((config.positions == "rope") + config.qk_norm)
+    kept += 2 * (q - k) if q > k else 0  # keys and values, repeated for every query head
+    block = kept * element + 4 * config.n_head
+    if config.norm == "rmsnorm" and not compiled:
+        block += 2 * 4 * width  # before the gain, in fp32
+    elif dtype == "bf16" and not compiled:
+        block += 4 * width  # uncompiled layer norms keep their inputs in fp32
+    blocks = config.n_layer * width * element + block if recompute else config.n_layer * block
+    logits = 2 * config.padded_vocab_size * element
+    return state + sequences * seq_len * (blocks + logits)

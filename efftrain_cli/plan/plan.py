@@ -15,9 +15,9 @@ from efftrain_cli.methods.staged_growth import (
     parse_operator,
     rewarmup_factor,
 )
+from efftrain_cli.model.config import Dimensions, GPTConfig
 from efftrain_cli.model.flops import (
     FlopsPerToken,
-    Shape,
     flops_per_token,
     newton_schulz_flops,
     parameter_count,
@@ -25,6 +25,8 @@ from efftrain_cli.model.flops import (
 from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim
+
+_SHARED_FIELDS = frozenset(GPTConfig.__dataclass_fields__)
 
 
 @cache
@@ -43,26 +45,39 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
+def model_config(
+    recipe: Recipe, vocab_size: int, vocab_rows: int | None = None, stage: int | None = None
+) -> GPTConfig:
+    """Shape of the recipe's model (of a stage, from 0; default: of [model]). Its table has `vocab_rows` rows; default:
+    `vocab_size` padded."""
+    rows = padded_vocab_size(recipe, vocab_size) if vocab_rows is None else vocab_rows
+    return config_of(recipe.model_at(stage), vocab_size, rows, recipe.affine)
+
+
+def config_of(
+    model: Model, vocab_size: int, vocab_rows: int, affine: tuple[str, ...] = ()
+) -> GPTConfig:
+    """Shape of a [model] with that vocabulary."""
+    shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
+    return GPTConfig(vocab_size=vocab_size, padded_vocab_size=vocab_rows, affine=affine, **shared)
+
+
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
     """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with so many rows of the embedding."""
-    model = recipe.model_at(stage)
-    return parameter_count(
-        model.n_layer, model.n_embd, model.seq_len, vocab_rows, model.norm, recipe.affine
-    )
+    return parameter_count(model_config(recipe, vocab_rows, vocab_rows, stage))
 
 
 def token_flops(
     recipe: Recipe, rows: int, seq_len: int, blocks: float, stage: int | None = None
 ) -> FlopsPerToken:
     """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
-    model = recipe.model_at(stage)
-    return flops_per_token(model.n_embd, seq_len, rows, blocks, model.norm, recipe.affine)
+    return flops_per_token(model_config(recipe, rows, rows, stage), seq_len, blocks)
 
 
-def optimizer_flops(recipe: Recipe, model: Model | Shape) -> float:
+def optimizer_flops(recipe: Recipe, model: Dimensions) -> float:
     """Return the FLOPs of the optimizer's matrix products in one step: Muon's; AdamW has none."""
     if recipe.optim.name == "muon":
-        return newton_schulz_flops(model.n_layer, model.n_embd)
+        return newton_schulz_flops(model)
     return 0.0
 
 

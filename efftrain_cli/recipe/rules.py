@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from efftrain_cli.methods.method import varying
+from efftrain_cli.model.config import Dimensions
 from efftrain_cli.recipe.check import UnknownValue
 
 if TYPE_CHECKING:
@@ -29,12 +30,8 @@ def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _model_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    width = recipe.model.n_embd
-    if width % recipe.model.n_head:
-        yield (
-            "model.n_head",
-            f"must divide model.n_embd = {width}: every head has n_embd / n_head channels",
-        )
+    for name, rule in Dimensions.misfits(recipe.model):
+        yield f"model.{name}", rule
 
 
 def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:

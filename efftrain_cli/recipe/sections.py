@@ -7,29 +7,68 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.section import SECTION, Count, Every, Text
+from efftrain_cli.model.config import Dimensions, Init, Mlp, Norm, Positions
+
+LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
+"""Values of [model] with arch = "llama" that are not GPT-2's."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class Model:
+class Model(Dimensions):
     """Shape of the GPT."""
 
+    arch: Literal["gpt2", "llama"] = "gpt2"
+    """What keys that are not given default to: GPT-2, or Llama: norm = "rmsnorm", mlp = "swiglu", positions = "rope",
+    bias = false. A key that is given wins."""
     n_layer: int = Field(ge=1)
     """Transformer blocks."""
     n_head: int = Field(ge=1)
-    """Attention heads per block; divides n_embd."""
+    """Attention heads per block; divides n_embd, unless head_dim is given."""
     n_embd: int = Field(ge=1)
     """Width of the residual stream."""
     seq_len: int = Field(ge=1, le=2**20)
     """Full context length, in tokens; validation is always measured at it."""
     vocab_multiple: int = Field(default=64, ge=1)
     """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or a sample."""
-    norm: Literal["layernorm", "none"] = "layernorm"
-    """Layer norms before attention, MLP and head, as in GPT-2, or none."""
-    init: Literal["gpt2", "unit"] = "gpt2"
-    """Initialization: GPT-2's, or unit variance throughout (embeddings, fan-in matrices, projections over sqrt(2
-    n_layer), logits over sqrt(n_embd)), for models without layer norms."""
+    norm: Norm = "layernorm"
+    """Norms before attention, MLP and head: GPT-2's layer norms, RMS norms, or none."""
+    init: Init = "gpt2"
+    """Initialization: GPT-2's, N(0, 0.02) with projections over sqrt(2 n_layer); "hf", N(0, 0.02) throughout; or "unit"
+    variance throughout (embeddings, fan-in matrices, projections over sqrt(2 n_layer), logits over sqrt(n_embd)), for
+    models without norms."""
+    n_kv_head: int | None = Field(default=None, ge=1)
+    """Heads of keys and values, each for as many query heads; divides n_head. Default: n_head."""
+    head_dim: int | None = Field(default=None, ge=1)
+    """Channels of a head; default: n_embd / n_head."""
+    mlp: Mlp = "gelu"
+    """The MLP: GELU, SwiGLU (a gate beside the hidden units), or squared ReLU."""
+    d_ff: int | None = Field(default=None, ge=1)
+    """Hidden units of the MLP; default: 4 n_embd, with SwiGLU 8/3 n_embd rounded up to a multiple of 32."""
+    norm_eps: float = Field(default=1e-5, gt=0)
+    """Added to the variance, or mean square, inside each norm."""
+    positions: Positions = "learned"
+    """Positions: a learned table, or rotary embedding of queries and keys."""
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    """Base of the rotary embedding's wavelengths."""
+    qk_norm: bool = False
+    """RMS norm of each head's queries and keys, before the rotation."""
+    bias: bool = True
+    """Biases of linear layers and layer norms."""
+    tied: bool = True
+    """The head is the embedding matrix; false gives it a matrix of its own."""
+    softcap: float | None = Field(default=None, gt=0)
+    """Logits are c tanh(logits / c) with this c; default: not capped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_arch(cls, given: ArgsKwargs) -> ArgsKwargs:
+        values = given.kwargs or {}
+        if values.get("arch") != "llama":
+            return given
+        return ArgsKwargs(given.args, {**LLAMA, **values})
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.methods.simigrad import accumulate_by_halves
-from efftrain_cli.model.gpt import GPT, GPTConfig, run_eagerly
+from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.model.kernels import (
     attention_kernels,
     choose_determinism,
@@ -21,7 +21,7 @@ from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.gradients import fill_gradients, take_gradients
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer
-from efftrain_cli.plan.plan import optimizer_flops, padded_vocab_size
+from efftrain_cli.plan.plan import model_config, optimizer_flops
 from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.buckets import EarlySum
@@ -72,19 +72,7 @@ def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
 
 def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> GPT:
     """The GPT of the recipe (of a stage, where it has stages) on `device`, initialized from the recipe's seed."""
-    shape = recipe.model_at(stage)
-    config = GPTConfig(
-        n_layer=shape.n_layer,
-        n_head=shape.n_head,
-        n_embd=shape.n_embd,
-        seq_len=shape.seq_len,
-        vocab_size=vocab_size,
-        padded_vocab_size=padded_vocab_size(recipe, vocab_size),
-        norm=shape.norm,
-        init=shape.init,
-        affine=recipe.affine,
-    )
-    model = GPT(config)
+    model = GPT(model_config(recipe, vocab_size, stage=stage))
     model.init_weights(recipe.seed)
     if device.type == "cuda":  # on CPUs layer norms would then compute in bf16 too
         model.residual_dtype = torch.bfloat16
@@ -111,6 +99,7 @@ def build_optimizer(
             betas=optim.betas,
             eps=optim.eps,
             weight_decay=optim.weight_decay,
+            fused_rows=model.config.qkv_rows,
         )
     scales = None
     if (
@@ -209,7 +198,7 @@ def build_forward_backward(
     """Every loss, of a rank or lane without micro-batches."""
     standardization, n_layer = recipe.standardization_loss, len(model.h)
     if standardization is not None:
-        site_shares = torch.tensor(standardization.shares(n_layer), device=device)
+        site_shares = torch.tensor(standardization.shares(model.config), device=device)
         nothing["standardization_loss"] = torch.zeros_like(site_shares)
 
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:

@@ -13,7 +13,7 @@ import torch
 
 from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
-from efftrain_cli.model.gpt import GPTConfig
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.plan.cost import gradient_copies, training_bytes
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary
@@ -65,11 +65,10 @@ def checkpoints_activations(
         return train.activation_checkpointing
     if device.type != "cuda":
         return False
-    rows, seq_len, copies = config.padded_vocab_size, config.seq_len, gradient_copies(recipe, ranks)
+    seq_len, copies = config.seq_len, gradient_copies(recipe, ranks)
     sequences = min(train.batch_size, max(1, train.micro_batch_tokens // seq_len))
     needed = training_bytes(
         config,
-        rows,
         sequences,
         seq_len,
         dtype=dtype,

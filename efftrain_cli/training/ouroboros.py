@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from efftrain_cli.methods.ouroboros import Ouroboros
-from efftrain_cli.model.flops import Shape
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
 from efftrain_cli.plan.step import MicroBatch, StepPlan
@@ -52,8 +52,8 @@ class Modules:
     """A model cut into K modules."""
 
     leaves: Sequence[Mapping[str, Tensor]]
-    """Of each module, first one first: parameter name -> the tensor in whose `.grad` its gradient gathers. The tied
-    matrix has two: one of the first module, for the lookup, which shares its memory, and itself, of the last."""
+    """Of each module, first one first: parameter name -> the tensor in whose `.grad` its gradient gathers. The
+    embedding's is one for the lookup, which shares its memory; tied, it has itself too, of the last module."""
     run: Callable[[int, Tensor, Tensor | None], Tensor]
     """(module from 1, its input, targets) -> its output; the last module's is the summed loss. The first takes tokens,
     and the last alone looks at the targets."""
@@ -250,7 +250,7 @@ def cut_gpt(
             leaves[next(number for number, end in enumerate(ends) if block < end)][name] = parameter
         elif name.startswith("wpe."):
             leaves[0][name] = parameter
-        else:
+        elif name != "wte.weight" or model.lm_head is None:
             leaves[-1][name] = parameter
     leaves[0]["wte.weight"] = lookup
     every = range(len(model.h))
@@ -444,7 +444,7 @@ def layout_of(section: Ouroboros, split: Sequence[int]) -> Tensor:
     return torch.tensor([("stash", "replay").index(section.variant), section.modules, *split])
 
 
-def dropped(in_flight: Tensors, section: Ouroboros | None, shape: Shape) -> str | None:
+def dropped(in_flight: Tensors, section: Ouroboros | None, shape: GPTConfig) -> str | None:
     """Why tensors in flight are of no use to a run with `section`, for its user; None where they are, or where there
     are none."""
     if f"{PREFIX}layout" not in in_flight:

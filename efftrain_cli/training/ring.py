@@ -241,7 +241,9 @@ class Ring:
             if x.grad is not None:
                 self._send(x.grad, self._before)
             self._wait()
-            if module == 1:  # one device adds up both uses of the matrix within a micro-batch
+            if (
+                module == 1 and "wte.weight" in modules.leaves[-1]
+            ):  # one device adds up both uses of the matrix within a micro-batch
                 uses = [leaves["wte.weight"] for leaves in (modules.leaves[-1], modules.leaves[0])]
                 head, lookup = (leaf.grad for leaf in uses)
                 assert head is not None and lookup is not None

@@ -14,7 +14,13 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.flops import block_parameters, flops_per_token
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
-from efftrain_cli.plan.plan import assumed_result, method_columns, plan_run, plan_step
+from efftrain_cli.plan.plan import (
+    assumed_result,
+    method_columns,
+    model_config,
+    plan_run,
+    plan_step,
+)
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -111,6 +117,7 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
         return counter.get_total_flops()
 
     head, block = counted(0), counted(1) - counted(0)
+    config = model.config
     assert counted(4) == head + 4 * block
     for step in (1, 2, 3):
         plan = plan_step(dropping, Progress(step=step - 1))
@@ -121,11 +128,11 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
         assert counter.get_total_flops() == 4 * head + sum(active) * block
         assert gradient.blocks_executed == sum(active) / 4 < 4
         tokens = plan.batch_size * plan.seq_len
-        per_token = flops_per_token(32, 16, 64, sum(active) / 4)
+        per_token = flops_per_token(config, 16, sum(active) / 4)
         assert gradient.flops == pytest.approx(per_token.with_logits * tokens)
-        saved = flops_per_token(32, 16, 64, 4).with_logits * tokens - gradient.flops
+        saved = flops_per_token(config, 16, 4).with_logits * tokens - gradient.flops
         assert saved == pytest.approx(
-            (16 - sum(active)) / 4 * tokens * (6 * block_parameters(32) + 12 * 32 * 16)
+            (16 - sum(active)) / 4 * tokens * (6 * block_parameters(config) + 12 * 32 * 16)
         )
 
 
@@ -133,16 +140,17 @@ def test_executed_flops_average_to_the_plans_expectation() -> None:
     """Within 2 %, over the gates of a run: what `--plan` promises is what training will execute."""
     dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=300), n_layer=6, tokens=8 * 16 * 300)
     expected = executed = 0.0
+    config = model_config(dropping, 64)
     for plan, _ in plan_run(dropping):
         expected += assumed_result(dropping, plan, 64).flops
         for gates in expected_gates(dropping, plan):
             executed += (
-                flops_per_token(32, 16, 64, sum(gates)).with_logits
+                flops_per_token(config, 16, sum(gates)).with_logits
                 * plan.batch_size
                 * plan.seq_len
                 / 4
             )
-    dense = flops_per_token(32, 16, 64, 6).with_logits * 8 * 16 * 300
+    dense = flops_per_token(config, 16, 6).with_logits * 8 * 16 * 300
     assert executed == pytest.approx(expected, rel=0.02)
     assert executed < 0.8 * dense
 

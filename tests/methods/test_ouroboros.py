@@ -436,12 +436,10 @@ def test_rings_that_cannot_be_are_refused() -> None:
 def test_a_ring_is_as_fast_as_the_authors_order_allows() -> None:
     """Even thirds, the first device's halved: 3 / (1 + 2.5 / S) = 1.636 with S = 3; and half of it on two devices."""
 
-    class Even:
-        n_layer, n_embd, seq_len, padded_vocab_size = 6, 64, 64, 0
-
-    assert Ouroboros(modules=4, split=(1, 2, 2, 1)).ring_speed(Even()) == pytest.approx(18 / 11)
-    assert Ouroboros(modules=3, split=(1, 4, 1)).ring_speed(Even()) == pytest.approx(18 / 17)
-    assert Ouroboros(modules=3, split=(2, 3, 1)).recomputed_share(Even()) == pytest.approx(5 / 18)
+    even = GPTConfig(n_layer=6, n_head=1, n_embd=64, seq_len=64, vocab_size=0, padded_vocab_size=0)
+    assert Ouroboros(modules=4, split=(1, 2, 2, 1)).ring_speed(even) == pytest.approx(18 / 11)
+    assert Ouroboros(modules=3, split=(1, 4, 1)).ring_speed(even) == pytest.approx(18 / 17)
+    assert Ouroboros(modules=3, split=(2, 3, 1)).recomputed_share(even) == pytest.approx(5 / 18)
 
 
 def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> None:

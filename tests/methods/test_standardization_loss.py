@@ -177,9 +177,11 @@ def test_the_objective_is_the_mean_over_sites_and_channels(
         width.get(name.split(".", 2)[-1], 16) if moments == "channel" else 1 for name in names
     ]
     mean = sum(expected[name] * n for name, n in zip(names, channels, strict=True)) / sum(channels)
-    assert float(divergences @ torch.tensor(section.shares(2))) == pytest.approx(mean, rel=2e-5)
+    assert float(divergences @ torch.tensor(section.shares(model.config))) == pytest.approx(
+        mean, rel=2e-5
+    )
     if moments == "channel":
-        assert section.weight_sum(2, 16) == pytest.approx(0.3 / sum(channels))
+        assert section.weight_sum(model.config) == pytest.approx(0.3 / sum(channels))
 
 
 def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -200,7 +202,7 @@ def test_gradient_and_columns_are_means_over_micro_batches() -> None:
     tokens, targets = batch()
     model.zero_grad()
     objective, total = build_objective(recipe, model, CPU), torch.zeros(())
-    shares = torch.tensor(recipe.standardization_loss.shares(2))  # type: ignore[union-attr]
+    shares = torch.tensor(recipe.standardization_loss.shares(model.config))  # type: ignore[union-attr]
     means = []
     for part in range(3):
         cut = slice(2 * part, 2 * part + 2)

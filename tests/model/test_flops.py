@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,18 +20,21 @@ CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, seq_len=32, vocab_size=61, pa
 
 
 def test_gpt2_has_its_published_number_of_parameters() -> None:
-    assert parameter_count(n_layer=12, n_embd=768, seq_len=1024, vocab_rows=50257) == 124_439_808
+    gpt2 = GPTConfig(
+        n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257, padded_vocab_size=50257
+    )
+    assert parameter_count(gpt2) == 124_439_808
 
 
 def test_the_model_and_the_plan_count_alike() -> None:
     model = GPT(CONFIG)
     assert (
         model.parameter_count
-        == parameter_count(3, 16, 32, 64)
+        == parameter_count(CONFIG)
         == sum(p.numel() for p in model.parameters())
     )
-    assert model.flops_per_token() == flops_per_token(16, 32, 64, 3)
-    assert model.flops_per_token(8, 1.5) == flops_per_token(16, 8, 64, 1.5)
+    assert model.flops_per_token() == flops_per_token(CONFIG, 32, 3)
+    assert model.flops_per_token(8, 1.5) == flops_per_token(CONFIG, 8, 1.5)
     # 6 N without the positions, and 12 L C T for the attention
     expected = 6 * (model.parameter_count - 32 * 16) + 12 * 3 * 16 * 8
     assert model.flops_per_token(8).with_logits == expected
@@ -39,8 +44,9 @@ def test_the_model_and_the_plan_count_alike() -> None:
 def test_newton_schulz_by_hand_and_by_pytorchs_own_count() -> None:
     # A block of width 4: four matrices 4 x 4 of 5 (4 * 64 + 2 * 64) = 1,920 FLOPs, and two 16 x 4 of
     # 5 (4 * 16 * 16 + 2 * 64) = 5,760.
-    assert newton_schulz_flops(n_layer=1, n_embd=4) == 4 * 1920 + 2 * 5760 == 300 * 4**3
-    assert newton_schulz_flops(n_layer=12, n_embd=768) == 12 * 300 * 768**3
+    tiny = replace(CONFIG, n_layer=1, n_head=1, n_embd=4)
+    assert newton_schulz_flops(tiny) == 4 * 1920 + 2 * 5760 == 300 * 4**3
+    assert newton_schulz_flops(replace(CONFIG, n_layer=12, n_embd=768)) == 12 * 300 * 768**3
     model = GPT(CONFIG)
     matrices = [p for name, p in model.named_parameters() if name.startswith("h.") and p.dim() == 2]
     parts = [part for p in matrices for part in p.detach().chunk(3 if len(p) == 3 * 16 else 1)]
@@ -48,7 +54,7 @@ def test_newton_schulz_by_hand_and_by_pytorchs_own_count() -> None:
         part.grad = torch.randn_like(part)
     with FlopCounterMode(display=False) as counter:
         torch.optim.Muon(parts, lr=0.1).step()
-    assert counter.get_total_flops() == newton_schulz_flops(n_layer=3, n_embd=16)
+    assert counter.get_total_flops() == newton_schulz_flops(CONFIG)
 
 
 def test_every_parameter_has_a_kind() -> None:

@@ -61,15 +61,15 @@ def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> Non
     assert made(GPT2).parameter_count - model.parameter_count == 3 * 4 * 16 + 2 * 16
     assert (
         model.parameter_count
-        == parameter_count(3, 16, 32, 64, "none")
+        == parameter_count(model.config)
         == 64 * 16 + 32 * 16 + 3 * (12 * 256 + 9 * 16)
     )
-    assert block_parameters(16) - block_parameters(16, "none") == 4 * 16
+    assert block_parameters(GPT2) - block_parameters(model.config) == 4 * 16
     expected = 6 * (model.parameter_count - 32 * 16) + 12 * 3 * 16 * 8
     assert (
         model.flops_per_token(8).with_logits
         == expected
-        == flops_per_token(16, 8, 64, 3, "none").with_logits
+        == flops_per_token(model.config, 8, 3).with_logits
     )
     assert (
         model_parameters(RECIPE, 64) == build_model(RECIPE, 64, torch.device("cpu")).parameter_count
@@ -144,9 +144,10 @@ def test_a_recipe_of_it_is_written_and_read_back() -> None:
     assert 'norm = "none"' in dump_recipe(recipe)
     assert replace(recipe.model, norm="layernorm", init="gpt2") == load_recipe("small").model
     with pytest.raises(
-        RecipeError, match=r"(?s)model.norm = \"rmsnorm\".*must be one of 'layernorm' or 'none'"
+        RecipeError,
+        match=r"(?s)model.norm = \"batchnorm\".*must be one of 'layernorm', 'rmsnorm' or 'none'",
     ):
-        load_recipe("small", ["model.norm=rmsnorm"])
+        load_recipe("small", ["model.norm=batchnorm"])
 
 
 def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(

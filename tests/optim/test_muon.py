@@ -31,7 +31,11 @@ RECIPE = Recipe(
     train=Train(tokens=8 * 16 * 6, batch_size=8, micro_batch_tokens=64, dtype="fp32"),
     eval=Eval(every=3),
 )
-MATRICES = ("attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+LLAMA = dataclasses.replace(
+    RECIPE,
+    model=Model(arch="llama", n_layer=2, n_head=4, n_kv_head=2, n_embd=32, seq_len=16, tied=False),
+)
+MATRICES = ("attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_up.weight", "mlp.c_proj.weight")
 
 
 def trained(recipe: Recipe, steps: int) -> TrainState:
@@ -43,27 +47,31 @@ def trained(recipe: Recipe, steps: int) -> TrainState:
     return state
 
 
-def test_steps_are_those_of_torch_muon_and_adamw() -> None:
+@pytest.mark.parametrize(
+    ("recipe", "matrices", "rows"), [(RECIPE, 8, [32, 32, 32]), (LLAMA, 10, [32, 16, 16])]
+)
+def test_steps_are_those_of_torch_muon_and_adamw(
+    recipe: Recipe, matrices: int, rows: list[int]
+) -> None:
     """q, k and v as matrices of their own; Muon's learning rate is muon_lr / lr times that of the step."""
     torch.manual_seed(0)
-    state = fresh(RECIPE)
+    state = fresh(recipe)
     ours, optimizer = state.model, state.optimizer
     theirs: dict[str, list[torch.nn.Parameter]] = {}
     for name, p in ours.named_parameters():
-        parts = (
-            p.detach().clone().chunk(3) if name.endswith("c_attn.weight") else [p.detach().clone()]
-        )
+        parts = p.detach().split(rows if name.endswith("c_attn.weight") else [len(p)])
         theirs[name] = [torch.nn.Parameter(part.clone()) for part in parts]
     hidden = [name for name in theirs if name.endswith((*MATRICES, "c_attn.weight"))]
-    assert len(hidden) == 8
-    others = [name for name in theirs if name not in (*hidden, "wte.weight")]
+    assert len(hidden) == matrices
+    tables = [name for name in theirs if name in ("wte.weight", "lm_head.weight")]
+    others = [name for name in theirs if name not in (*hidden, *tables)]
     muon = torch.optim.Muon(
         [p for name in hidden for p in theirs[name]], lr=0.5 * 0.02, weight_decay=0.1, momentum=0.95
     )
     adamw = torch.optim.AdamW(
         [
             {"params": [p for name in others for p in theirs[name]], "weight_decay": 0.0},
-            {"params": theirs["wte.weight"], "weight_decay": 0.1},
+            {"params": [p for name in tables for p in theirs[name]], "weight_decay": 0.1},
         ],
         lr=0.5 * 3e-3,
         betas=(0.9, 0.95),
@@ -73,7 +81,8 @@ def test_steps_are_those_of_torch_muon_and_adamw() -> None:
     for _ in range(4):
         for name, p in ours.named_parameters():
             p.grad = torch.randn_like(p)
-            for part, gradient in zip(theirs[name], p.grad.chunk(len(theirs[name])), strict=True):
+            split = p.grad.split([len(part) for part in theirs[name]])
+            for part, gradient in zip(theirs[name], split, strict=True):
                 part.grad = gradient.clone()
         optimizer.step(0.5 * 3e-3, found_inf=torch.zeros(()))
         muon.step()

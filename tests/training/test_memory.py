@@ -55,10 +55,8 @@ def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
         config = GPTConfig(
             n_layer=n_layer, n_head=2, n_embd=32, seq_len=120, vocab_size=500, padded_vocab_size=512
         )
-        estimate = training_bytes(
-            config, config.padded_vocab_size, 3, 120, dtype=dtype, compiled=True, recompute=False
-        )
-        state = (16 + 2 * (dtype == "bf16")) * parameter_count(n_layer, 32, 120, 512)
+        estimate = training_bytes(config, 3, 120, dtype=dtype, compiled=True, recompute=False)
+        state = (16 + 2 * (dtype == "bf16")) * parameter_count(config)
         logits_gradient = 3 * 120 * 512 * (2 if dtype == "bf16" else 4)
         return estimate - state - logits_gradient, kept_bytes(config, 3, dtype)
 
@@ -72,7 +70,6 @@ def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> 
         return (
             training_bytes(
                 GPT_2,
-                GPT_2.padded_vocab_size,
                 sequences,
                 1024,
                 dtype="bf16",

@@ -1,0 +1,111 @@
+"""The shape of a GPT, as numbers: no torch, so that plans can be costed without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Mlp = Literal["gelu", "swiglu", "relu2"]
+Norm = Literal["layernorm", "rmsnorm", "none"]
+Positions = Literal["learned", "rope"]
+Init = Literal["gpt2", "unit", "hf"]
+
+
+class QkvRows(NamedTuple):
+    """Rows of the fused matrix that make the queries, keys and values."""
+
+    q: int
+    k: int
+    v: int
+
+
+class Dimensions:
+    """Sizes that follow from others unless they are given: of a `GPTConfig` and of a recipe's [model]."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_kv_head: int | None
+    head_dim: int | None
+    d_ff: int | None
+    mlp: Mlp
+    positions: Positions
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """(field, rule) of each size that does not fit the others."""
+        heads, width = self.n_head, self.n_embd
+        if self.head_dim is None and width % heads:
+            rule = f"must divide model.n_embd = {width}: every head has n_embd / n_head channels"
+            yield "n_head", f"{rule}; or set model.head_dim"
+        if heads % self.kv_heads:
+            rule = f"must divide model.n_head = {heads}: each head of keys and values serves as many query heads"
+            yield "n_kv_head", rule
+        if self.positions == "rope" and self.head_size % 2:
+            rule = f'must be even with model.positions = "rope", which turns channels in pairs, not {self.head_size}'
+            yield "head_dim", f"{rule}; set it, or change model.n_head"
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads; default: as many as query heads."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a head; default: n_embd / n_head."""
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def attention_size(self) -> int:
+        """Channels of all query heads together; n_embd in GPT-2."""
+        return self.n_head * self.head_size
+
+    @property
+    def qkv_rows(self) -> QkvRows:
+        """Rows of q, k and v in the fused matrix."""
+        keys = self.kv_heads * self.head_size
+        return QkvRows(self.attention_size, keys, keys)
+
+    @property
+    def ff_size(self) -> int:
+        """Hidden units of the MLP; default: 4 n_embd, or 8/3 n_embd rounded up to a multiple of 32 with a gate."""
+        if self.d_ff is not None:
+            return self.d_ff
+        return -(-(8 * self.n_embd // 3) // 32) * 32 if self.mlp == "swiglu" else 4 * self.n_embd
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(Dimensions):
+    """Shape of a GPT; fields without a description are those of a recipe's [model]."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    seq_len: int
+    """Positions, in tokens."""
+    vocab_size: int
+    """Token ids that exist."""
+    padded_vocab_size: int
+    """Rows of the embedding matrix: vocab_size rounded up for the matmul. The rest never reaches a loss or a sample."""
+    norm: Norm = "layernorm"
+    init: Init = "gpt2"
+    affine: tuple[str, ...] = ()
+    """Activations (of `flops.channels`) that a learned scale and shift follow; "ln_1", "ln_2" and "ln_f" only without
+    norms."""
+    n_kv_head: int | None = None
+    head_dim: int | None = None
+    mlp: Mlp = "gelu"
+    d_ff: int | None = None
+    norm_eps: float = 1e-5
+    positions: Positions = "learned"
+    rope_theta: float = 10_000.0
+    qk_norm: bool = False
+    bias: bool = True
+    tied: bool = True
+    softcap: float | None = None
+
+    @property
+    def logit_scale(self) -> float:
+        """Factor on the product with the vocabulary."""
+        return 1 / math.sqrt(self.n_embd) if self.init == "unit" else 1.0

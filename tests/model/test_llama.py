@@ -1,0 +1,269 @@
+"""Llama-like models: norms, rotation, gates and heads by hand; counts and FLOPs as published; neutral settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy
+from efftrain_cli.model.flops import (
+    flops_per_token,
+    inner_parameters,
+    parameter_count,
+)
+from efftrain_cli.model.gpt import GPT, MLP, RMSNorm, Rope
+from efftrain_cli.model.kernels import attention_kernels
+
+LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
+TOY_A = GPTConfig(
+    n_layer=4,
+    n_head=4,
+    n_kv_head=2,
+    n_embd=128,
+    seq_len=256,
+    vocab_size=512,
+    padded_vocab_size=512,
+    norm_eps=1e-6,
+    **LLAMA,  # type: ignore[arg-type]
+)
+TOY_B = replace(TOY_A, tied=False, qk_norm=True)
+
+
+def shape(
+    n_embd: int,
+    n_layer: int,
+    n_head: int,
+    n_kv_head: int,
+    head_dim: int,
+    d_ff: int,
+    vocabulary: int,
+    qk_norm: bool = False,
+) -> GPTConfig:
+    return GPTConfig(
+        n_layer=n_layer,
+        n_head=n_head,
+        n_kv_head=n_kv_head,
+        head_dim=head_dim,
+        n_embd=n_embd,
+        d_ff=d_ff,
+        seq_len=2048,
+        vocab_size=vocabulary,
+        padded_vocab_size=vocabulary,
+        qk_norm=qk_norm,
+        **LLAMA,  # type: ignore[arg-type]
+    )
+
+
+SMOLLM2 = shape(576, 30, 9, 3, 64, 1536, 49152)
+QWEN3 = shape(1024, 28, 16, 8, 128, 3072, 151936, qk_norm=True)
+LLAMA_1B = shape(2048, 16, 32, 8, 64, 8192, 128256)
+
+
+@pytest.mark.parametrize(
+    ("config", "inner", "total", "length", "flops"),
+    [
+        (TOY_A, 738_432, 803_968, 256, 6_396_672),
+        (TOY_B, 738_688, 869_760, 256, 6_398_208),
+        (SMOLLM2, 106_203_456, 134_515_008, 2048, 1.231763e9),
+        (QWEN3, 440_467_456, 596_049_920, 2048, 4.985586e9),
+        (LLAMA_1B, 973_146_112, 1_235_814_400, 2048, 8.220193e9),
+    ],
+)
+def test_counts_and_flops_are_the_published_ones(
+    config: GPTConfig, inner: int, total: int, length: int, flops: float
+) -> None:
+    assert inner_parameters(config) == inner
+    assert parameter_count(config) == total
+    counted = flops_per_token(config, length, config.n_layer).with_logits
+    assert counted == pytest.approx(flops, rel=1e-6 if flops > 1e8 else 0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TOY_A,
+        TOY_B,
+        replace(TOY_A, mlp="relu2", bias=True),
+        replace(TOY_A, norm="layernorm", positions="learned", head_dim=16),
+        replace(TOY_B, norm="layernorm", bias=True, d_ff=96),
+    ],
+)
+def test_the_model_and_the_plan_count_alike(config: GPTConfig) -> None:
+    model = GPT(config)
+    assert model.parameter_count == parameter_count(config)
+    assert set(model.parameter_kinds()) == {name for name, _ in model.named_parameters()}
+
+
+def test_rms_norm_by_hand() -> None:
+    x = torch.tensor([1e-3, 2e-3, 3e-3, 4e-3])
+    for eps, expected in (
+        (1e-6, [0.34299717, 0.68599434, 1.02899151, 1.37198868]),
+        (1e-5, [0.23904572, 0.47809144, 0.71713717, 0.95618289]),
+    ):
+        norm = RMSNorm(4, eps)
+        assert norm(x).tolist() == pytest.approx(expected, rel=1e-6)
+        norm.weight.data.fill_(2.0)
+        assert norm(x).tolist() == pytest.approx([2 * y for y in expected], rel=1e-6)
+    assert RMSNorm(4, 1e-6)(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_rotation_by_hand() -> None:
+    """Position 3, theta 1e4, halves of two channels."""
+    config = GPTConfig(
+        n_layer=1,
+        n_head=1,
+        n_embd=4,
+        seq_len=5,
+        vocab_size=4,
+        padded_vocab_size=4,
+        positions="rope",
+    )
+    rope = Rope(config)
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(1, 5, 1, 4)
+    expected = [-1.41335252, 1.87911807, -2.82885748, 4.05819114]
+    assert rope(x, 0)[0, 3, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert rope(x[:, :1], 3)[0, 0, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert torch.equal(rope(x, 0)[0, 0, 0], x[0, 0, 0])
+
+
+def test_gated_and_squared_mlps_by_hand() -> None:
+    config = replace(TOY_A, n_embd=4, n_head=1, n_kv_head=1, d_ff=4)
+    for kind, expected in (
+        ("swiglu", [-2 * 0.26894142, 0, 2 * 0.73105858, 2 * 1.76159416]),
+        ("relu2", [0, 0, 1, 4]),
+    ):
+        mlp = MLP(replace(config, mlp=kind))  # type: ignore[arg-type]
+        for name, parameter in mlp.named_parameters():
+            parameter.data = 2 * torch.eye(4) if name == "c_up.weight" else torch.eye(4)
+        x = torch.tensor([-1.0, 0.0, 1.0, 2.0])
+        by_up = x if kind == "swiglu" else torch.ones(4)
+        assert mlp(x).tolist() == pytest.approx((torch.tensor(expected) * by_up).tolist(), abs=1e-6)
+
+
+def test_units_of_a_gated_mlp_are_a_multiple_of_32() -> None:
+    widths = (64, 96, 128, 192, 256, 384, 512, 768)
+    assert [replace(TOY_A, n_embd=width).ff_size for width in widths] == [
+        *(192, 256, 352, 512, 704, 1024, 1376, 2048)
+    ]
+
+
+def test_query_heads_share_keys_in_groups() -> None:
+    """Query head j reads head j // 2 of the keys: the model with each key head written twice is the same."""
+    model = made(replace(TOY_A, n_layer=1))
+    plain = GPT(replace(model.config, n_kv_head=None))
+    weights = model.state_dict()
+    q, k, v = weights["h.0.attn.c_attn.weight"].split(model.config.qkv_rows)
+    twice = [part.view(2, 32, 128).repeat_interleave(2, 0).flatten(0, 1) for part in (k, v)]
+    weights["h.0.attn.c_attn.weight"] = torch.cat([q, *twice])
+    plain.load_state_dict(weights)
+    tokens = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(tokens), plain(tokens))
+
+
+def made(config: GPTConfig) -> GPT:
+    model = GPT(config)
+    model.init_weights(3)
+    return model
+
+
+@pytest.mark.parametrize("softcap", [15.0, 30.0])
+def test_capped_logits_by_hand(softcap: float) -> None:
+    expected = {
+        15.0: [1.98823183, -0.99852115, 14.4604137],
+        30.0: [1.9970423, -0.99962979, 22.84782468],
+    }[softcap]
+    logits = torch.tensor([2.0, -1.0, 30.0])
+    assert capped(logits, softcap).tolist() == pytest.approx(expected, rel=1e-6)
+    assert capped(logits, None) is logits
+
+
+def test_the_cross_entropy_of_capped_logits_has_their_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    x, weight = drawn(7, 5), drawn(12, 5)
+    targets = torch.randint(11, (7,), generator=generator)
+    plain = torch.nn.functional.cross_entropy(
+        2 * torch.tanh((x @ weight.t())[:, :11] / 2), targets, reduction="sum"
+    )
+    expected = torch.autograd.grad(plain, (x, weight))
+    loss = summed_cross_entropy(x, weight, targets, 11, 2.0)
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
+    for found, wanted in zip(torch.autograd.grad(loss, (x, weight)), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    with torch.no_grad():
+        assert summed_cross_entropy(x, weight, targets, 11, 2.0).item() == pytest.approx(
+            plain.item(), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"n_kv_head": 2},
+        {"head_dim": 4},
+        {"d_ff": 32},
+        {"norm_eps": 1e-5},
+        {"mlp": "gelu"},
+        {"positions": "learned", "rope_theta": 5e5},
+        {"tied": True, "bias": True, "qk_norm": False, "softcap": None},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_gpt2s_values_change_no_bit(neutral: dict[str, object]) -> None:
+    config = GPTConfig(
+        n_layer=2, n_head=2, n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16
+    )
+    tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+    found = []
+    for each in (config, replace(config, **neutral)):  # type: ignore[arg-type]
+        model = made(each)
+        model.loss_sum(tokens, tokens).backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [TOY_A, TOY_B, replace(TOY_A, softcap=5.0)])
+def test_cached_keys_give_the_logits_of_one_pass(config: GPTConfig) -> None:
+    model = made(config)
+    tokens = torch.randint(512, (2, 24), generator=torch.Generator().manual_seed(1))
+    whole, caches, parts = model(tokens), model.new_caches(), []
+    with torch.inference_mode(), attention_kernels(tokens.device, same_shape=False):
+        for piece in tokens.split([9, 1, 1, 13], dim=1):
+            parts.append(model.head(model.hidden(piece, caches)))
+    torch.testing.assert_close(torch.cat(parts, 1), whole.detach(), rtol=0, atol=2e-6)
+    assert caches[0].keys is not None and caches[0].keys.shape == (2, config.kv_heads, 24, 32)
+
+
+def test_initializations() -> None:
+    deep = replace(TOY_B, n_layer=8)
+    for init, small in (("gpt2", 0.02 / 4), ("hf", 0.02)):
+        weights = dict(made(replace(deep, init=init)).named_parameters())  # type: ignore[arg-type]
+        for name in ("attn.c_proj", "mlp.c_proj"):
+            assert weights[f"h.3.{name}.weight"].std().item() == pytest.approx(small, rel=0.02)
+        for name in ("wte", "lm_head", "h.3.attn.c_attn", "h.3.mlp.c_fc", "h.3.mlp.c_up"):
+            assert weights[f"{name}.weight"].std().item() == pytest.approx(0.02, rel=0.02)
+        assert (weights["h.3.attn.q_norm.weight"] == 1).all()
+    loss = made(deep).loss_sum(*torch.randint(512, (2, 4, 64))) / 256
+    assert loss.item() == pytest.approx(math.log(512), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_kv_head": 3}, "must divide model.n_head = 4"),
+        ({"head_dim": 7}, "must be even"),
+        ({"n_head": 3, "n_kv_head": 3}, "or set model.head_dim"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GPT(replace(TOY_A, **changes))  # type: ignore[arg-type]
