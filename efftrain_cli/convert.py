@@ -20,7 +20,7 @@ from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageErro
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.run.directory import Run, checkpoint_path, run_path, taken
+from efftrain_cli.run.directory import checkpoint_path, new_run, run_path, taken
 from efftrain_cli.training.gradient import build_optimizer
 from efftrain_cli.training.state import TrainState, write_checkpoint
 
@@ -94,13 +94,13 @@ def import_hf(
         tokenizer_path = Path(scratch) / "tokenizer.json"
         tokenizer.save(tokenizer_path)
         origin = _origin(source, names_text, recipe_name, hf_config, tokenizer)
-        with Run.create(name, dump_recipe(recipe), origin, tokenizer_path) as run:
+        with new_run(name, dump_recipe(recipe), origin, tokenizer_path) as run:
             state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
             write_checkpoint(checkpoint_path(run.path, 0), state, dump_recipe(recipe))
             run.event(
                 "import", {"directory": Path(source).name, "parameters": model.parameter_count}
             )
-            return run.path
+    return run_path(name)
 
 
 def _local_copy(directory: Path) -> Path:

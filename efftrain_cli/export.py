@@ -12,7 +12,7 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.model.hf import write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.rows import read_origin
+from efftrain_cli.run.origin import read_origin
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.results import read_results
 

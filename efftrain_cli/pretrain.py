@@ -24,6 +24,7 @@ from efftrain_cli.foundation.console import (
 )
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
+from efftrain_cli.foundation.records import sealed_toml
 from efftrain_cli.foundation.signals import (
     Stop,
     interruptible,
@@ -159,7 +160,7 @@ def resume(
             _show_rate(run, state.progress, written, recipe)
             checkpoints.record_first_data(run, origin_of(session, name, sys.argv)["data"])
             if overrides:
-                write_whole(recipe_path, dump_recipe(recipe))
+                write_whole(recipe_path, sealed_toml(dump_recipe(recipe)))
             checkpoints.check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
             run.report_gaps(state.progress.step)
             segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
+from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.lines import split_lines
 from efftrain_cli.run.metrics import valid_rows
@@ -141,8 +142,6 @@ def verify_rows(path: Path) -> list[str]:
 def remove_runs(names: Sequence[str]) -> list[Path]:
     """Paths of the runs called `names` or matching them as globs, safe to remove. A run that is not there, or that a
     process is writing to, is refused."""
-    from efftrain_cli.run.lock import is_locked
-
     existing = run_names()
     paths: dict[Path, None] = {}
     for name in names:

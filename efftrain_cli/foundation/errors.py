@@ -80,6 +80,10 @@ class OutOfMemoryError(EfftrainError):
     exit_code = 5
 
 
+class DamagedError(CheckpointError, DataError):
+    """A file of ours that is not as it was written; the message names file and field."""
+
+
 class NewerFormatError(CheckpointError, DataError):
     """Written by a newer efftrain, in a format that this one does not read: sound, and not to be touched."""
 

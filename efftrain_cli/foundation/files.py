@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
-import glob
+import fcntl
 import hashlib
 import io
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import CheckpointError, DiskError
@@ -22,6 +24,8 @@ _REFUSALS = frozenset(
         errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.EBUSY, errno.ETXTBSY,
     )
 )  # fmt: skip
+
+_TEMPORARY = re.compile(r"\..*\.efftrain-(\d+)@([A-Za-z0-9._-]+)\.tmp", re.DOTALL)
 
 
 def disk_error(error: OSError) -> DiskError | None:
@@ -51,28 +55,102 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file so that it has either its old content or all of the new; where `path` is a link, the link is
-    replaced. Several processes may write it: each writes its own copy, and the last one wins.
+def temporary_beside(path: Path) -> Path:
+    """Return where this process makes `path`: a name beside it with ours, this process and this machine."""
+    return path.with_name(f".{path.name[:64]}.efftrain-{os.getpid()}@{_machine()}.tmp")
+
+
+def abandoned_in(folder: Path, any_machine: bool = False) -> list[Path]:
+    """List what processes that are gone were making in `folder`.
+
+    Args:
+        any_machine: the caller owns the folder, so whoever made something there is gone.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            made = _TEMPORARY.fullmatch(path.name)
+            if made is None or is_locked(path / "lock"):
+                continue
+            if not is_running(made[1]) if made[2] == _machine() else any_machine:
+                found.append(path)
+    return found
+
+
+def discard(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it; nothing may be there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def made_beside(path: Path, first: bool = False) -> Iterator[Path]:
+    """Yield where to make the file or folder `path`; after the block it is flushed and renamed.
+
+    So it appears whole or not at all. Of several processes each makes its own, and the last one's file stays. A link
+    at `path` is replaced, never followed.
+
+    Args:
+        first: a file that is there already stays, and is a FileExistsError.
 
     Raises:
-        OSError: the disk is full or not writable; the old content is untouched then.
+        OSError: the disk refused, and the error names `path`. What was there before is untouched.
     """
-    here = os.uname().nodename
-    for left in path.parent.glob(f"{glob.escape(f'{path.name}.{here}.')}*.tmp"):
-        if not is_running(left.name.split(".")[-2]):  # of a writer that was killed
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{path.name}.{here}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
-        temporary.unlink(missing_ok=True)  # a link laid out for us
-        with temporary.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync(path.parent)
+        for left in (*abandoned_in(path.parent), temporary):
+            discard(left)
+        yield temporary
+        _publish(temporary, path, first)
+    except OSError as error:
+        named = str(error.filename or temporary)
+        if str(temporary) in named:
+            error.filename, error.filename2 = named.replace(str(temporary), str(path)), None
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
+
+
+def _publish(temporary: Path, path: Path, first: bool) -> None:
+    is_folder = temporary.is_dir()
+    for inner in temporary.rglob("*") if is_folder else ():
+        fsync(inner)
+    fsync(temporary)
+    if first:
+        os.link(temporary, path)
+    else:
+        os.rename(temporary, path)
+    try:
+        fsync(path.parent)
+    except OSError:
+        if is_folder:
+            discard(path)  # a new name that a power failure may take away
+        raise
+
+
+def write_whole(path: Path, content: str | bytes, first: bool = False) -> None:
+    """Write a file so that it has either its old content or all of the new, as `made_beside`."""
+    with made_beside(path, first) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write to, and those above it, where they are missing.
+
+    Raises:
+        CheckpointError: it is a link: what is written there would lie elsewhere.
+    """
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{path} is a symbolic link: nothing is written through it\n  remove the link"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _machine() -> str:
+    return re.sub(r"[^A-Za-z0-9.-]", "_", os.uname().nodename)
 
 
 def csv_text(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
@@ -93,6 +171,16 @@ def is_running(process: int | str) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a living process on this machine holds the lock file; False if there is none."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def free_bytes(folder: Path) -> int:

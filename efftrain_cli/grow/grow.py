@@ -9,9 +9,6 @@ read.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -36,25 +33,24 @@ from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import (
-    Run,
     checkpoint_path,
     checkpoints_of,
     existing_run,
+    new_run,
     run_path,
     taken,
 )
-from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.rows import origin_data
+from efftrain_cli.run.origin import origin_data
 from efftrain_cli.training.checkpoints import check_tokenizer
 from efftrain_cli.training.session import Session, fresh_state, origin_of, prepare_session
 from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
-    progress_from_json,
     read_checkpoint,
+    read_progress,
     read_tensors,
     write_checkpoint,
 )
@@ -129,9 +125,7 @@ def grow_run(
     if run_path(name).exists():
         raise taken(name)
     checkpoint = _checkpoint_of(source_path, options)
-    progress = progress_from_json(
-        json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
-    )
+    progress = read_progress(checkpoint)
     recipe = grown_recipe(
         load_recipe(str(checkpoint / "recipe.toml")),
         progress.stage,
@@ -291,34 +285,19 @@ def _measure(
 
 
 def _write_run(name: str, source: Path, state: TrainState, session: Session, grown: Grown) -> None:
-    """Writes the new run beside its place and renames it, so that it exists with its checkpoint or not at all."""
-    target = run_path(name)
-    # Named like a run that is being made, and locked: if this process is killed, the next one clears it away.
-    root = target.parent / f".{name}.{os.getpid()}.tmp"
-    root.mkdir(parents=True)
-    lock = take_lock(root / "lock")
-    try:
-        recipe_toml = dump_recipe(session.recipe)
-        origin = origin_of(session, source.name, sys.argv) | {
-            "grown_from": {
-                "run": source.name,
-                "checkpoint": grown.checkpoint.name,
-                "model_sha256": sha256_of(grown.checkpoint / "model.safetensors"),
-            }
+    """Writes the new run, which appears with its checkpoint or not at all."""
+    recipe_toml = dump_recipe(session.recipe)
+    origin = origin_of(session, source.name, sys.argv) | {
+        "grown_from": {
+            "run": source.name,
+            "checkpoint": grown.checkpoint.name,
+            "model_sha256": sha256_of(grown.checkpoint / "model.safetensors"),
         }
-        with Run.create(name, recipe_toml, origin, session.corpus.tokenizer_path, root) as run:
-            # One segment, however often the source was resumed: the new run was not.
-            run.log([{**row, "segment": 0} for row in latest_rows(source, grown.record.step)])
-            run.event("growth", dataclasses.asdict(grown.record) | {"grown_from": source.name})
-            state.progress = state.progress._replace(segment=0)
-            write_checkpoint(checkpoint_path(run.path, grown.record.step), state, recipe_toml)
-            run.event("end", {"status": "paused", "step": grown.record.step})
-        try:
-            (root / name).rename(target)
-        except OSError:
-            if target.exists():
-                raise taken(name) from None
-            raise
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-        lock.close()
+    }
+    with new_run(name, recipe_toml, origin, session.corpus.tokenizer_path) as run:
+        # One segment, however often the source was resumed: the new run was not.
+        run.log([{**row, "segment": 0} for row in latest_rows(source, grown.record.step)])
+        run.event("growth", dataclasses.asdict(grown.record) | {"grown_from": source.name})
+        state.progress = state.progress._replace(segment=0)
+        write_checkpoint(checkpoint_path(run.path, grown.record.step), state, recipe_toml)
+        run.event("end", {"status": "paused", "step": grown.record.step})

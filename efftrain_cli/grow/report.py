@@ -40,7 +40,7 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import existing_run, run_names
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import find_run
-from efftrain_cli.run.rows import origin_data
+from efftrain_cli.run.origin import origin_data
 
 
 def schedule_lines(

@@ -13,7 +13,6 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -29,16 +28,17 @@ from efftrain_cli.foundation.errors import (
     CheckpointError,
     DataError,
     DiskError,
-    RunLockedError,
     UsageError,
     nearest,
 )
-from efftrain_cli.foundation.files import fsync
+from efftrain_cli.foundation.files import abandoned_in, discard, made_beside, temporary_beside
+from efftrain_cli.foundation.records import sealed_toml
 from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.rows import SCHEMA_VERSION, read_origin, unreadable
+from efftrain_cli.run.origin import read_origin, write_origin
+from efftrain_cli.run.rows import unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WINDOWS_DEVICES = {
@@ -49,7 +49,6 @@ _WINDOWS_DEVICES = {
     *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10)),
 }
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
-_TEMPORARY = re.compile(r"step-\d{8,}(\.old)?\.tmp")
 
 
 def runs_root() -> Path:
@@ -160,48 +159,10 @@ class Run:
         tokenizer: Path | None = None,
         root: Path | None = None,
     ) -> Run:
-        """Makes a new run directory in `root` (default: the folder of all runs), whole or not at all.
-
-        Raises:
-            UsageError: the name is taken or not allowed. Nothing is ever overwritten.
-        """
-        path = run_path(name, root)
-        if os.path.lexists(path):
-            raise taken(name)
-        root = path.parent
-        # Made beside its place and renamed, so that a kill leaves no half of a run that would block the name.
-        temporary = root / f".{name}.{os.getpid()}.tmp"
-        run = None
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(root)
-            temporary.mkdir()
-            run = cls(temporary)
-            (temporary / "origin.json").write_text(
-                json.dumps({"schema_version": SCHEMA_VERSION, **origin}, indent=1)
-            )
-            if tokenizer is not None:
-                shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-            (temporary / "recipe.toml").write_text(recipe_toml)
-            for file in (*temporary.iterdir(), temporary):
-                fsync(file)
-            temporary.rename(path)  # fails where a directory with files stands
-            fsync(root)
-        except BaseException as error:
-            if run is not None:
-                with contextlib.suppress(DiskError):
-                    run.close()
-            shutil.rmtree(temporary, ignore_errors=True)
-            if not isinstance(error, OSError):
-                raise
-            if path.exists():
-                raise taken(name) from None
-            raise DiskError(
-                f"{error.filename or root}: {error.strerror}: no run can be made in {root}. Make it writable, or set EFFTRAIN_RUNS to "
-                "another folder"
-            ) from None
-        run._is_now_at(path)
-        return run
+        """Make a new run directory and own it; otherwise as `new_run`."""
+        with new_run(name, recipe_toml, origin, tokenizer, root):
+            pass
+        return cls(run_path(name, root))
 
     @classmethod
     def open(cls, name: str, root: Path | None = None) -> Run:
@@ -221,18 +182,10 @@ class Run:
                 f"{error.filename or path}: {error.strerror}: the run cannot be continued where nothing can be written. Make it "
                 "writable, or copy the run to another disk and set EFFTRAIN_RUNS"
             ) from None
-        with contextlib.suppress(OSError):  # temporary files of others are not ours to remove
-            for left in sorted((path / "checkpoints").iterdir()):
-                if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
-                    shutil.rmtree(left, ignore_errors=True)
-                    run.event(
-                        "removed", {"path": left.name, "reason": "left by an interrupted save"}
-                    )
+        for left in abandoned_in(path / "checkpoints", any_machine=True):
+            discard(left)
+            run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
         return run
-
-    def _is_now_at(self, path: Path) -> None:
-        self.path, self.name = path, path.name
-        self._metrics.path, self._events.path = path / "metrics.jsonl", path / "events.jsonl"
 
     def log(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory until there is room."""
@@ -318,7 +271,8 @@ class Run:
             raise DiskError(
                 f"{self.path} was deleted or moved away while the run was training: nothing more can be saved"
             )
-        self._is_now_at(now)
+        self.path, self.name = now, now.name
+        self._metrics.path, self._events.path = now / "metrics.jsonl", now / "events.jsonl"
         self.verified = {now / "checkpoints" / path.name for path in self.verified}
         self.damaged = {now / "checkpoints" / path.name for path in self.damaged}
         self.event("moved", {"from": str(before), "to": str(now)})
@@ -349,7 +303,7 @@ class Run:
                 continue
             try:
                 # Renamed first: a kill between two files must not leave half a checkpoint under its name.
-                shutil.rmtree(path.rename(path.with_name(f"{path.name}.old.tmp")))
+                shutil.rmtree(path.rename(temporary_beside(path)))
             except OSError as error:
                 print(
                     f"warning: {path} could not be removed: {error.strerror}; training goes on",
@@ -378,16 +332,41 @@ def taken(name: str) -> UsageError:
     )
 
 
-def _remove_abandoned(root: Path) -> None:
-    """Removes run directories whose maker was killed before they were whole."""
-    for path in root.glob(".*.tmp"):
-        with contextlib.suppress(RunLockedError, CheckpointError, OSError):
-            young = time.time() - path.stat().st_mtime < 60
-            if (
-                path / "lock"
-            ).exists() or not young:  # a process that has just begun has no lock yet
-                take_lock(path / "lock").close()
-                shutil.rmtree(path)
+@contextlib.contextmanager
+def new_run(
+    name: str,
+    recipe_toml: str,
+    origin: Mapping[str, object],
+    tokenizer: Path | None = None,
+    root: Path | None = None,
+) -> Iterator[Run]:
+    """Yield a new run, to put into it what it shall begin with; it appears in `root` (default: the folder of all runs)
+    after the block, with all of that, or not at all.
+
+    Raises:
+        UsageError: the name is taken or not allowed. Nothing is ever overwritten.
+        DiskError: the disk refused.
+    """
+    path = run_path(name, root)
+    if os.path.lexists(path):
+        raise taken(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with made_beside(path) as temporary:
+            temporary.mkdir()
+            with Run(temporary) as run:
+                write_origin(temporary, origin)
+                if tokenizer is not None:
+                    shutil.copyfile(tokenizer, temporary / "tokenizer.json")
+                (temporary / "recipe.toml").write_text(sealed_toml(recipe_toml), encoding="utf-8")
+                yield run
+    except OSError as error:
+        if path.exists():
+            raise taken(name) from None
+        raise DiskError(
+            f"{error.filename}: {error.strerror}: no run can be made in {path.parent}. Make room, make it writable, or set "
+            "EFFTRAIN_RUNS to another folder"
+        ) from None
 
 
 def checkpoint_path(run: Path, step: int) -> Path:

@@ -1,5 +1,5 @@
-"""A run's lock file: taken by the process that owns the run, looked at by all others. It dies with its process, so that
-a killed owner never blocks a run."""
+"""A run's lock file: taken by the process that owns the run. It dies with its process, so that a killed owner never
+blocks a run."""
 
 from __future__ import annotations
 
@@ -40,13 +40,3 @@ def take_lock(path: Path) -> IO[str]:
         os.ftruncate(file.fileno(), 0)
         os.pwrite(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
     return file
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a living process on this machine holds the lock file; False where there is none."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from efftrain_cli.foundation.errors import UsageError, nearest
+from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
 from efftrain_cli.run.directory import run_names, run_path, runs_root
+from efftrain_cli.run.origin import read_origin
 
 
 def find_run(name: str) -> str:
@@ -47,11 +47,10 @@ def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
     by_recipe: dict[str, list[str]] = {}
     for name in names:
         try:
-            recipe = json.loads((runs_root() / name / "origin.json").read_text()).get("recipe")
-        except (OSError, ValueError, AttributeError):
+            recipe = read_origin(runs_root() / name).get("recipe")
+        except EfftrainError:
             recipe = None
-        if not isinstance(recipe, str) or not recipe:
-            recipe = re.sub(r"-seed\d+(-\d+)?$", "", name)
+        recipe = recipe or re.sub(r"-seed\d+(-\d+)?$", "", name)
         by_recipe.setdefault(Path(recipe).stem if recipe.endswith(".toml") else recipe, []).append(
             name
         )

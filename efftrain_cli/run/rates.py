@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from efftrain_cli.data.cache import cache_root
+from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.origin import read_origin
+from efftrain_cli.run.rows import read_recipe_values
 
 _NEWEST = 20
 """Runs that are looked at."""
@@ -79,14 +81,13 @@ def _runs() -> Iterator[Rate]:
     for path in sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)[
         -_NEWEST:
     ]:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+        with contextlib.suppress(
+            EfftrainError, OSError, ValueError, TypeError, KeyError, ZeroDivisionError
+        ):
             row = last_row(path.parent)
             if row["step"] < _FEWEST_STEPS:
                 continue
-            origin = json.loads((path.parent / "origin.json").read_text(encoding="utf-8"))
-            model = tomllib.loads((path.parent / "recipe.toml").read_text(encoding="utf-8"))[
-                "model"
-            ]
+            origin, model = read_origin(path.parent), read_recipe_values(path.parent)["model"]
             if origin.get("world_size", 1) != 1:
                 continue  # a rate of several devices
             yield Rate(

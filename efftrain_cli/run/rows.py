@@ -5,16 +5,17 @@ Nothing here writes, locks or imports torch, so a run can be read while it train
 
 from __future__ import annotations
 
-import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import DataError, NewerFormatError
+from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.files import is_locked
+from efftrain_cli.foundation.records import damaged, read_toml_text
 from efftrain_cli.run.lines import read_lines
-from efftrain_cli.run.lock import is_locked
+from efftrain_cli.run.origin import RESTORE, read_origin
 
 SCHEMA_VERSION = 1
 """Format of a run directory."""
@@ -42,15 +43,7 @@ def read_run(path: Path) -> RunDirectory:
     Raises:
         DataError: a file is missing or damaged, or the directory has a format that this version does not read.
     """
-    file = path / "recipe.toml"
-    try:
-        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path} is not a run directory: it has no recipe.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{file} is damaged: {error}. {_RESTORE}") from None
-    except OSError as error:
-        raise unreadable(file, error) from None
+    recipe = read_recipe_values(path)
     return RunDirectory(
         printable(path.name),
         path,
@@ -61,6 +54,21 @@ def read_run(path: Path) -> RunDirectory:
     )
 
 
+def read_recipe_values(path: Path) -> dict[str, Any]:
+    """Read the values of a run's recipe.toml as they are written there.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    file = path / "recipe.toml"
+    try:
+        return tomllib.loads(read_toml_text(file))
+    except FileNotFoundError:
+        raise DataError(f"{path} is not a run directory: it has no recipe.toml") from None
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, str(error)[:200], RESTORE) from None
+
+
 def unreadable(path: Path, error: OSError) -> DataError:
     """The error of a file or folder of a run that the system does not let us read."""
     return DataError(
@@ -68,80 +76,9 @@ def unreadable(path: Path, error: OSError) -> DataError:
     )
 
 
-def check_schema(values: dict[str, Any], path: Path) -> None:
-    """Accepts the current format and the one before it, to read.
-
-    Raises:
-        DataError: another format; the message says which and what to do.
-    """
-    version = values.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise DataError(
-            f"{path} has no schema_version; it was not written by efftrain, or is damaged"
-        )
-    if version > SCHEMA_VERSION:
-        written_by = printable(str(values.get("efftrain") or "unknown"))
-        raise NewerFormatError(
-            f"{path} has format {version}, this efftrain reads formats up to {SCHEMA_VERSION}. It was written by efftrain "
-            f"{written_by}: install a newer efftrain. Nothing was changed"
-        )
-    if version < SCHEMA_VERSION - 1:
-        raise DataError(
-            f"{path} has format {version}; this efftrain reads formats {SCHEMA_VERSION - 1} and {SCHEMA_VERSION}. "
-            "Read it with the efftrain version named in its origin.json"
-        )
-
-
 def read_events(path: Path) -> tuple[dict[str, Any], ...]:
     """The events of a run, oldest first; torn and damaged lines are left out."""
     return tuple(cleaned(event) for event in read_lines(path / "events.jsonl"))
-
-
-# --- small files -----------------------------------------------------------------------------------------------------
-
-
-def read_origin(path: Path) -> dict[str, Any]:
-    """What origin.json of the run in this directory says.
-
-    Raises:
-        DataError: it is missing or damaged, or the run has a format that this version does not read.
-    """
-    file = path / "origin.json"
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{file} is missing: without it nobody can say what the run was trained on. {_RESTORE}"
-        ) from None
-    except OSError as error:
-        raise unreadable(file, error) from None
-    except (ValueError, RecursionError) as error:
-        reason = (
-            "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
-        )
-        raise DataError(f"{file} is damaged: {reason}. {_RESTORE}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{file} is damaged: it holds no JSON object. {_RESTORE}")
-    check_schema(value, file)
-    return value
-
-
-_RESTORE = "Restore it from a copy of the run, or remove the run with `efftrain runs rm`"
-
-
-def origin_data(path: Path) -> dict[str, Any]:
-    """What origin.json says of the data: hashes and the vocabulary's size.
-
-    Raises:
-        DataError: as `read_origin`, or it says nothing of them.
-    """
-    data = read_origin(path).get("data")
-    needed = ("tokenizer_hash", "vocab_size", "train_hash", "valid_hash")
-    if not isinstance(data, dict) or any(name not in data for name in needed):
-        raise DataError(
-            f"{path / 'origin.json'} is damaged: its `data` does not say {', '.join(needed)}. {_RESTORE}"
-        )
-    return data
 
 
 def cleaned(value: Any) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from efftrain_cli.foundation.console import human_bytes
-from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.foundation.errors import EfftrainError, OutOfMemoryError
 from efftrain_cli.plan.cost import in_flight_bytes, likely_vocabulary
 from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.rows import read_recipe_values
 
 PROCESS = 450 * 10**6
 """Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""
@@ -118,13 +118,13 @@ def speed_of(recipe: Recipe) -> float | None:
     for name in run_names():
         path = runs_root() / name
         try:
-            found = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
+            found = read_recipe_values(path)
             if {"model": found["model"], "batch_size": found["train"]["batch_size"]} != wanted:
                 continue
             row = last_row(path)
             seconds = float(row["wall_seconds"])
             if seconds > 0 and row["segment"] == 0:
                 speeds.append(float(row["tokens"]) / seconds)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (EfftrainError, OSError, ValueError, KeyError, TypeError):
             continue  # a run that cannot be read is not a measurement
     return median(speeds) if speeds else None

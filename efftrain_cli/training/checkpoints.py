@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 import time
@@ -21,12 +20,13 @@ from efftrain_cli.foundation.errors import (
     UnsoundError,
     UsageError,
 )
-from efftrain_cli.foundation.files import free_bytes, write_whole
+from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.plan.plan import model_parameters
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
-from efftrain_cli.run.rows import NOT_COMPUTED, origin_data, read_origin
+from efftrain_cli.run.origin import check_not_orphaned, origin_data, read_origin, write_origin
+from efftrain_cli.run.rows import NOT_COMPUTED
 from efftrain_cli.training.ouroboros import dropped
 from efftrain_cli.training.stages import set_stage
 from efftrain_cli.training.state import (
@@ -126,6 +126,8 @@ def newest_checkpoint(run: Run) -> Path | None:
     elif passed_over:
         reasons = "\n  ".join(str(error) for _, error in passed_over)
         raise CheckpointError(f"no checkpoint of this run is valid:\n  {reasons}")
+    else:
+        check_not_orphaned(run.path)
     return found
 
 
@@ -278,9 +280,7 @@ def record_first_data(run: Run, data: object) -> None:
     stays on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes
     it."""
     if origin_data(run.path)["train_hash"] is None:
-        write_whole(
-            run.path / "origin.json", json.dumps({**read_origin(run.path), "data": data}, indent=1)
-        )
+        write_origin(run.path, {**read_origin(run.path), "data": data})
 
 
 def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:

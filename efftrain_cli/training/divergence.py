@@ -102,7 +102,7 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     advice = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
         return (
-            f"{advice}: change the lr of stage {state.progress.stage} in {run.path / 'recipe.toml'}, then "
+            f"{advice}: change the lr of stage {state.progress.stage} in {run.path / 'recipe.toml'}, delete its last line, then "
             f"`efftrain pretrain --resume {run.name} --override-resume` goes on"
         )
     lr = recipe.optim.lr / 2

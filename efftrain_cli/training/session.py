@@ -33,7 +33,7 @@ from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run
-from efftrain_cli.run.rows import read_origin
+from efftrain_cli.run.origin import read_origin
 from efftrain_cli.training.gradient import build_forward_backward, build_state, compute_dtype
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.ranks import ALONE, Ranks

@@ -7,8 +7,6 @@ Every file's sha256 is in manifest.json and verified before any tensor is used. 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,14 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import CheckpointError, NewerFormatError
-from efftrain_cli.foundation.files import fsync
+from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.foundation.files import fsync, made_beside
+from efftrain_cli.foundation.records import Record, read_record
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.step import Progress
-from efftrain_cli.run.manifest import MANIFEST, SCHEMA_VERSION, verify_checkpoint, write_manifest
+from efftrain_cli.run.manifest import SCHEMA_VERSION, verify_checkpoint, write_manifest
 from efftrain_cli.training.tensor_file import sha256_of_buffers, tensor_buffers, write_buffers
 
 if TYPE_CHECKING:
@@ -112,24 +112,18 @@ def progress_from_json(values: dict[str, object]) -> Progress:
     """The inverse of `progress_to_json`; fields that an older checkpoint lacks keep their defaults.
 
     Raises:
-        CheckpointError: the schema is newer than this program, or a field is unknown.
+        CheckpointError: a field is unknown, or has a wrong type.
     """
-    values = dict(values)
-    version = values.pop("schema_version", None)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise NewerFormatError(
-            f"the checkpoint's progress.json has format {version!r}, this efftrain reads formats up to {SCHEMA_VERSION}. Install "
-            "a newer efftrain"
-        )
-    unknown = values.keys() - set(Progress._fields)
+    fields = {name: value for name, value in values.items() if name != "schema_version"}
+    unknown = fields.keys() - set(Progress._fields)
     if unknown:
         raise CheckpointError(f"progress.json has unknown fields: {', '.join(sorted(unknown))}")
-    return Progress(**{name: _as_tuples(value) for name, value in values.items()})  # type: ignore
-
-
-def _as_tuples(value: object) -> object:
-    """JSON's lists as the tuples that they were."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+    try:
+        return TypeAdapter(Progress).validate_python(fields)
+    except ValidationError as error:
+        entry = error.errors(include_url=False)[0]
+        field = ".".join(map(str, entry["loc"]))
+        raise CheckpointError(f"progress.json is damaged: {field}: {entry['msg']}") from None
 
 
 def whole_tensors(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -156,10 +150,7 @@ def write_checkpoint(
     """
     if directory.exists():
         raise FileExistsError(directory)
-    temporary = directory.with_name(f"{directory.name}.tmp")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
     # The largest first: its hash, the longest of all work here, then goes on beside everything else.
     model, optimizer = whole_tensors(state) if tensors is None else tensors
     files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
@@ -169,27 +160,20 @@ def write_checkpoint(
         "progress.json": json.dumps(progress_to_json(state.progress), indent=1),
         "recipe.toml": recipe_toml,
     }
-    try:
-        # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            hashes: dict[str, Future[str]] = {}
-            flushed = []
-            contents = {name: tensor_buffers(tensors) for name, tensors in files.items()}
-            contents |= {name: [memoryview(text.encode())] for name, text in texts.items()}
-            for name, buffers in contents.items():
-                hashes[name] = pool.submit(sha256_of_buffers, buffers)
-                write_buffers(temporary / name, buffers)
-                flushed.append(pool.submit(fsync, temporary / name))
-            for future in flushed:
-                future.result()
-            write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
-        fsync(temporary / MANIFEST)
-        fsync(temporary)
-        os.rename(temporary, directory)
-        fsync(directory.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
+    with made_beside(directory) as temporary, ThreadPoolExecutor(max_workers=4) as pool:
+        temporary.mkdir()
+        hashes: dict[str, Future[str]] = {}
+        flushed = []
+        contents = {name: tensor_buffers(tensors) for name, tensors in files.items()}
+        contents |= {name: [memoryview(text.encode())] for name, text in texts.items()}
+        for name, buffers in contents.items():
+            hashes[name] = pool.submit(sha256_of_buffers, buffers)
+            write_buffers(temporary / name, buffers)
+            flushed.append(pool.submit(fsync, temporary / name))
+        for future in flushed:
+            future.result()
+        write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
 
 
 def read_checkpoint(
@@ -202,20 +186,21 @@ def read_checkpoint(
         CheckpointError: a file is missing, damaged or unexpected; the message names it.
     """
     files = verify_checkpoint(directory)
-    try:
-        values = json.loads((directory / "progress.json").read_text(encoding="utf-8"))
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise CheckpointError(
-            f"{directory / 'progress.json'} is not a JSON object, although it matches its sha256"
-        )
     return (
-        progress_from_json(values),
+        read_progress(directory),
         read_tensors(directory / "model.safetensors"),
         read_tensors(directory / "optimizer.safetensors"),
         read_tensors(directory / "method.safetensors") if "method.safetensors" in files else {},
     )
+
+
+def read_progress(directory: Path) -> Progress:
+    """Reads the progress of a verified checkpoint.
+
+    Raises:
+        CheckpointError: it is no progress that this version reads.
+    """
+    return progress_from_json(read_record(directory / "progress.json", Record).to_json())
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

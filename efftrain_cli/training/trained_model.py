@@ -15,10 +15,11 @@ from efftrain_cli.model.standardization import folded
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
-from efftrain_cli.run.manifest import MANIFEST, verify_checkpoint
+from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
+from efftrain_cli.run.origin import check_not_orphaned, read_origin
 from efftrain_cli.training.checkpoints import newest_sound
 from efftrain_cli.training.gradient import build_model
-from efftrain_cli.training.state import progress_from_json, read_tensors
+from efftrain_cli.training.state import read_progress, read_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
     path = find_checkpoint(run, checkpoint)
     tokenizer = load_run_tokenizer(run)
     recipe = load_recipe(str(path / "recipe.toml"))
-    progress = progress_from_json(json.loads((path / "progress.json").read_text(encoding="utf-8")))
+    progress = read_progress(path)
     # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products add in fp32.
     model = build_model(
         replace(recipe, chunked_accumulation=None), tokenizer.vocab_size, device, progress.stage
@@ -60,11 +61,10 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
             f"{weights} does not fit the recipe beside it and the run's tokenizer: {error}"
         ) from None
     model = folded(model).eval()
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     return TrainedModel(
         run=run,
         checkpoint=path,
-        model_sha256=manifest["files"]["model.safetensors"]["sha256"],
+        model_sha256=read_manifest(path).files["model.safetensors"].sha256,
         recipe=recipe,
         progress=progress,
         model=model,
@@ -117,6 +117,7 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
     """
     there = checkpoints_of(run)
     if not there:
+        check_not_orphaned(run)
         raise CheckpointError(
             f"run {run.name!r} has no checkpoint yet: one is written every checkpoint.every of its recipe and at the end; "
             f"`efftrain pretrain --resume {run.name}` continues it"
@@ -147,12 +148,7 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
     if not path.is_file():
         raise DataError(f"{path} is missing: without it the model's tokens have no meaning")
     tokenizer = load_tokenizer(path)
-    try:
-        expected = json.loads((run / "origin.json").read_text(encoding="utf-8"))["data"][
-            "tokenizer_hash"
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        expected = None  # a run that says nothing about it
+    expected = (read_origin(run).get("data") or {}).get("tokenizer_hash")
     if expected is not None and expected != tokenizer.sha256:
         raise DataError(
             f"{path} is not the tokenizer this run was trained with (fingerprint {tokenizer.sha256[:12]}, origin.json has "

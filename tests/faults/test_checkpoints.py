@@ -294,9 +294,15 @@ def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
 
     # An edited file is a changed recipe too, and text that changed is changed data: here it makes another vocabulary.
     path = lab.run("r") / "recipe.toml"
-    path.write_text(path.read_text().replace("weight_decay = 0.1", "weight_decay = 0.2"))
+    whole = path.read_text()
+    edited = whole.replace("weight_decay = 0.1", "weight_decay = 0.2")
+    path.write_text(edited)
+    process = lab.call(*resume)
+    assert process.code == 3
+    assert "if you edited it on purpose, delete its last line" in process.err.read_text()
+    path.write_text("".join(edited.splitlines(keepends=True)[:-1]))
     assert lab.call(*resume).code == 2
-    path.write_text(path.read_text().replace("weight_decay = 0.2", "weight_decay = 0.1"))
+    path.write_text(whole)
     text = lab.folder / "text.txt"
     text.write_text(text.read_text()[:100_000])
     process = lab.call(*resume)

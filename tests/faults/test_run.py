@@ -149,7 +149,7 @@ def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="exists already"):
         Run.create("r", "second", {})
     monkeypatch.undo()
-    assert (tmp_path / "runs" / "r" / "recipe.toml").read_text() == "first"
+    assert (tmp_path / "runs" / "r" / "recipe.toml").read_text().startswith("first\n# sha256 ")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["r"]
     first.close()
 
@@ -213,9 +213,9 @@ def test_seconds_add_up_to_the_wall(lab: Laboratory) -> None:
     inject = """
 import time
 from pathlib import Path
-import efftrain_cli.training.state as state
+import efftrain_cli.foundation.files as files
 import efftrain_cli.training.trainer as trainer
-evaluate, fsync, clock = trainer.evaluate, state.fsync, time.time
+evaluate, fsync, clock = trainer.evaluate, files.fsync, time.time
 started = clock()
 
 def slow_evaluate(*args):
@@ -227,7 +227,7 @@ def slow_fsync(path):
         time.sleep(0.14)
     return fsync(path)
 
-trainer.evaluate, state.fsync = slow_evaluate, slow_fsync
+trainer.evaluate, files.fsync = slow_evaluate, slow_fsync
 time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
 """
     assert (

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import DiskError
+from efftrain_cli.foundation.files import temporary_beside
 from efftrain_cli.recipe.sections import Checkpoint, Model
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
@@ -174,13 +175,13 @@ def test_a_save_survives_a_power_failure_at_any_moment(
     save(run, state, RECIPE)
     folder = run.path / "checkpoints"
     new = folder / "step-00000015"
-    before_rename = disk.when("rename", "step-00000015.tmp")
-    temporary = f"{new}.tmp"
+    before_rename = disk.when("rename", temporary_beside(new).name)
+    temporary = str(temporary_beside(new))
     assert {f"{temporary}/{path.name}" for path in new.iterdir()} | {temporary} <= before_rename
     # What is removed was renamed before, and the new checkpoint's name was on the disk by then.
     assert str(folder) in disk.when("rename", "step-00000005")
     assert [path for kind, path, _ in disk.log if kind == "remove"] == [
-        f"{folder}/step-00000005.old.tmp"
+        str(temporary_beside(folder / "step-00000005"))
     ]
     assert [step_of(path) for path in checkpoints_of(run.path)] == [10, 15]
 
@@ -193,7 +194,9 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(
     state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=15)
     save(run, state, RECIPE)
-    assert str(run.path / "metrics.jsonl") in disk.when("rename", "step-00000015.tmp")
+    assert str(run.path / "metrics.jsonl") in disk.when(
+        "rename", temporary_beside(run.path / "checkpoints" / "step-00000015").name
+    )
 
 
 def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:

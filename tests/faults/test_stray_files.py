@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,11 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(
     (folder / "step-00000099").write_text("a file")
     (folder / "step-00000050").symlink_to(elsewhere)
     (folder / "step-00000051").symlink_to(random_run / "nowhere")
-    (folder / "step-00000012.tmp").mkdir()  # what a killed save leaves
+    (folder / "step-00000012.tmp").mkdir()
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    for machine in (os.uname().nodename, "another"):  # what killed saves leave
+        (folder / f".step-00000012.efftrain-{killed.pid}@{machine}.tmp").mkdir()
     with Run.open("r") as owned:
         assert newest_checkpoint(owned) == folder / "step-00000010"
         owned.purge_checkpoints(1)
@@ -42,11 +47,12 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(
     for name in ("notes.txt", "step-00000099", "step-00000050", "step-00000051"):
         assert warnings.count(f"{name} ") == 1, warnings
     assert {path.name for path in folder.iterdir()} == {
-        "notes.txt", "rsync.tmp", "upload.tmp", "step-00000099", "step-00000050", "step-00000051", "step-00000010"
+        "notes.txt", "rsync.tmp", "upload.tmp", "step-00000012.tmp", "step-00000099", "step-00000050", "step-00000051",
+        "step-00000010"
     }  # fmt: skip
     assert (folder / "rsync.tmp").read_text() == "another program's"
     code, output = call("checkpoint", "list", "r")
-    assert code == 0 and output.count("no checkpoint") == 6
+    assert code == 0 and output.count("no checkpoint") == 7
     assert call("checkpoint", "verify", "r")[0] == 0
 
 

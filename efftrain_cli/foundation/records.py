@@ -1,0 +1,238 @@
+"""Small files that efftrain writes and reads back: one pydantic model each, sealed by the sha256 of their content.
+
+The seal is the last key of the file's object, so that one rename writes content and seal. Files from before have none:
+they are read, and `efftrain runs verify` counts them. A run's recipe.toml is sealed by its last line, a comment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+
+from efftrain_cli.foundation.errors import DamagedError, NewerFormatError
+from efftrain_cli.foundation.files import write_whole
+
+LARGEST = 64 << 20
+"""Bytes of the largest file that is read whole."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+_SEAL_LINE = "# sha256 "
+
+
+class Part(BaseModel):
+    """Fields inside a small file. Fields that this version does not know are kept."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+
+class Record(Part):
+    """The fields of a small file."""
+
+    newest: ClassVar[int] = 1
+    """Newest format that this version reads; it reads the one before, too."""
+    seal: ClassVar[str] = "sha256"
+    """Key of the file's own digest."""
+    restore: ClassVar[str] = "restore it from a copy"
+    """What to do about a damaged file."""
+
+    schema_version: int = 1
+    _sealed: bool = PrivateAttr(default=False)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the file had a seal, which it then matched."""
+        return self._sealed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that were given, as JSON values, without the seal."""
+        return {"schema_version": self.schema_version, **self.model_dump(exclude_unset=True)}
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """Read a file of one record.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        NewerFormatError: a newer efftrain wrote it.
+        DamagedError: it is not as it was written, or a field has a wrong type; the message names file and field.
+    """
+    text = read_small_text(path, kind.restore)
+    values = parse_json(path, text, kind.restore)
+    record = check_record(path, values, kind)
+    if record.is_sealed and text != sealed_text(values, kind.seal):
+        raise unlike_seal(path, kind.restore)
+    return record
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a file of one record, with its seal, whole or not at all."""
+    write_whole(path, sealed_text(record.to_json(), record.seal))
+
+
+def check_record(path: Path, values: object, kind: type[R]) -> R:
+    """Return the values of a file, or of one of its entries, as a record.
+
+    Raises:
+        NewerFormatError: a newer efftrain wrote it.
+        DamagedError: a field has a wrong type, or the values do not match their seal.
+    """
+    if not isinstance(values, dict):
+        raise damaged(path, "it holds no JSON object", kind.restore)
+    content = {key: value for key, value in values.items() if key != kind.seal}
+    sealed = kind.seal in values
+    last = next(reversed(values.values()), None)
+    if not sealed and isinstance(last, str) and _HASH.fullmatch(last):
+        raise unlike_seal(path, kind.restore)  # the name of the seal has changed
+    matches = values.get(kind.seal) == digest_of(content)
+    version = content.get("schema_version", kind.model_fields["schema_version"].get_default())
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise DamagedError(
+            f"{path} has no schema_version; it was not written by efftrain, or is damaged"
+        )
+    if version > kind.newest:
+        newer = newer_format(path, version, kind.newest, content.get("efftrain"))
+        raise newer if matches or not sealed else DamagedError(f"{newer}, or it is damaged")
+    if version < kind.newest - 1:
+        raise DamagedError(
+            f"{path} has format {version}; this efftrain reads formats {kind.newest - 1} and "
+            f"{kind.newest}\n  read it with the efftrain version that wrote it"
+        )
+    try:
+        record = kind.model_validate(content)
+    except ValidationError as error:
+        entry = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in entry["loc"])
+        raise damaged(path, f"{field}: {entry['msg']}", kind.restore) from None
+    if sealed and not matches:
+        raise unlike_seal(path, kind.restore)
+    record._sealed = sealed
+    return record
+
+
+def newer_format(path: Path, version: object, newest: int, written_by: object) -> NewerFormatError:
+    """Return the error of a file in a format that this version does not know."""
+    by = f"efftrain {written_by}" if written_by else "a newer efftrain"
+    return NewerFormatError(
+        f"{path} has format {version}, this efftrain reads formats up to {newest}. It was written "
+        f"by {by}: install a newer efftrain. Nothing was changed"
+    )
+
+
+def parse_json(path: Path, text: str, restore: str) -> Any:
+    """Return the JSON value that a file holds.
+
+    Raises:
+        DamagedError: it is no JSON, too deep, or a number in it is not finite or has over 63 bits.
+    """
+    try:
+        values = json.loads(text)
+        wrong = _find_unusable_number(values, "")
+    except RecursionError:
+        raise damaged(path, "its values are nested too deeply", restore) from None
+    except ValueError as error:
+        raise damaged(path, str(error)[:200], restore) from None
+    if wrong:
+        raise damaged(path, f"{wrong}: not a number of at most 63 bits", restore)
+    return values
+
+
+def _find_unusable_number(value: object, field: str) -> str:
+    """Return the dotted name of the first number that is not finite or has over 63 bits, "" if there is none."""
+    if isinstance(value, int) and value.bit_length() > 63:
+        return field
+    if isinstance(value, float) and not math.isfinite(value):
+        return field
+    entries: list[tuple[object, object]] = []
+    if isinstance(value, dict):
+        entries = list(value.items())
+    if isinstance(value, list):
+        entries = list(enumerate(value))
+    for key, entry in entries:
+        wrong = _find_unusable_number(entry, f"{field}.{key}".removeprefix("."))
+        if wrong:
+            return wrong
+    return ""
+
+
+def sealed_text(values: Mapping[str, Any], seal: str = "sha256") -> str:
+    """Return a record's file: JSON whose last value is the sha256 of the others."""
+    return json.dumps(with_seal(values, seal), indent=1, allow_nan=False)
+
+
+def with_seal(values: Mapping[str, Any], seal: str = "sha256") -> dict[str, Any]:
+    """Return values with their seal as the last."""
+    content = {key: value for key, value in values.items() if key != seal}
+    return {**content, seal: digest_of(content)}
+
+
+def digest_of(value: Any) -> str:
+    """Return the hex sha256 of a value's JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def sealed_toml(text: str) -> str:
+    """Return TOML text with its seal, a comment, as the last line."""
+    return f"{text}\n{_SEAL_LINE}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def read_toml_text(path: Path) -> str:
+    """Return the text of a run's recipe.toml.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        DamagedError: it does not match its last line, if that is a seal.
+    """
+    way = "restore it from a copy\n  if you edited it on purpose, delete its last line: it is the sha256 of the others"
+    text = read_small_text(path, way)
+    if has_toml_seal(text) and sealed_toml(text.rpartition("\n#")[0]) != text:
+        raise unlike_seal(path, way)
+    return text
+
+
+def has_toml_seal(text: str) -> bool:
+    """Return whether TOML text ends with a comment as long as a seal."""
+    return len(text.rpartition("\n#")[2]) == len(_SEAL_LINE) + 64
+
+
+def read_small_text(path: Path, restore: str) -> str:
+    """Return the text of an ordinary file, after a look at its size.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        DamagedError: it cannot be read, is larger than LARGEST, no ordinary file, or not UTF-8.
+    """
+    try:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise damaged(path, "it is not an ordinary file", restore)
+        if state.st_size > LARGEST:
+            raise damaged(path, f"it has {state.st_size:,} bytes", restore)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamagedError(
+            f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is not UTF-8 text (byte {error.start})", restore) from None
+
+
+def damaged(path: Path, fault: str, restore: str) -> DamagedError:
+    """Return the error of a file that is not as it was written."""
+    return DamagedError(f"{path} is damaged: {fault}\n  {restore}".rstrip())
+
+
+def unlike_seal(path: Path, restore: str) -> DamagedError:
+    """Return the error of a file that does not match its seal."""
+    return damaged(path, "it does not match its own sha256", restore)

@@ -1,0 +1,114 @@
+"""origin.json of a run: command line, versions, device, data and parent, sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from efftrain_cli.foundation.errors import CheckpointError, DataError
+from efftrain_cli.foundation.records import Part, Record, damaged, read_record, write_record
+
+ORIGIN = "origin.json"
+RESTORE = "Restore it from a copy of the run, or remove the run with `efftrain runs rm`"
+
+
+class OriginData(Part):
+    """The data of a run; hashes are null until an imported run is trained here."""
+
+    train_hash: str | None = None
+    valid_hash: str | None = None
+    tokenizer_hash: str | None = None
+    vocab_size: int | None = None
+    eot_id: int | None = None
+    valid_windows: int | None = None
+    seq_len: int | None = None
+    valid_bytes_per_token: float | None = None
+
+
+class Parent(Part):
+    """The run or directory that the weights of a run's first checkpoint come from."""
+
+    run: str | None = None
+    directory: str | None = None
+    source: str | None = None
+    names_text: bool | None = None
+
+
+class Origin(Record):
+    """Everything that could explain a difference between two runs; older versions wrote less."""
+
+    restore: ClassVar[str] = RESTORE
+
+    schema_version: int
+    recipe: str | None = None
+    command: list[str] | None = None
+    started: str | None = None
+    efftrain: str | None = None
+    git_commit: str | None = None
+    project: dict[str, Any] | None = None
+    python: str | None = None
+    torch: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    device_kind: str | None = None
+    threads: int | None = None
+    jobs: int | None = None
+    world_size: int | None = None
+    lanes: int | None = None
+    dtype: str | None = None
+    data: OriginData | None = None
+    imported: Parent | None = None
+    grown_from: Parent | None = None
+
+
+def read_origin(path: Path) -> dict[str, Any]:
+    """Read what origin.json of the run in this directory says.
+
+    Raises:
+        DataError: it is missing or damaged, or the run has a format that this version does not read.
+    """
+    return _read(path).to_json()
+
+
+def _read(path: Path) -> Origin:
+    try:
+        return read_record(path / ORIGIN, Origin)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path / ORIGIN} is missing: without it nobody can say what the run was trained on. {RESTORE}"
+        ) from None
+
+
+def write_origin(path: Path, values: Mapping[str, object]) -> None:
+    """Write origin.json of the run in this directory."""
+    write_record(path / ORIGIN, Origin.model_validate({"schema_version": Origin.newest, **values}))
+
+
+def origin_data(path: Path) -> dict[str, Any]:
+    """Read what origin.json says of the data: hashes and the vocabulary's size.
+
+    Raises:
+        DataError: as `read_origin`, or it says nothing of them.
+    """
+    data = read_origin(path).get("data")
+    needed = ("tokenizer_hash", "vocab_size", "train_hash", "valid_hash")
+    if data is None or any(name not in data for name in needed):
+        raise damaged(path / ORIGIN, f"its `data` does not say {', '.join(needed)}", RESTORE)
+    return data
+
+
+def check_not_orphaned(path: Path) -> None:
+    """Refuse a run whose first weights came from a parent and are gone: it would continue with random ones.
+
+    Raises:
+        CheckpointError: the run has a parent. The caller found no checkpoint.
+    """
+    origin = _read(path)
+    parent = origin.grown_from or origin.imported
+    if parent is not None:
+        came = f"the weights of {parent.run or parent.directory}"
+        raise CheckpointError(
+            f"run {path.name!r} began with {came}, and has no checkpoint: its weights are lost\n"
+            "  import or grow it again under another name; its rows can still be compared"
+        )
