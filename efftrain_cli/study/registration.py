@@ -102,14 +102,17 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Regi
         )
     plan = _read(path)
     values = file.values()
-    known = plan["changes"][-1]["values"] if plan["changes"] else plan["values"]
+    known, since = plan["values"], f"its registration on {plan['registered']}"
+    if plan["changes"]:
+        last = plan["changes"][-1]
+        known, since = last["values"], f"--allow accepted a change on {last['time']}"
     reasons = list(plan["exploratory"])
     if hash_of(values) != hash_of(known):
         differing = differences(known, values)
         if not allow:
             raise UsageError(
-                f"study {file.name!r} was changed after its registration on {plan['registered']}: {_shown(differing)}\n"
-                f"  undo that ({path} holds the text that was registered), give the file a new name to begin a new study, or give "
+                f"study {file.name!r} was changed since {since}: {_shown(differing)}\n"
+                f"  restore these values ({path} holds all of them), give the file a new name to begin a new study, or give "
                 "--allow: its verdicts are exploratory from then on"
             )
         reason = f"it was changed after its registration: {_shown(differing)}"

@@ -204,8 +204,13 @@ def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile
     assert "looks was 2, is 1" in reason
     assert register(changed, allow=False).exploratory == (reason,)
     (folder / "study.toml").write_text(STUDY)  # back again: that was another change
-    with pytest.raises(UsageError, match="looks was 1, is 2"):
+    with pytest.raises(
+        UsageError,
+        match=r"since --allow accepted a change on [^:]*:.*: looks was 1, is 2\n  restore",
+    ):
         register(read_study(folder / "study.toml"), allow=False)
+    (folder / "study.toml").write_text(STUDY.replace("looks = 2", "looks = 1"))  # as advised
+    assert register(read_study(folder / "study.toml"), allow=False).exploratory == (reason,)
 
 
 def test_a_changed_recipe_is_a_changed_study(folder: Path, file: StudyFile) -> None:
