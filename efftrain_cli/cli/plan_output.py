@@ -15,7 +15,7 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
-from efftrain_cli.plan.cost import plan_cost
+from efftrain_cli.plan.cost import plan_cost, vocabulary_of
 from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.rates import measured_rate
@@ -26,13 +26,15 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
     stderr."""
     for line in assumptions(recipe):
         print(f"assumed: {line}", file=sys.stderr)
+    # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without them.
+    vocab_size = vocabulary_of(recipe.data.tokenizer) if recipe.stages else None
     if form == "csv":
         # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
-        lines = csv_lines(recipe, until)
+        lines = csv_lines(recipe, until, vocab_size)
         while chunk := list(islice(lines, 4096)):
             sys.stdout.write("\n".join([*chunk, ""]))
         return
-    points = turning_points(recipe, until)
+    points = turning_points(recipe, until, vocab_size)
     if form == "json":
         for reason, plan, after in points:
             row = plan._asdict() | {

@@ -30,7 +30,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -178,6 +177,18 @@ class Stage:
     0.563 for width x 2, 0.407 for both."""
 
 
+def _planned_end(recipe: Recipe, switch: Switch | None) -> float | None:
+    """Return the tokens of the run at which a stage ends, None if only training shows it."""
+    if switch is None or switch.rule not in ("steps", "tokens"):
+        return None
+    end = switch.value
+    if switch.rule == "steps":
+        if recipe.varies & {"length", "batch"}:
+            return None
+        end *= recipe.train.batch_size * recipe.model.seq_len
+    return end if switch.latest is None else min(end, switch.latest)
+
+
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
@@ -220,7 +231,16 @@ class StagedGrowth(Method):
                 yield "stages", rule
 
     def warnings(self, recipe: Recipe) -> Iterator[str]:
-        end, optim, budget = self._schedule_end(recipe), recipe.optim, recipe.train.tokens
+        optim, budget = recipe.optim, recipe.train.tokens
+        ends = [_planned_end(recipe, stage.switch) for stage in recipe.stages[:-1]]
+        for index, stage_end in enumerate(ends):
+            if stage_end is not None and stage_end >= budget:
+                yield (
+                    f"stage {index} ends after {stage_end:,.0f} tokens, but the budget, train.tokens = {budget:,}, before: "
+                    "the model never grows to [model]"
+                )
+                return
+        end = self._schedule_end(recipe, ends)
         decay = optim.decay_tokens or budget
         by_tokens = optim.schedule != "constant" and optim.decay_steps is None
         if by_tokens and end is not None and decay > 1.01 * end:
@@ -229,20 +249,12 @@ class StagedGrowth(Method):
                 f"before the end of its decay at {decay:,}: the learning rate ends above min_lr; set optim.decay_tokens = {end:_}"
             )
 
-    def _schedule_end(self, recipe: Recipe) -> int | None:
-        """Tokens at which the schedule stands at the end of the budget, where that is known before training."""
+    def _schedule_end(self, recipe: Recipe, ends: Iterable[float | None]) -> int | None:
+        """Return the tokens at which the schedule stands at the end of the budget, None if only training shows it."""
         schedule, trained = 0.0, 0.0
-        for stage, following in pairwise(recipe.stages):
-            if stage.switch is None or stage.switch.rule not in ("steps", "tokens"):
+        for end, following in zip(ends, recipe.stages[1:], strict=True):
+            if end is None:
                 return None
-            step_tokens = (
-                recipe.train.batch_size * recipe.model.seq_len
-                if stage.switch.rule == "steps"
-                else 1
-            )
-            if step_tokens > 1 and recipe.varies & {"length", "batch"}:
-                return None
-            end = min(stage.switch.value * step_tokens, recipe.train.tokens)
             ratio = following.schedule_ratio or default_schedule_ratio(
                 map(parse_operator, following.operators)
             )

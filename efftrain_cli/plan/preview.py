@@ -77,10 +77,13 @@ def steps_until(
     return steps if until is None else takewhile(lambda step: step[0].step <= until, steps)
 
 
-def csv_lines(recipe: Recipe, until: int | None = None) -> Iterator[str]:
-    """Every step as a line of CSV under a header; `tokens` and `windows` are counted after the step."""
+def csv_lines(
+    recipe: Recipe, until: int | None = None, vocab_size: int | None = None
+) -> Iterator[str]:
+    """Yield every step as a line of CSV under a header; `tokens` and `windows` are counted after the step. A stage that
+    ends by FLOPs does so if `vocab_size` is given."""
     yield CSV_COLUMNS
-    for plan, after in steps_until(recipe, None, None, until):
+    for plan, after in steps_until(recipe, None, vocab_size, until):
         yield (
             f"{plan.step},{after.tokens},{plan.lr:.9g},{plan.batch_size},{plan.seq_len},"
             f"{plan.accumulation_steps},{after.windows},{after.tokens_discarded},{int(plan.evaluate)}"
@@ -88,7 +91,7 @@ def csv_lines(recipe: Recipe, until: int | None = None) -> Iterator[str]:
 
 
 def turning_points(
-    recipe: Recipe, until: int | None = None, most: int = 24
+    recipe: Recipe, until: int | None = None, vocab_size: int | None = None, most: int = 24
 ) -> list[tuple[str, StepPlan, Progress]]:
     """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup,
     begin of a late decay, growth, changes of length, batch size or keep probability (thinned to the first, the last and
@@ -99,7 +102,7 @@ def turning_points(
     before: StepPlan | None = None
     stage = 0
     last: list[tuple[str, StepPlan, Progress]] = []
-    for plan, after in steps_until(recipe, None, None, until):
+    for plan, after in steps_until(recipe, None, vocab_size, until):
         last = [("last step", plan, after)]
         if before is None:
             always.append(("first step", plan, after))
