@@ -61,6 +61,7 @@ def bench(
         remember_bench(
             Rate(
                 flops_per_second=result.flops_per_second,
+                flops_per_token=result.flops_per_token,
                 n_layer=loaded.model.n_layer,
                 n_embd=loaded.model.n_embd,
                 device=result.device,

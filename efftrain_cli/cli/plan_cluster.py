@@ -61,7 +61,7 @@ def plan_cluster(
         )
     source = "as given"
     if flops is None:
-        rate = measured_rate("auto", loaded.model.n_layer, loaded.model.n_embd)
+        rate = measured_rate("auto", loaded)
         if rate is None:
             raise UsageError(
                 "nothing was measured here yet\ngive --flops, or run `efftrain bench` with the same recipe"

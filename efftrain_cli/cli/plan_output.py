@@ -64,7 +64,7 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
         f"compute    {human_flops(cost.summary.flops)}s in {counted(cost.summary.steps, 'step')}: "
         f"{human_count(cost.parameters)} parameters with a vocabulary of {cost.vocab_size:,}"
     )
-    rate = measured_rate(device, model.n_layer, model.n_embd)
+    rate = measured_rate(device, recipe)
     if rate is None:
         yield "time       not known: nothing was measured here yet; `efftrain bench` with the same recipe measures it"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,12 +13,16 @@ from pathlib import Path
 
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.model.flops import block_parameters
+from efftrain_cli.plan.cost import likely_vocabulary
+from efftrain_cli.plan.plan import padded_vocab_size, token_flops
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.rows import read_recipe_values
 
-_NEWEST = 20
+_NEWEST = 200
 """Runs that are looked at."""
 _FEWEST_STEPS = 10
 """Shorter runs say little: the first steps are the slowest."""
@@ -37,6 +42,8 @@ class Rate:
     """What measured it, for people: "bench of small", "run small-seed1234"."""
     time: str
     """ISO 8601, UTC."""
+    flops_per_token: float | None = None
+    """Logits included, mean of the steps; None if a benchmark of an older version does not say."""
 
 
 def remember_bench(rate: Rate) -> None:
@@ -47,20 +54,40 @@ def remember_bench(rate: Rate) -> None:
             file.write(json.dumps({"machine": os.uname().nodename, **asdict(rate)}) + "\n")
 
 
-def measured_rate(device: str, n_layer: int, n_embd: int) -> Rate | None:
-    """The rate to estimate a model's training time with: the newest benchmark on this machine, else the newest run; one
-    of the same shape before all others. `device` is as --device names it; "auto" takes any."""
+def measured_rate(device: str, recipe: Recipe) -> Rate | None:
+    """Return the measured rate to estimate the recipe's training time with, None if nothing was measured here.
 
-    for found in (_benches(), _runs()):
-        rates = [
-            rate for rate in found if device == "auto" or (device == "cpu") == _is_cpu(rate.device)
-        ]
-        if rates:
-            return sorted(
-                rates,
-                key=lambda rate: ((rate.n_layer, rate.n_embd) == (n_layer, n_embd), rate.time),
-            )[-1]
-    return None
+    A run of the same number of blocks and width comes before everything else, then the nearest FLOPs per token, within
+    a tenth the same blocks and width, then the newest.
+
+    Args:
+        device: as --device names it; "auto" takes any.
+    """
+    model, per_token = recipe.model, _flops_per_token(recipe)
+
+    def rank(is_run: bool, rate: Rate) -> tuple[bool, float, bool, str]:
+        same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
+        theirs = rate.flops_per_token or 6.0 * rate.n_layer * block_parameters(rate.n_embd)
+        distance = abs(math.log(theirs / per_token))
+        return is_run and same, -round(distance, 1), same, rate.time
+
+    ranked = []
+    for is_run, rates in ((True, _runs()), (False, _benches())):
+        for rate in rates:
+            if device == "auto" or (device == "cpu") == _is_cpu(rate.device):
+                ranked.append((rank(is_run, rate), rate))
+    return max(ranked, key=lambda entry: entry[0])[1] if ranked else None
+
+
+def estimated_speed(recipe: Recipe) -> float | None:
+    """Return the tokens per second that `measured_rate` lets expect on any device, None if nothing was measured."""
+    rate = measured_rate("auto", recipe)
+    return None if rate is None else rate.flops_per_second / _flops_per_token(recipe)
+
+
+def _flops_per_token(recipe: Recipe) -> float:
+    rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    return token_flops(recipe, rows, recipe.model.seq_len, recipe.model.n_layer).with_logits
 
 
 def _is_cpu(device: str) -> bool:
@@ -92,6 +119,7 @@ def _runs() -> Iterator[Rate]:
                 continue  # a rate of several devices
             yield Rate(
                 flops_per_second=float(row["total_flops"]) / float(row["train_seconds"]),
+                flops_per_token=float(row["total_flops"]) / float(row["tokens"]),
                 n_layer=int(model["n_layer"]),
                 n_embd=int(model["n_embd"]),
                 device=str(origin["device"]),

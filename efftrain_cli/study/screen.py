@@ -69,9 +69,9 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
     left = left_of(phases)
     total = f"{left.runs_left} runs to train, {human_count(left.tokens_left)} tokens"
     if left.seconds_left is None:
-        total += "; time unknown: no run of these models is finished here yet"
+        total += "; time unknown: nothing was measured here yet"
     else:
-        total += f", about {human_seconds(left.seconds_left)} of training one run after the other, by earlier runs of these models"
+        total += f", about {human_seconds(left.seconds_left)} of training one run after the other, by the nearest measurements here"
         if jobs > 1:
             total += f"; --jobs {jobs} divides the processor among as many runs"
     lines += [

@@ -13,6 +13,7 @@ from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.rates import estimated_speed
 from efftrain_cli.run.rows import read_recipe_values
 
 PROCESS = 450 * 10**6
@@ -101,11 +102,11 @@ def free_memory() -> int | None:
 def seconds_left(
     recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]
 ) -> float | None:
-    """Wall time of `tokens` more of a recipe, by `speed_of`; None where that is not known. `speeds` keeps what was
-    looked up."""
+    """Return the wall time of `tokens` more of a recipe, None if nothing was measured here. It goes by `speed_of`, or
+    without a finished run by the nearest measurement, as `pretrain --plan`. `speeds` keeps what was looked up."""
     key = (recipe.model, recipe.train.batch_size)
     if key not in speeds:
-        speeds[key] = speed_of(recipe)
+        speeds[key] = speed_of(recipe) or estimated_speed(recipe)
     speed = speeds[key]
     return None if speed is None else tokens / speed + START_SECONDS * (tokens > 0)
 

@@ -36,9 +36,9 @@ def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
     left = [run for run in runs if run["state"] not in ENDED]
     seconds = [run["seconds_left"] for run in left]
     known = [value for value in seconds if value is not None]
-    time = "; time unknown: no run of these models is finished here yet"
+    time = "; time unknown: nothing was measured here yet"
     if len(known) == len(left):
-        time = f", about {human_seconds(sum(known))} one run after the other, by earlier runs of these models"
+        time = f", about {human_seconds(sum(known))} one run after the other, by the nearest measurements here"
     share = f"; --jobs {jobs} divides the processor among as many runs" if jobs > 1 else ""
     total = f"{len(left)} of {len(runs)} runs to train, at most {human_count(sum(run['tokens_left'] for run in left))} tokens"
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,23 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
     assert plan()["time"] == shown, "a few steps are slower than those that follow"
     (home / "runs" / "small-seed0" / "origin.json").write_text("[")
     assert plan()["time"].startswith("not known"), "one damaged run hides nothing else"
+
+
+def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home: Path) -> None:
+    """The plan's model needs 238,848 FLOPs per token; 13 minutes of the own run must not become a later bench's 47."""
+    near = rate(1e8, "bench of near", layers=3, day=1)
+    remember_bench(replace(near, flops_per_token=3e5))
+    remember_bench(replace(rate(1e6, "bench of far", layers=9, day=2), flops_per_token=9e6))
+    assert "bench of near" in plan()["time"]
+    remember_bench(replace(rate(2e8, "bench of same", day=1), flops_per_token=238_848.0))
+    assert "bench of same" in plan()["time"]
+    # A run of 2 x 64 is another model; one of 2 x 32 is this one, older than the benches or not.
+    write_run(home / "runs", "wide", 0)
+    assert "bench of same" in plan()["time"]
+    own = write_run(home / "runs", "own", 0)
+    recipe = (own / "recipe.toml").read_text()
+    (own / "recipe.toml").write_text(recipe.replace("n_embd = 64", "n_embd = 32"))
+    assert "12.3 GFLOP/s of run own-seed0" in plan()["time"]
 
 
 def test_a_narrow_terminal_cuts_no_number_short(

@@ -16,6 +16,7 @@ from efftrain_cli.foundation.errors import (
     UsageError,
 )
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.rates import Rate, remember_bench
 from efftrain_cli.sweep import needs, runner
 from efftrain_cli.sweep.claims import Claims
 from efftrain_cli.sweep.runner import Crew, environments, pretrain_arguments
@@ -333,3 +334,25 @@ def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
     # 100 steps at 0.06 s of wall time: 2560 tokens in 6 s
     assert needs.speed_of(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
     assert needs.speed_of(load_recipe("plain.toml", ["model.n_layer=2"])) is None
+
+
+def test_time_is_known_where_pretrain_knows_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a run of the model by the nearest bench: 320 rows, a block of 12 d^2 + 13 d and the last norm of 2 d are
+    N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are 10 tokens a second."""
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(folder / "cache"))
+    recipe = load_recipe("plain.toml")
+    assert needs.seconds_left(recipe, 100, {}) is None
+    time = "2026-01-01T00:00:00+00:00"
+    remember_bench(
+        Rate(
+            flops_per_second=1_503_360.0,
+            n_layer=7,
+            n_embd=64,
+            device="cpu",
+            source="bench of other",
+            time=time,
+        )
+    )
+    assert needs.seconds_left(recipe, 100, {}) == pytest.approx(10 + needs.START_SECONDS)

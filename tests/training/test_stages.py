@@ -10,8 +10,10 @@ import pytest
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.methods.staged_growth import Switch
 from efftrain_cli.plan.plan import after_evaluation, after_growth, plan_run, stage_ended
+from efftrain_cli.plan.preview import turning_points
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.rules import warnings_of
 
 STAGED = """
 [model]
@@ -193,6 +195,26 @@ def test_latest_ends_a_stage_whose_rule_never_fires(tmp_path):
     recipe = staged(tmp_path, 'stages.0.switch={rule="slope", value=-0.05, latest=1280}')
     stages = [after.stage for _, after in plan_run(recipe)]
     assert stages.index(1) == 20
+
+
+def test_a_budget_that_ends_before_the_switch_is_said_to_never_grow(tmp_path):
+    """4,096 tokens a step, 49 steps: the first stage of 1,000,000 tokens outlasts them, and nothing jumps."""
+    recipe = load_recipe("small-staged-width", ["train.tokens=200k"])
+    found = warnings_of(recipe)
+    assert (
+        "stage 0 ends after 1,000,000 tokens, but the budget, train.tokens = 200,000, before: the model never grows to "
+        "[model]" in found
+    )
+    assert not any("jumps back" in warning for warning in found)
+    assert not any("never grows" in w for w in warnings_of(load_recipe("small-staged-width")))
+    by_steps = staged(tmp_path, 'stages.1.switch={rule="steps", value=10_000_000}')
+    assert any("stage 1 ends after 640,000,000 tokens" in w for w in warnings_of(by_steps))
+
+
+def test_a_plan_grows_by_flops_where_the_vocabulary_is_known(tmp_path):
+    recipe = staged(tmp_path, 'stages.0.switch={rule="flops", value=1}')
+    reasons = [reason for reason, _, _ in turning_points(recipe, vocab_size=64)]
+    assert sum("grown" in reason for reason in reasons) == 2
 
 
 def test_the_last_stage_never_ends(tmp_path):
