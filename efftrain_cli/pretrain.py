@@ -142,26 +142,33 @@ def resume(
         with Run.open(name) as run:
             checkpoint = checkpoints.newest_checkpoint(run)
             written = checkpoints.read_recipe(checkpoint or run.path)
+            accepted = checkpoints.accepted_differences(run)
+            changes: checkpoints.Differences = []
             if any(key.partition("=")[0].strip() == "train.tokens" for key in overrides):
-                recipe = _trained_longer(run, written, recipe)
-            checkpoints.check_recipe(run, checkpoint, recipe, override)
+                recipe, longer = _trained_longer(run, written, recipe)
+                changes += [entry for entry in longer if entry not in accepted]
+            before = [*accepted, *changes]
+            changes += checkpoints.check_recipe(run, checkpoint, recipe, before, override)
             checkpoints.check_text_is_named(run, overrides)
             session = _prepare(recipe, chosen, ranks)
-            checkpoints.check_data(run, session.corpus, override)
+            changes += checkpoints.check_data(run, session.corpus, accepted, override)
             state = fresh_state(session)
             if checkpoint is not None:
                 checkpoints.load_checkpoint(checkpoint, state, recipe)
-                if (reason := checkpoints.drop_in_flight(run, state, recipe)) is not None:
-                    print(f"warning: {reason}", file=sys.stderr)
             plan = _plan(session, state.progress, steps)
             if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
                 print(_nothing_left(run, state.progress, recipe, steps))
                 return run.path
             _show_rate(run, state.progress, written, recipe)
+            checkpoints.check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
+            # Nothing is written before all that refuses to go on.
+            if changes:
+                run.event("override", {"differences": changes})
+            if (reason := checkpoints.drop_in_flight(run, state, recipe)) is not None:
+                print(f"warning: {reason}", file=sys.stderr)
             checkpoints.record_first_data(run, origin_of(session, name, sys.argv)["data"])
             if overrides:
                 write_whole(recipe_path, sealed_toml(dump_recipe(recipe)))
-            checkpoints.check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
             run.report_gaps(state.progress.step)
             segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
             state.progress = state.progress._replace(segment=segment)
@@ -184,16 +191,20 @@ def _lacks_evaluation(run: Run, progress: Progress) -> bool:
     return progress.evaluation_due and (run.last_row(progress.step) or {}).get("val_loss") is None
 
 
-def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
-    """The recipe of a run whose budget was raised: its learning-rate schedule ends where it was meant to, unless
-    optim.decay_tokens says otherwise. Where nothing else has changed, this is recorded and needs no --override-resume.
+def _trained_longer(
+    run: Run, written: Recipe, recipe: Recipe
+) -> tuple[Recipe, checkpoints.Differences]:
+    """Return the recipe of a run whose budget was raised, and the differences that need no --override-resume.
+
+    Its learning-rate schedule ends where it was meant to, unless optim.decay_tokens says otherwise. Only if nothing
+    else has changed do the differences need no --override-resume.
 
     Raises:
         UsageError: the learning rate would be 0 from the schedule's end on.
     """
     before, optim = written.train.tokens, recipe.optim
     if recipe.train.tokens <= before:
-        return recipe
+        return recipe, []
     if optim.schedule != "constant" and optim.decay_steps is None:
         end = optim.decay_tokens or before
         # After a growth the schedule stands at fewer tokens than were trained, and need not have ended.
@@ -209,13 +220,13 @@ def _trained_longer(run: Run, written: Recipe, recipe: Recipe) -> Recipe:
         "optim.decay_tokens": (None, before),
     }
     differences = [
-        entry
+        list(entry)
         for entry in recipe_differences(written, recipe)
         if not entry[0].startswith(NOT_COMPUTED)
     ]
     if all(longer.get(key) == (old, new) for key, old, new in differences):
-        run.event("override", {"differences": [list(entry) for entry in differences]})
-    return recipe
+        return recipe, differences
+    return recipe, []
 
 
 def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | None) -> str:

@@ -41,6 +41,9 @@ from efftrain_cli.training.state import (
     write_checkpoint,
 )
 
+Differences = list[list[Any]]
+"""[key, before, now] of what a resumed run differs in."""
+
 _SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.affine")
 """Recipe keys that decide which tensors there are, and their shapes."""
 
@@ -185,9 +188,11 @@ def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
     return reason
 
 
-def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bool) -> None:
-    """Compares the recipe that is to continue a run with the one that wrote `checkpoint`, or, where the run has none,
-    with the one it was started with. Differences that `override` lets pass become an event, and pass from then on.
+def check_recipe(
+    run: Run, checkpoint: Path | None, recipe: Recipe, accepted: Differences, override: bool
+) -> Differences:
+    """Compare the recipe that is to continue a run with the one that wrote `checkpoint`, or, if the run has none, with
+    the one it was started with. Return the differences that are let pass and not `accepted` yet.
 
     Raises:
         CheckpointError: the model or its vocabulary would have another shape.
@@ -202,13 +207,14 @@ def check_recipe(run: Run, checkpoint: Path | None, recipe: Recipe, override: bo
             f"{checkpoint} was written with another model or optimizer: {_described(shapes)}. A checkpoint only continues "
             "with the tensors it has; restore the values, or start a new run"
         )
-    if (
-        origin_data(run.path)["train_hash"] is None
-    ):  # imported: its first text is named now, which changes nothing
+    named: Differences = []
+    # An imported run: its first text is named now, which changes nothing.
+    if origin_data(run.path)["train_hash"] is None:
         of_text = [entry for entry in differences if entry[0].startswith("data.")]
-        accept_differences(run, of_text, True, "the text is named")
+        named = new_differences(run, of_text, accepted, True, "the text is named")
         differences = [entry for entry in differences if entry not in of_text]
-    accept_differences(run, differences, override, "the recipe has changed")
+    changed = new_differences(run, differences, accepted, override, "the recipe has changed")
+    return [*named, *changed]
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -223,8 +229,9 @@ def read_recipe(folder: Path) -> Recipe:
         raise CheckpointError(f"{folder / 'recipe.toml'} cannot be read: {error}") from None
 
 
-def check_data(run: Run, corpus: Corpus, override: bool) -> None:
-    """Compares the data that is to continue a run with those that it was started on, token for token.
+def check_data(run: Run, corpus: Corpus, accepted: Differences, override: bool) -> Differences:
+    """Compare the data that is to continue a run with those that it was started on, token for token. Return the
+    differences that are let pass and not `accepted` yet.
 
     Raises:
         CheckpointError: the vocabulary is another.
@@ -238,7 +245,7 @@ def check_data(run: Run, corpus: Corpus, override: bool) -> None:
         for key in now
         if origin[key] not in (None, now[key])
     ]
-    accept_differences(run, differences, override, "the text has changed")
+    return new_differences(run, differences, accepted, override, "the text has changed")
 
 
 def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> None:
@@ -283,28 +290,33 @@ def record_first_data(run: Run, data: object) -> None:
         write_origin(run.path, {**read_origin(run.path), "data": data})
 
 
-def accept_differences(run: Run, differences: list[list[Any]], override: bool, what: str) -> None:
-    """Lets pass differences that an earlier `--override-resume` accepted; records those that this one does.
-
-    Raises:
-        UsageError: there are others.
-    """
-    accepted = [
+def accepted_differences(run: Run) -> Differences:
+    """Return what an earlier `--override-resume` accepted."""
+    return [
         entry
         for event in run.events()
         if event.get("event") == "override" and isinstance(event.get("differences"), list)
         for entry in event["differences"]
     ]
+
+
+def new_differences(
+    run: Run, differences: Differences, accepted: Differences, override: bool, what: str
+) -> Differences:
+    """Return the differences that are not `accepted` yet, after a warning.
+
+    Raises:
+        UsageError: there are any, and `override` is False.
+    """
     fresh = [entry for entry in differences if entry not in accepted]
-    if not fresh:
-        return
-    if not override:
+    if fresh and not override:
         raise UsageError(
             f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}. The run would no longer be what its recipe "
             "says; give --override-resume to continue anyway (the difference is recorded), or start a new run"
         )
-    run.event("override", {"differences": fresh})
-    print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)
+    if fresh:
+        print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)
+    return fresh
 
 
 def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:

@@ -36,8 +36,15 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained: Labo
     )
     assert behind.code == 0
     assert "after step 20 already, and --steps 20 ends there" in behind.out.read_text()
-    changed = {name for name, value in fingerprints(trained).items() if before.get(name) != value}
-    assert changed <= {"events.jsonl"}, "the acceptance of the larger budget at most"
+    # A budget that the text does not have is refused once its data is prepared, and an accepted rate with it.
+    for words in (["--set", "train.tokens=50M"], ["--set", "optim.lr=1e-3", "--override-resume"]):
+        refused = trained.call(
+            "pretrain", "--resume", "r", "--set", "train.tokens=50M", *words, "--no-probe"
+        )
+        assert refused.code == 2, refused.err.read_text()
+        assert "data.repeat" in refused.err.read_text()
+    assert fingerprints(trained) == before
+    assert trained.events("r", "override") == []
 
 
 def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) -> None:

@@ -16,7 +16,11 @@ from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
-from efftrain_cli.training.checkpoints import accept_differences, newest_checkpoint
+from efftrain_cli.training.checkpoints import (
+    accepted_differences,
+    new_differences,
+    newest_checkpoint,
+)
 from efftrain_cli.training.state import read_checkpoint
 from tests.faults.conftest import seal, step_of, truncate
 from tests.launch import Laboratory
@@ -124,15 +128,15 @@ def test_no_valid_checkpoint_left(run: Run) -> None:
 
 def test_an_accepted_difference_is_accepted_with_its_values(run: Run) -> None:
     """The same key with another value has to be accepted again."""
-    accept_differences(run, [["optim.lr", 0.003, 0.001]], True, "the recipe has changed")
-    accept_differences(run, [["optim.lr", 0.003, 0.001]], False, "the recipe has changed")
+    first, second = [["optim.lr", 0.003, 0.001]], [["optim.lr", 0.003, 0.002]]
+    what = "the recipe has changed"
+    assert new_differences(run, first, accepted_differences(run), True, what) == first
+    assert accepted_differences(run) == [], "asking records nothing: the resume may yet be refused"
+    run.event("override", {"differences": first})
+    assert new_differences(run, first, accepted_differences(run), False, what) == []
     with pytest.raises(UsageError, match=r"optim\.lr: 0\.003 -> 0\.002"):
-        accept_differences(run, [["optim.lr", 0.003, 0.002]], False, "the recipe has changed")
-    accept_differences(run, [["optim.lr", 0.003, 0.002]], True, "the recipe has changed")
-    assert [event["differences"] for event in run.events() if event["event"] == "override"] == [
-        [["optim.lr", 0.003, 0.001]],
-        [["optim.lr", 0.003, 0.002]],
-    ]
+        new_differences(run, second, accepted_differences(run), False, what)
+    assert new_differences(run, second, accepted_differences(run), True, what) == second
 
 
 def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run: Run) -> None:
