@@ -13,7 +13,6 @@ from pathlib import Path
 
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.foundation.errors import EfftrainError
-from efftrain_cli.model.flops import block_parameters
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import Recipe
@@ -67,7 +66,7 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
 
     def rank(is_run: bool, rate: Rate) -> tuple[bool, float, bool, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
-        theirs = rate.flops_per_token or 6.0 * rate.n_layer * block_parameters(rate.n_embd)
+        theirs = rate.flops_per_token or 6.0 * 12 * rate.n_layer * rate.n_embd**2
         distance = abs(math.log(theirs / per_token))
         return is_run and same, -round(distance, 1), same, rate.time
 
