@@ -80,7 +80,6 @@ def new_recipe(
 ) -> None:
     """Write a recipe to begin with, commented, for your own text."""
     from efftrain_cli.recipe.file import is_path, shown_path
-    from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.starter import starter
 
     path = Path("recipes") / f"{name}.toml"
@@ -95,10 +94,12 @@ def new_recipe(
     overrides = list(set_ or [])
     # What a text of one's own needs unless something else is said: a small one has too little in a hundredth to
     # validate on.
-    for usual in ('data.train="my.txt"', "data.valid_fraction=0.05"):
-        if not any(override.startswith(usual.split("=")[0] + "=") for override in overrides):
-            overrides.append(usual)
-    text = starter(name, base, load_recipe(base, overrides))
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    if not keys & {"data.train", "data.sources"}:
+        overrides.append('data.train="my.txt"')
+    if "data.valid_fraction" not in keys:
+        overrides.append("data.valid_fraction=0.05")
+    text = starter(name, base, overrides)
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     print(f"{shown_path(path)} written, based on {base}; edit it, then")

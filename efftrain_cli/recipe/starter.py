@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
-from efftrain_cli.recipe.recipe import Recipe, flat_values
+from efftrain_cli.recipe.file import parse_override, read_recipe_file
+from efftrain_cli.recipe.recipe import check_draft, flat_values
 from efftrain_cli.recipe.toml import toml_value
 
+_PLACE = re.compile(r"\{([\w.]+)\}")
+"""A place for a value in the template."""
 _TEMPLATE = """\
 # {name}: say in one sentence what it is; `efftrain recipes list` shows this line.
 #
@@ -55,8 +60,34 @@ every = {eval.every}
 """
 
 
-def starter(name: str, base: str, recipe: Recipe) -> str:
-    """The text of a recipe `name` on `base`; `recipe` is `base` with what the user overrides."""
-    values = {**flat_values(recipe), "base": base}
+def starter(name: str, base: str, overrides: Sequence[str]) -> str:
+    """Return the text of a recipe `name`: `base` with `key=value` overrides, each of which is written.
+
+    Raises:
+        RecipeError: `base` is not found, or breaks any rule with the overrides.
+    """
+    import tomlkit
+
+    draft = read_recipe_file(base, overrides)
+    values = {**flat_values(check_draft(draft)), "base": base}
     text = _TEMPLATE.replace("{name}", name)
-    return re.sub(r"\{([\w.]+)\}", lambda key: toml_value(values[key[1]]), text)
+    if "data.train" not in values:
+        text = text.replace("train = {data.train}\n", "")
+    document = tomlkit.parse(_PLACE.sub(lambda place: toml_value(values[place[1]]), text))
+    for override in overrides:
+        key = parse_override(override)[0]
+        if key not in _PLACE.findall(text):
+            _copy(draft.values, document, key.split("."))
+    return re.sub(r"\n+(?=\[)", "\n\n", tomlkit.dumps(document))
+
+
+def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
+    """Copy the value at `path`; of a list of sections, the whole list."""
+    name, *rest = path
+    value = source[name]
+    if rest and isinstance(value, dict):
+        if name not in target:
+            target[name] = {}
+        _copy(value, target[name], rest)
+    else:
+        target[name] = value

@@ -191,6 +191,46 @@ def test_a_new_recipe_loads_and_overwrites_nothing(
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["seed=7", "train.dtype=bf16", "optim.weight_decay=0.3", "optim.lr=1e-3"],
+        ["seq_len_warmup.start=16", "seq_len_warmup.steps=100"],
+        ["seq_len_warmup={start = 16, steps = 100}", "eval.windows=8", "checkpoint.every=10min"],
+        ["optim.betas=[0.8, 0.9]", "model.vocab_multiple=32", "wandb.mode=online"],
+        ['data.train=["a", "b"]', "data.valid=held.txt", "data.valid_fraction=0.1"],
+        ['data.sources=[{path = "a", weight = 2.0}]', "parallel.lanes=4"],
+    ],
+)
+def test_a_new_recipe_writes_every_key_that_was_set(
+    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    words = [word for override in overrides for word in ("--set", override)]
+    done = efftrain("recipes", "new", "mine", *words)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    usual = ["data.valid_fraction=0.05"]
+    if not any(override.startswith(("data.train", "data.sources")) for override in overrides):
+        usual.append("data.train=my.txt")
+    assert load_recipe("mine") == load_recipe("small", [*usual, *overrides])
+
+
+def test_a_new_recipe_changes_one_of_its_bases_stages(
+    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [
+        "stages.0.switch.value=500_000",
+        "train.batch_size=8",
+        "staged_growth.depth=identity",
+    ]
+    words = [word for override in overrides for word in ("--set", override)]
+    done = efftrain("recipes", "new", "mine", "--base", "small-staged-width", *words)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    usual = ["data.valid_fraction=0.05", "data.train=my.txt"]
+    assert load_recipe("mine") == load_recipe("small-staged-width", [*usual, *overrides])
+
+
 @pytest.mark.parametrize("name", ["../x", "x.toml", "-x", ""])
 def test_a_new_recipe_needs_a_plain_name(efftrain: Efftrain, tmp_path: Path, name: str) -> None:
     assert efftrain("recipes", "new", "--", name).returncode == 2
