@@ -208,6 +208,8 @@ def plan_schedule(
             f"a loss of {target_loss:g} cannot be reached with {largest:.3g} parameters: their floor is {law.floor(largest):.4g}"
         )
     tokens = law.critical_batch(target_loss) if batch == "fixed" else None
+    if stages == 1:
+        return cost(law, [(largest, target_loss)], tokens)
     free_sizes = stages - 1 if target_size else stages
 
     def unpack(x: np.ndarray) -> list[tuple[float, float]]:

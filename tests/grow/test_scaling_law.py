@@ -43,6 +43,16 @@ def test_ratio_of_steps_where_marginal_costs_are_equal(factor, ratio):
         assert totals[1] == min(totals)
 
 
+@pytest.mark.parametrize("target", [{"target_size": 85e6}, {"target_loss": 2.69}])
+@pytest.mark.parametrize("batch", ["fixed", "varying"])
+def test_one_stage_has_nothing_to_search(target, batch, capfd):
+    """LAPACK wrote four lines of errors when it was asked to."""
+    (stage,) = plan_schedule(KAPLAN, 1, batch=batch, **target)
+    assert stage.size == pytest.approx(KAPLAN.optimal_size(stage.loss))
+    assert relative_cost(KAPLAN, [stage]) == pytest.approx(1.0)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     ("batch", "stages", "relative"),
     [
