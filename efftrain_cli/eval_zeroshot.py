@@ -23,6 +23,7 @@ from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcess
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.run.lines import finite
+from efftrain_cli.run.origin import imported_without_text
 from efftrain_cli.zeroshot.harness import (
     DATA_OF,
     evaluate_foreign,
@@ -100,6 +101,11 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
         raise UsageError(
             f"{question.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
             "with --tasks (`--tasks gpt2`, or --data-dir)"
+        )
+    if exported is None and offline and imported_without_text(existing_run(question.run)):
+        raise UsageError(
+            f"run {question.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
+            "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
         )
     if from_harness or foreign:
         require_extra()

@@ -98,6 +98,13 @@ def origin_data(path: Path) -> dict[str, Any]:
     return data
 
 
+def imported_without_text(path: Path) -> bool:
+    """Return whether the run was imported without naming a text, and has not been trained here since."""
+    imported = read_origin(path).get("imported")
+    unnamed = isinstance(imported, dict) and not imported.get("names_text", True)
+    return unnamed and origin_data(path)["train_hash"] is None
+
+
 def check_not_orphaned(path: Path) -> None:
     """Refuse a run whose first weights came from a parent and are gone: it would continue with random ones.
 

@@ -25,7 +25,13 @@ from efftrain_cli.plan.plan import model_parameters
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
-from efftrain_cli.run.origin import check_not_orphaned, origin_data, read_origin, write_origin
+from efftrain_cli.run.origin import (
+    check_not_orphaned,
+    imported_without_text,
+    origin_data,
+    read_origin,
+    write_origin,
+)
 from efftrain_cli.run.rows import NOT_COMPUTED
 from efftrain_cli.training.ouroboros import dropped
 from efftrain_cli.training.stages import set_stage
@@ -267,14 +273,10 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
     Raises:
         UsageError: it was not, neither at the import nor now.
     """
-    origin = read_origin(run.path)
-    imported = origin.get("imported")
-    unnamed = isinstance(imported, dict) and not imported.get("names_text", True)
-    if not unnamed or origin_data(run.path)["train_hash"] is not None:
-        return
-    if not any(
+    names_text = any(
         override.strip().startswith(("data.train", "data.sources")) for override in overrides
-    ):
+    )
+    if imported_without_text(run.path) and not names_text:
         raise UsageError(
             f"run {run.path.name!r} was imported without text to train on: name it, as "
             f"`efftrain pretrain --resume {run.path.name} --set data.train=my.txt --set data.repeat=true` (data.train=stdlib for the "

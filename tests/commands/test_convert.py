@@ -147,6 +147,10 @@ def test_training_on_asks_for_text_where_the_import_named_none(
         efftrain("import", str(directory), "--name", "back", "--set", "train.tokens=3000").exit_code
         == 0
     )
+    # Its validation documents would be those of the recipe's default, which nobody named.
+    error = efftrain("eval-zeroshot", "back").exception
+    assert isinstance(error, UsageError) and "was imported without text" in str(error)
+    assert "--tasks gpt2" in str(error)
     error = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe").exception
     assert (
         isinstance(error, UsageError)
@@ -165,6 +169,7 @@ def test_training_on_asks_for_text_where_the_import_named_none(
     assert result.exit_code == 0, result.output
     assert load_trained_model("back", None, CPU).progress.step == 1
     assert efftrain("pretrain", "--resume", "back", "--steps", "2", "--no-probe").exit_code == 0
+    assert efftrain("eval-zeroshot", "back").exit_code == 0
 
 
 def test_a_model_of_the_hub_by_its_name(
