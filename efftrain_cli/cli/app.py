@@ -14,6 +14,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.environment import check_environment
 from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error
 from efftrain_cli.training.launch import process_rank, refuse_several
@@ -156,13 +157,16 @@ def run_app() -> None:
     from efftrain_cli.cli.commands import register
 
     register(*sys.argv[1:2])
+    first = True  # of several processes; whose rank is not known before the environment is checked
     try:
+        check_environment()
+        first = process_rank() == 0
         _check_place()
         refuse_several("".join(sys.argv[1:2]))
         app()
     except EfftrainError as error:
         # Of several processes the first one speaks; what only another one knows it has said itself.
-        if process_rank() == 0:
+        if first:
             _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from efftrain_cli.foundation.errors import DataError, DiskError, UsageError
+from efftrain_cli.foundation.environment import environment_folder
+from efftrain_cli.foundation.errors import DataError, DiskError
 from efftrain_cli.foundation.files import free_bytes, sha256_of, write_whole
 
 _SETTLED_SECONDS = 2.0
@@ -22,15 +23,8 @@ remembered."""
 
 def cache_root() -> Path:
     """EFFTRAIN_CACHE, or efftrain in the user's cache folder."""
-    named = os.environ.get("EFFTRAIN_CACHE")
-    if named:
-        return Path(named).expanduser()
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "efftrain"
-    except RuntimeError:  # neither HOME nor an entry of the user
-        raise UsageError(
-            "no home directory is known: set EFFTRAIN_CACHE to a folder for prepared text, or HOME"
-        ) from None
+    standard = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return environment_folder("EFFTRAIN_CACHE", f"{standard}/efftrain")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from efftrain_cli.data.documents import HubDataset, Kind, Source, TextFile
+from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def find_text(data: Data) -> Found:
 def names_hub(data: Data) -> bool:
     """Whether any of the training text or validation text is a dataset on the Hub. Reads nothing but names."""
     entries = [entry for _, _, entry, _, _ in _entries(data)]
-    return any(_HUB.fullmatch(entry) and not Path(entry).expanduser().exists() for entry in entries)
+    return any(_HUB.fullmatch(entry) and not Path(entry).exists() for entry in entries)
 
 
 def _entries(data: Data) -> Iterator[tuple[str, Literal["train", "valid"], str, int, str | None]]:
@@ -103,7 +104,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
     if entry == "stdlib":
         return stdlib_files(), ""
     stated: Kind | None = None if data.format == "auto" else data.format
-    path = Path(entry).expanduser()
+    path = expanded(entry, "write the path without ~")
     if path.is_file():
         kind = stated or _kind_of(path, SUFFIXES | MORE_SUFFIXES)
         if kind is None:
@@ -126,9 +127,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
             ) from None
         what = "the folder holds"
     elif glob.has_magic(entry):
-        found = [
-            Path(name) for name in sorted(glob.glob(os.path.expanduser(entry), recursive=True))
-        ]
+        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
         what = "the pattern matches"
     else:
         hub = _HUB.fullmatch(entry)

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data import hub
+from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
     """
     if spec == "gpt2" or bpe_size(spec) is not None:
         return ()
-    path = Path(spec).expanduser()
+    path = expanded(spec, "write data.tokenizer without ~")
     if not path.exists():
         nothing = (
             f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()}); give a tokenizer.json, a folder with "

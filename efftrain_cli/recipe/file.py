@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
 from efftrain_cli.foundation.records import read_toml_text
 from efftrain_cli.recipe.toml import toml_value
@@ -101,7 +102,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         RecipeError: there is none; the message names the nearest one.
     """
     if is_path(name_or_path):
-        path = Path(name_or_path).expanduser()
+        path = expanded(name_or_path, "write the path without ~")
         if beside is not None and not path.is_absolute():
             path = beside.parent / path
         if path.suffix in (".yaml", ".yml", ".json"):

@@ -24,6 +24,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import (
     CheckpointError,
     DataError,
@@ -53,7 +54,7 @@ _CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 def runs_root() -> Path:
     """The folder of all runs: EFFTRAIN_RUNS, or ./runs."""
-    return Path(os.environ.get("EFFTRAIN_RUNS") or "runs")
+    return environment_folder("EFFTRAIN_RUNS", "runs")
 
 
 @contextlib.contextmanager

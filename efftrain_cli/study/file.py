@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.compare.sequential import schedule
+from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, UsageError
 from efftrain_cli.foundation.section import SECTION, Text
 from efftrain_cli.recipe.check import Check, report
@@ -245,7 +246,7 @@ def read_study(path: Path) -> StudyFile:
     Raises:
         RecipeError: it breaks any rule; the message lists every breach at once.
     """
-    path = path.expanduser()
+    path = expanded(str(path), "write the path without ~")
     if path.suffix != ".toml":
         raise UsageError(f"{path}: a study is a TOML file; its name ends in .toml")
     if not path.is_file():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import by_srun, end_with_parent
 from efftrain_cli.training.ranks import ALONE, FOREVER, Ranks
@@ -34,9 +35,8 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
     environment = os.environ
     if by_srun():
         head = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-        port = (
-            20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000
-        )  # jobs that share a node need their own
+        # Jobs that share a node need ports of their own.
+        port = 20000 + environment_number("SLURM_JOB_ID", 0) % 20000
         values = {
             "RANK": environment.get("SLURM_PROCID"),
             "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS"),
@@ -44,7 +44,7 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
             "MASTER_ADDR": environment.get("MASTER_ADDR") or _first_host(head),
             "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
         }
-    elif int(environment.get("WORLD_SIZE", "1") or "1") > 1:
+    elif environment_number("WORLD_SIZE", 1) > 1:
         values = {name: environment.get(name) for name in TORCHRUN}
     else:
         return None

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import STOPPABLE, end_with
 
@@ -123,12 +124,13 @@ def launch_this(devices: int) -> int:
 
 def is_one_of_several() -> bool:
     """Whether torchrun, srun or `--devices` has started this process as one of several."""
-    return _number("WORLD_SIZE", 1) > 1 or _number("SLURM_STEP_NUM_TASKS", 1) > 1
+    started = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+    return any(environment_number(name, 1) > 1 for name in started)
 
 
 def by_srun() -> bool:
     """Whether a step of srun has started this process as one of several, and nothing else has given it a rank."""
-    return _number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
+    return environment_number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
 
 
 ALONE = {
@@ -201,11 +203,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
 
 def process_rank() -> int:
     """This process's rank by its environment; 0 where it was started alone."""
-    return _number("SLURM_PROCID" if by_srun() else "RANK", 0)
-
-
-def _number(name: str, default: int) -> int:
-    return int(os.environ.get(name) or default)
+    return environment_number("SLURM_PROCID" if by_srun() else "RANK", 0)
 
 
 def speaks() -> bool:

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from efftrain_cli.data.limits import limits_of
 from efftrain_cli.data.progress import prepare_shown
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import human_count, make_console, printable
+from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.plan.cost import gradient_copies
@@ -238,7 +239,7 @@ def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> d
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
         # How many runs a sweep trains side by side on this machine: they slow each other down.
-        "jobs": int(os.environ.get("EFFTRAIN_JOBS", "1")),
+        "jobs": environment_number("EFFTRAIN_JOBS", 1),
         "world_size": session.ranks.world_size,
         "lanes": recipe.lanes,
         "dtype": compute_dtype(recipe.train.dtype, session.device),
@@ -261,15 +262,27 @@ def project_commit(folder: Path) -> dict[str, object] | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    return {
-        "git_commit": commit,
-        "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no")),
-    }
+    pattern = r"^filter\..*\.(clean|process|required)$"
+    filters = _git(
+        folder, "config", "--local", "--includes", "--name-only", "--get-regexp", pattern
+    )
+    # A file whose time stamp changed is read through these.
+    inert = {f"{name}=" for name in (filters or "").splitlines()}
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no", inert=inert)
+    return {"git_commit": commit, "dirty": bool(status)}
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _git(folder: Path, *arguments: str, inert: Collection[str] = ()) -> str | None:
+    """Return what git prints, None if it fails. No hook and no monitor that the folder's configuration names is run.
+
+    Args:
+        inert: more settings "name=value" that win over the folder's.
+    """
+    command = ["git", "--no-optional-locks", "-C", str(folder)]
+    for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *inert):
+        command += ["-c", setting]
+    command += arguments
     try:
-        command = ["git", "-C", str(folder), *arguments]
         result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here, or a file system that does not answer

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.training.launch import HUNG, HUNG_FIRST, PARENT
 
 if TYPE_CHECKING:
@@ -56,15 +56,9 @@ def limit_seconds() -> float:
     """Seconds without progress after which a rank counts as hung.
 
     Raises:
-        UsageError: the environment says no number above 0.
+        UsageError: the environment says no whole number above 0.
     """
-    try:
-        seconds = float(os.environ.get(LIMIT) or 60)
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise UsageError(f"{LIMIT} = {os.environ[LIMIT]}: give seconds, such as 60")
-    return seconds
+    return environment_number(LIMIT, 60)
 
 
 class Watch:

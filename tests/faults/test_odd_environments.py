@@ -26,7 +26,8 @@ def test_a_user_without_a_home(lab: Laboratory) -> None:
     args = ("pretrain", "--recipe", lab.recipe(), "--no-probe", "--steps", "1", "--name")
     process = lab.call(*args, "r", inject=NO_HOME + 'os.environ.pop("EFFTRAIN_CACHE", None)')
     assert process.code == 2, process.err.read_text()
-    assert "no home directory is known: set EFFTRAIN_CACHE" in process.err.read_text()
+    assert "~/.cache/efftrain: no home directory" in process.err.read_text()
+    assert "set EFFTRAIN_CACHE" in process.err.read_text()
     assert lab.call(*args, "r", inject=NO_HOME).code == 0
 
 

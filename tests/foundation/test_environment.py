@@ -1,0 +1,111 @@
+"""Environment variables: numbers and folders that cannot be used, and a folder's git configuration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.environment import environment_folder, environment_number
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.training.session import project_commit
+from tests.launch import Laboratory
+
+RANKED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+UNUSABLE = [
+    {"WORLD_SIZE": "two"},
+    {"WORLD_SIZE": "-1"},
+    {"WORLD_SIZE": "9" * 5000},
+    {"RANK": "x"},
+    {"RANK": "1.5"},
+    {**RANKED, "MASTER_PORT": "x"},
+    {**RANKED, "MASTER_PORT": "65536"},
+    {"SLURM_STEP_NUM_TASKS": "many"},
+    {"EFFTRAIN_JOBS": "x"},
+    {"EFFTRAIN_JOBS": "-3"},
+    {"EFFTRAIN_HANG_SECONDS": "soon"},
+    {"EFFTRAIN_HANG_SECONDS": "0"},
+    {"SOURCE_DATE_EPOCH": "x"},
+    {"SOURCE_DATE_EPOCH": "-1"},
+    {"EFFTRAIN_CACHE": "~nosuchuser/cache"},
+    {"EFFTRAIN_RUNS": "~nosuchuser/runs"},
+]
+
+
+@pytest.mark.parametrize(
+    "environment", UNUSABLE, ids=lambda env: "-".join(list(env.items())[-1])[:40]
+)
+def test_an_unusable_variable_is_two_lines(lab: Laboratory, environment: dict[str, str]) -> None:
+    """F98: exit 2, the variable and its range."""
+    name, value = list(environment.items())[-1]
+    recipe = lab.recipe()
+    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", **environment)
+    lines = process.err.read_text().splitlines()
+    assert process.code == 2, lines
+    assert len(lines) == 2 and lines[0].startswith("error: ")
+    assert name in "".join(lines) and value[:40] in lines[0]
+    assert not (lab.folder / "runs").exists()
+
+
+def test_a_path_of_an_unknown_user_is_two_lines(lab: Laboratory) -> None:
+    """F98: in a recipe's name and in its text."""
+    for args in (
+        ("--recipe", "~nosuchuser/a.toml"),
+        ("--recipe", lab.recipe(), "--set", "data.train=~nosuchuser/a.txt"),
+        ("--recipe", lab.recipe(), "--set", "data.tokenizer=~nosuchuser/a.json"),
+    ):
+        process = lab.call("pretrain", *args)
+        lines = process.err.read_text().splitlines()
+        assert process.code == 2 and len(lines) == 2, lines
+        assert "no home directory of that user is known" in lines[0]
+
+
+def test_numbers_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, number in (("", 7), ("1", 1), ("65535", 65535), ("080", 80)):
+        monkeypatch.setenv("MASTER_PORT", text)
+        assert environment_number("MASTER_PORT", 7) == number
+    for text in ("0", "65536", "1e3", "0x10", "²", "+1", " 1"):
+        monkeypatch.setenv("MASTER_PORT", text)
+        with pytest.raises(UsageError, match="set it to a whole number from 1 to 65,535"):
+            environment_number("MASTER_PORT", 7)
+    monkeypatch.setenv("HOME", "/home/a")
+    for text, folder in (("", "runs"), ("b/c", "b/c"), ("~/b", "/home/a/b")):
+        monkeypatch.setenv("EFFTRAIN_RUNS", text)
+        assert environment_folder("EFFTRAIN_RUNS", "runs") == Path(folder)
+
+
+def test_no_code_of_a_foreign_repository_runs(tmp_path: Path) -> None:
+    """F99: a monitor, hooks and filters that .git names are not run; its commit and changes are read."""
+    ran = tmp_path / "ran"
+    evil = tmp_path / "evil"
+    evil.write_text(f"#!/bin/sh\necho $0 $@ >> {ran}\ncat\n")
+    evil.chmod(0o755)
+    folder = tmp_path / "project"
+    folder.mkdir()
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+    git("init")
+    (folder / "file").write_text("a\n")
+    git("add", "file")
+    git("commit", "-m", "first")
+    for hook in ("post-index-change", "fsmonitor-watchman", "pre-commit"):
+        (folder / ".git" / "hooks" / hook).symlink_to(evil)
+    git("config", "core.fsmonitor", str(evil))
+    git("config", "filter.f.clean", str(evil))
+    git("config", "filter.f.required", "true")
+    (folder / ".git" / "info" / "attributes").write_text("* filter=f\n")
+    ran.unlink(missing_ok=True)
+    os.utime(folder / "file", (1, 1))  # so that git reads it again
+    found = project_commit(folder)
+    assert found is not None and len(str(found["git_commit"])) == 40 and found["dirty"] is False
+    (folder / "file").write_text("b\n")
+    found = project_commit(folder)
+    assert found is not None and found["dirty"] is True
+    assert not ran.exists(), ran.read_text()
+    subprocess.run(["git", "-C", str(folder), "status"], check=False, capture_output=True)
+    assert ran.exists(), "the trap is set"
