@@ -154,12 +154,24 @@ def _machine() -> str:
 
 
 def csv_text(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table as CSV, each line ended by a newline alone."""
+    """Return a table as CSV, each line ended by a newline alone. A text that a spreadsheet would take for a formula
+    gets a leading apostrophe; a number, or numbers with semicolons between them, stay as they are."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows(map(_not_a_formula, row) for row in rows)
     return out.getvalue()
+
+
+def _not_a_formula(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t")):
+        return cell
+    try:
+        for part in cell.split(";"):
+            float(part)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def is_running(process: int | str) -> bool:
