@@ -67,9 +67,8 @@ def import_hf(
         raise CheckpointError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
         )
-    shape = {
-        name: getattr(model.config, name) for name in ("n_layer", "n_head", "n_embd", "seq_len")
-    }
+    keys = ("n_layer", "n_head", "n_embd", "seq_len", "norm", "init")
+    shape = {key: getattr(model.config, key) for key in keys}
     shape["vocab_multiple"] = 64
     if tokenizer.vocab_size < rows:
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.

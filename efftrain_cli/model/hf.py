@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
@@ -32,7 +33,10 @@ CONV1D_WEIGHTS = (
 )
 """Ends of the names whose matrices transformers stores transposed."""
 
-NOT_WEIGHTS = ("attn.bias", "attn.masked_bias")
+READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Types of tensors that are read as weights: others hold codes that need a scale."""
+
+NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias")
 """Ends of the names of causal masks that older files carry beside the weights."""
 
 ARCHITECTURE: dict[str, tuple[Any, ...]] = {
@@ -105,7 +109,6 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
         if tensor is None:
             problems.append(f"{name} is missing")
             continue
-        tensor = tensor.to(torch.float32)
         shape = tuple(parameter.shape)
         if name == "wte.weight":
             shape = (config.vocab_size, config.n_embd)
@@ -285,14 +288,36 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
     config = from_hf_config(hf_config, vocab_multiple)
     tensors = read_hf_tensors(directory)
     _check_size(config, tensors, path)
-    if wrong := [
-        name for name, t in tensors.items() if t.is_floating_point() and not t.isfinite().all()
-    ]:
-        what = "the weights hold NaN or infinity; nothing was imported"
-        raise CheckpointError(f"{directory}: {', '.join(wrong[:3])}: {what}")
+    doubles = sum(tensor.dtype == torch.float64 for tensor in tensors.values())
+    if doubles:
+        say(f"note: {doubles} of {len(tensors)} tensors are float64 and are rounded to fp32")
+    tensors = {
+        name: _as_fp32(tensor, f"{directory}: {name}")
+        for name, tensor in tensors.items()
+        if not name.endswith(NOT_WEIGHTS)
+    }
     model = GPT(config)
     model.load_state_dict(from_hf(tensors, config))
     return model, hf_config
+
+
+def _as_fp32(tensor: Tensor, name: str) -> Tensor:
+    """Return a weight in fp32.
+
+    Raises:
+        CheckpointError: it is of a type that is no weight, or not finite in fp32; the message begins with `name`.
+    """
+    if tensor.dtype not in READABLE:
+        raise CheckpointError(
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which no weight is read from; nothing was imported\n"
+            "  save the model in fp32 or bf16 and import that"
+        )
+    weight = tensor.to(torch.float32)
+    if not weight.isfinite().all():
+        beyond = bool(tensor.isfinite().all())
+        what = "numbers beyond fp32" if beyond else "NaN or infinity"
+        raise CheckpointError(f"{name}: the weights hold {what}; nothing was imported")
+    return weight
 
 
 def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -334,7 +359,7 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in names:
         path = directory / name
-        if not path.exists():
+        if not path.is_file():
             way_out = (
                 "; pytorch_model.bin is a pickle, which is never opened here: convert it with transformers' "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
@@ -344,6 +369,6 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
             )
         try:
             tensors |= load_file(path)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
     return tensors

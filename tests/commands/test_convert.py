@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
@@ -270,3 +271,60 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(
         10_000,
         trained.model_sha256,
     )
+
+
+FOREIGN = [
+    (torch.float64, 1e39, "the weights hold numbers beyond fp32"),
+    (torch.float64, float("nan"), "the weights hold NaN or infinity"),
+    (torch.float16, float("inf"), "the weights hold NaN or infinity"),
+    *((dtype, 1, "which no weight is read from") for dtype in (
+        torch.int8, torch.int32, torch.bool, torch.uint64, torch.complex64,
+        torch.float8_e4m3fn, torch.float8_e5m2,
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"), FOREIGN, ids=lambda part: str(part).removeprefix("torch.")[:30]
+)
+def test_tensors_that_are_no_fp32_weights_are_refused(
+    exported: tuple[TrainedModel, Path], dtype: torch.dtype, value: float, message: str
+) -> None:
+    """F87: before a run is made, with the tensor and its type."""
+    path = exported[1] / "model.safetensors"
+    tensors = load_file(path)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    tensors[name] = torch.full_like(tensors[name], value, dtype=torch.float64).to(dtype)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=message) as raised:
+        import_hf(exported[1], "back")
+    assert name in str(raised.value) and raised.value.exit_code == 3
+    if "which no" in message:
+        assert f"is {str(dtype).removeprefix('torch.')}," in str(raised.value)
+    assert not Path(os.environ["EFFTRAIN_RUNS"], "back").exists()
+
+
+def test_doubles_and_masks_are_read(
+    exported: tuple[TrainedModel, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """F87: weights of float64 within fp32's range are rounded, and that is said; causal masks of any type stay out."""
+    path = exported[1] / "model.safetensors"
+    tensors = {name: tensor.double() for name, tensor in load_file(path).items()}
+    tensors["transformer.h.0.attn.bias"] = torch.ones(2, 2, dtype=torch.bool)
+    save_file(tensors, path)
+    import_hf(exported[1], "back")
+    assert "tensors are float64 and are rounded to fp32" in capfd.readouterr().err
+    model, tokens = load_trained_model("back", None, CPU).model, torch.arange(40)[None]
+    assert torch.equal(model(tokens), exported[0].model(tokens))
+
+
+@pytest.mark.parametrize("recipe", ["small-no-norm", "small-standardization"])
+def test_a_recipe_without_norms_takes_the_directorys(
+    exported: tuple[TrainedModel, Path], recipe: str
+) -> None:
+    """The imported weights decide `norm` and `init`: the run loads, and computes what the directory does."""
+    import_hf(exported[1], "back", recipe)
+    back = load_trained_model("back", None, CPU)
+    assert (back.recipe.model.norm, back.recipe.model.init) == ("layernorm", "gpt2")
+    tokens = torch.arange(40)[None]
+    assert torch.equal(back.model(tokens), exported[0].model(tokens))
