@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 ENDED = ("finished", "diverged")
 """States of a run that is not trained any more: a run that diverges is a result."""
+MOST_RUNS = 10_000
+"""Most runs of a sweep or study: each has a folder, and all are listed at once."""
 RULE = "the lowest mean final validation loss over the seeds, among settings with which every seed finished"
 """How the best of several settings is chosen; with none, the setting that finished most often, then the lowest mean."""
 
@@ -48,13 +51,28 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """
     seeds: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,19})\s*(?:\.\.\s*(\d{1,19})\s*)?", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise UsageError(f"--seeds {text!r}: write 0..4 (both included), 1,3,5 or 7")
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+            raise UsageError(f"--seeds {text[:40]!r}: write 0..4 (both included), 1,3,5 or 7")
+        first, last = int(match[1]), int(match[2] or match[1])
+        check_number_of_runs(len(seeds) + last - first + 1)
+        seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text!r} names a seed twice")
+        raise UsageError(f"--seeds {text[:40]!r} names a seed twice")
     return tuple(seeds)
+
+
+def check_number_of_runs(runs: int) -> None:
+    """Refuse more than MOST_RUNS before any list of them is made.
+
+    Raises:
+        UsageError: there are more.
+    """
+    if runs > MOST_RUNS:
+        raise UsageError(
+            f"{runs:,} runs are more than the {MOST_RUNS:,} that one sweep or study may have\n"
+            "give fewer seeds or fewer values"
+        )
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -118,6 +136,9 @@ def grid(
         raise UsageError(
             f"--recipe {', '.join(sorted(twice))} is given twice; runs are named after their recipe"
         )
+    check_number_of_runs(
+        len(recipes) * len(seeds) * math.prod(len(values) for _, values in settings)
+    )
     points = list(
         itertools.product(*([(key, value) for value in values] for key, values in settings))
     )

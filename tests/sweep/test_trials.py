@@ -17,6 +17,23 @@ def test_seeds() -> None:
     for wrong in ("", "4..0", "a", "1..", "-1", "1,1", "0..2,1"):
         with pytest.raises(UsageError, match="--seeds"):
             parse_seeds(wrong)
+    assert len(parse_seeds("0..9999")) == 10_000
+
+
+@pytest.mark.parametrize(
+    "text", ["0..1000000000", "0..9999999999999999999", "0..9999,10000", f"0..{'9' * 5000}"]
+)
+def test_too_many_seeds_are_refused_before_they_are_listed(text: str) -> None:
+    """F97."""
+    with pytest.raises(UsageError, match=r"more than the 10,000|write 0\.\.4"):
+        parse_seeds(text)
+
+
+def test_too_many_runs_are_refused_before_they_are_listed() -> None:
+    """F97: 3 recipes x 2 seeds x 100 x 100 values."""
+    values = [str(i) for i in range(1, 101)]
+    with pytest.raises(UsageError, match="60,000 runs are more than the 10,000"):
+        grid(["a", "b", "c"], (0, 1), [("optim.lr", values), ("train.batch_size", values)])
 
 
 def test_settings() -> None:
