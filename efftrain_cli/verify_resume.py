@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.signals import describe_end
 from efftrain_cli.plan.plan import shares
 from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
@@ -177,8 +178,11 @@ def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         what = "continued" if "--resume" in which else "trained"
-        error = EfftrainError(f"the run could not be {what}:\n{result.stderr.strip()}")
-        error.exit_code = result.returncode
+        how, exit_code = describe_end(result.returncode)
+        error = EfftrainError(
+            f"the run could not be {what}: its process {how}\n{result.stderr.strip()}".rstrip()
+        )
+        error.exit_code = exit_code
         raise error
 
 

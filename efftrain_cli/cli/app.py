@@ -15,9 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.environment import check_environment
-from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error
-from efftrain_cli.training.launch import process_rank, refuse_several
+from efftrain_cli.training.launch import LOST, PARENT, process_rank, refuse_several
 
 
 def _shortened(parameters: list[Any]) -> list[Any]:
@@ -76,6 +76,12 @@ class _Command(TyperCommand):
                         option, value or "".join(args[position + 1 :][:1])
                     )
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        for parameter in self.params:
+            if ctx.params.get(parameter.name) == "" != parameter.default:
+                raise UsageError(f"{parameter.opts[0]} is empty\ngive it a value, or leave it out")
+        return super().invoke(ctx)
 
 
 def _refuse_other_trainers_option(option: str, value: str) -> None:
@@ -165,6 +171,8 @@ def run_app() -> None:
         refuse_several("".join(sys.argv[1:2]))
         app()
     except EfftrainError as error:
+        if type(error) is LostProcessError and PARENT in os.environ:
+            raise SystemExit(LOST) from None  # the launcher names the process that was lost
         # Of several processes the first one speaks; what only another one knows it has said itself.
         if first:
             _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")

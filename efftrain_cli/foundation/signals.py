@@ -150,9 +150,24 @@ def end_with(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def describe_end(code: int) -> tuple[str, int]:
+    """Return how a child process ended, in words, and the exit code that passes it on.
+
+    Args:
+        code: its return code as Python has it; below 0: the signal that ended it.
+    """
+    if code >= 0:
+        return f"failed with exit code {code}", code
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    return f"was ended by {name}", 128 - code
+
+
 def end_undisturbed() -> None:
     """The process is about to end with its exit code: Python's own end, which takes a moment, must not be killed."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -258,11 +273,11 @@ def _wait_for_the_end() -> None:
 
 
 def _end(code: int) -> None:
-    """Ends the process now; a terminal gets its cursor back."""
+    """End the process now; a terminal gets its cursor back."""
     try:
-        if sys.stdout.isatty():
-            sys.stdout.write("\x1b[?25h\n")
         sys.stdout.flush()
         sys.stderr.flush()
+        if os.isatty(1):  # not through sys.stdout: what draws a progress bar there drops escapes
+            os.write(1, b"\x1b[?25h\n")
     finally:
         os._exit(code)

@@ -26,7 +26,7 @@ from efftrain_cli.foundation.errors import (
     StoppedError,
     UsageError,
 )
-from efftrain_cli.foundation.signals import SECOND_CTRL_C, end_with
+from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.sweep.claims import SILENT, Claims
@@ -263,11 +263,12 @@ class Crew:
             self._stopping = self._stopping or f"{name} was stopped"
             return
         if code not in (0, DivergedError.exit_code):
+            how, exit_code = describe_end(code)
             error = EfftrainError(
-                f"{name} failed with exit code {code}; the other runs are saved, the same command continues\n"
+                f"{name} {how}; the other runs are saved, the same command continues\n"
                 f"  its output is in {slot.log} and ends with:\n{_tail(slot.log)}"
             )
-            error.exit_code = code if 0 < code < 256 else 1
+            error.exit_code = exit_code
             raise error
         status = state_of(slot.trial)
         if status not in ENDED:

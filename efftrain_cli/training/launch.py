@@ -17,14 +17,15 @@ from collections.abc import Sequence
 
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
-from efftrain_cli.foundation.signals import STOPPABLE, end_with
+from efftrain_cli.foundation.signals import STOPPABLE, describe_end, end_with
 
 PARENT = "EFFTRAIN_PARENT"
 """Environment variable that names the launching process in those that it started."""
 PATIENCE = 60.0
 """Seconds in which the others must end once one process has failed."""
-HUNG, HUNG_FIRST = 97, 98
-"""Exit codes between a rank and this launcher: a rank hangs; rank 0 is among those that do. The run's own is 1."""
+LOST, HUNG, HUNG_FIRST = 96, 97, 98
+"""Exit codes between a rank and this launcher: it lost another rank, whose end the launcher reports; a rank hangs; rank
+0 is among those that do. The run's own is 1."""
 HALTED = 5.0
 """Seconds in which the others must end then: a process that was halted (SIGSTOP) cannot."""
 
@@ -87,7 +88,8 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
         code = _wait(children, asked)
         # A signal in the first moments may end a process before it listens.
         early = asked and all(
-            child.returncode in (0, 75, -asked[0], LostProcessError.exit_code) for child in children
+            child.returncode in (0, 75, -asked[0], LOST, LostProcessError.exit_code)
+            for child in children
         )
         if early:
             return StoppedError.exit_code if set(arguments[:1]) & set(STOPPABLE) else 128 + asked[0]
@@ -181,8 +183,10 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
                 children[rank].kill()
             killed |= stuck
         time.sleep(0.02)
+    if LOST in ended.values() and set(ended.values()) <= {0, LOST} and not killed:
+        print("error: the processes lost their connection to each other", file=sys.stderr)
     ended = {
-        rank: LostProcessError.exit_code if code in (HUNG, HUNG_FIRST) else code
+        rank: LostProcessError.exit_code if code in (LOST, HUNG, HUNG_FIRST) else code
         for rank, code in ended.items()
     }
     harmless = (0, LostProcessError.exit_code)
@@ -191,14 +195,14 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
     }
     for rank, code in causes.items():
         if code < 0 and -code not in asked:
-            what = f"was ended by {signal.Signals(-code).name}; the others have stopped"
-            print(f"error: rank {rank} {what}", file=sys.stderr)
+            how = describe_end(code)[0]
+            print(f"error: rank {rank} {how}; the others have stopped", file=sys.stderr)
+            print("resume the run from its last checkpoint", file=sys.stderr)
     if not causes:
         return max(
             (code for code in ended.values() if code >= 0), default=LostProcessError.exit_code
         )
-    code = causes.get(0) or next(iter(causes.values()))
-    return 128 - code if code < 0 else code
+    return describe_end(causes.get(0) or next(iter(causes.values())))[1]
 
 
 def process_rank() -> int:

@@ -160,3 +160,22 @@ def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> N
     for words in (["compare", "small"], ["sweep", "--recipe", "small", "--plan"]):
         error = CliRunner().invoke(app, [*words, "--target-loss", target]).exception
         assert isinstance(error, UsageError) and "a loss is a positive number" in str(error)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pretrain", "--recipe", "small", "--name="),
+        ("sweep", "--recipe", "small", "--name", ""),
+        ("grow", "r", "--name="),
+        ("import", "folder", "--name="),
+        ("tune-warmup", "--recipe", "small-slw", "--name="),
+        ("compare", "a", "b", "--baseline="),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_option_is_not_taken_for_its_default(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, UsageError)
+    option = "--baseline" if words[0] == "compare" else "--name"
+    assert str(result.exception) == f"{option} is empty\ngive it a value, or leave it out"

@@ -283,6 +283,37 @@ def test_verify_resume(lab: Laboratory) -> None:
     assert not list((lab.folder / "runs").iterdir())
 
 
+def test_verify_resume_goes_on_after_a_huge_loss(lab: Laboratory) -> None:
+    """F94: a validation loss of 720, whose perplexity no float holds."""
+    huge = """
+import torch, efftrain_cli.training.trainer as trainer
+trainer.evaluate = lambda *args: torch.tensor(720.0)
+"""
+    process = lab.call("verify-resume", "--recipe", lab.recipe(), "--steps", "2", inject=huge)
+    # The continued half is a process of its own, whose losses are ordinary: found, not a traceback.
+    assert process.code == 3, process.err.read_text()
+    assert "val_loss is 720.0 undisturbed" in process.err.read_text()
+    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", inject=huge)
+    assert process.code == 0, process.err.read_text()
+    assert "perplexity above 1e308" in process.out.read_text()
+
+
+@pytest.mark.parametrize("signal_", [9, 15])
+def test_verify_resume_names_the_signal_that_ended_a_run(lab: Laboratory, signal_: int) -> None:
+    """F95."""
+    dying = f"""
+import subprocess, sys
+run = subprocess.run
+def killed(command, **options):
+    return run([sys.executable, "-c", "import os; os.kill(os.getpid(), {signal_})"], **options)
+subprocess.run = killed
+"""
+    process = lab.call("verify-resume", "--recipe", lab.recipe(), "--steps", "2", inject=dying)
+    assert process.code == 128 + signal_, process.err.read_text()
+    name = {9: "SIGKILL", 15: "SIGTERM"}[signal_]
+    assert f"could not be continued: its process was ended by {name}" in process.err.read_text()
+
+
 OTHER_PLACE = """
 import torch
 import efftrain_cli.training.session as session

@@ -3,15 +3,20 @@ stop."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import shutil
 import signal
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.faults.stalls import WINDOWS, stalled
-from tests.launch import Laboratory
+from tests.faults.stalls import STALL, WINDOWS, stalled
+from tests.launch import Laboratory, wait_until
 
 
 @pytest.mark.parametrize(
@@ -94,6 +99,37 @@ def test_ctrl_c_twice(lab: Laboratory) -> None:
     assert any(name.startswith(".step-00000010.efftrain-") for name in lab.checkpoints("cut"))
     assert lab.call("pretrain", "--resume", "cut", "--steps", "11").code == 0
     assert lab.checkpoints("cut") == ["step-00000010", "step-00000011"]
+
+
+def test_ctrl_c_twice_gives_the_terminal_its_cursor_back(lab: Laboratory) -> None:
+    """F20: in a terminal, where the progress bar hides the cursor."""
+    outer, inner = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while part := os.read(outer, 65536):
+                shown.extend(part)
+
+    threading.Thread(target=read, daemon=True).start()
+    command = ("pretrain", "--recipe", lab.recipe(), "--name", "cut", "--no-probe")
+    inject, _ = WINDOWS["checkpoint"]
+    process = lab.zygote.start(
+        *command,
+        cwd=lab.folder,
+        out=Path(os.ttyname(inner)),
+        err=lab.folder / "err",
+        inject=STALL + inject.replace("stall(2)", "stall(60)"),
+        TERM="xterm",
+    )
+    process.wait_for((lab.folder / "stalled").exists)
+    process.kill(signal.SIGINT)
+    time.sleep(0.2)
+    process.kill(signal.SIGINT)
+    assert process.wait(25) == 130
+    wait_until(lambda: shown.endswith(b"\n"))
+    assert b"\x1b[?25l" in shown, "the cursor was hidden"
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")
 
 
 @pytest.mark.slow

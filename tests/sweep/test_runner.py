@@ -60,6 +60,22 @@ def test_arguments(folder: Path) -> None:
         Crew(folder, jobs=2, devices=2)
 
 
+@pytest.mark.parametrize(
+    ("code", "message", "exit_code"),
+    [
+        (-9, "was ended by SIGKILL", 137),
+        (-11, "was ended by SIGSEGV", 139),
+        (3, "with exit code 3", 3),
+    ],
+)
+def test_how_a_run_ended_is_told(folder: Path, code: int, message: str, exit_code: int) -> None:
+    """F95: a signal by its name, and 128 + n."""
+    trials = grid(["plain.toml"], (0,), [])
+    with pytest.raises(EfftrainError, match=f"plain-seed0 .*{message}") as raised:
+        crew(folder, Pretrain(trials, {"plain-seed0": code})).train(trials)
+    assert raised.value.exit_code == exit_code
+
+
 def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
     first = Pretrain(trials, {"plain-seed1": 75})
