@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from efftrain_cli.foundation.console import (
     human_bytes,
     human_count,
     human_flops,
+    human_perplexity,
     human_seconds,
     make_console,
     steady_output,
@@ -430,7 +430,7 @@ def show_summary(
     console.print(done, markup=False)
     if val_loss is not None:
         console.print(
-            f"result     val loss {val_loss:.4f} nats per token (perplexity {math.exp(val_loss):.2f})"
+            f"result     val loss {val_loss:.4f} nats per token (perplexity {human_perplexity(val_loss)})"
         )
     if (spent := communication(run.path)) is not None:
         console.print(f"devices    {spent}", markup=False)

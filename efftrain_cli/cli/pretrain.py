@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Literal
 
 from typer import Argument, Option
@@ -10,6 +9,7 @@ from typer import Argument, Option
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names, run_names
 from efftrain_cli.cli.options import Device, Overrides, Quiet, share
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import check_devices, speaks
 
@@ -159,7 +159,7 @@ def pretrain(
     loaded = load_recipe(recipe, overrides)
     if speaks():
         for warning in warnings_of(loaded):
-            print(f"warning: {warning}", file=sys.stderr)
+            say(f"warning: {warning}")
     if plan:
         from efftrain_cli.cli.plan_output import print_plan
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from efftrain_cli.compare.reading import AXES, RunNumbers
-from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.console import human_count, perplexity
 
 NOT_REACHED = "not reached"
 FAILED = "failed"
@@ -312,8 +312,11 @@ def measure_run(
     values: dict[str, float | str] = {
         "final_loss": final,
         "best_loss": none or float(loss.min()),
-        "final_perplexity": math.exp(final) if isinstance(final, float) else final,
+        "final_perplexity": final,
     }
+    if isinstance(final, float):
+        overflows = perplexity(final) == math.inf
+        values["final_perplexity"] = "above 1e308" if overflows else perplexity(final)
     data = run.origin.get("data")
     bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
     values["final_bits_per_byte"] = final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import re
 import sys
@@ -68,6 +69,20 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds / (365.25 * 86400):,.0f} years"
 
 
+def perplexity(loss: float) -> float:
+    """Return exp of a loss in nats per token; inf if a float cannot hold it."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def human_perplexity(loss: float) -> str:
+    """Return the perplexity of a loss in nats per token: 4.0981 -> "60.23"."""
+    value = perplexity(loss)
+    return "above 1e308" if value == math.inf else f"{value:.2f}"
+
+
 Row = tuple[str, ...]
 """Cells of a table."""
 
@@ -98,8 +113,9 @@ def printable(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Progress goes where the data does not, so that `--format json` can be piped."""
-    print(text, file=sys.stderr, flush=True)
+    """Print progress or a warning on standard error, away from data; if that cannot be written, print nothing."""
+    with steady_output():
+        print(text, file=sys.stderr, flush=True)
 
 
 _silent = False

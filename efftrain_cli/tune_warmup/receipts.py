@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.run.rows import SCHEMA_VERSION
-from efftrain_cli.tune_warmup.screen import perplexity
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 
 

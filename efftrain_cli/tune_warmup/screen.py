@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.foundation.console import human_count, human_seconds, table_lines
+from efftrain_cli.foundation.console import human_count, human_seconds, perplexity, table_lines
 from efftrain_cli.tune_warmup.search import Cost, Probe, Receipt, Search
 
 if TYPE_CHECKING:
@@ -265,8 +265,3 @@ def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receip
 def _label(search: Search, receipt: Receipt) -> str:
     probe = receipt.probe
     return search.grid.named(probe.start, str(probe.steps)) + _seed(search, probe)
-
-
-def perplexity(loss: float) -> float:
-    """exp of a loss in nats per token; infinite where a float cannot hold it."""
-    return math.exp(loss) if loss < 700 else math.inf

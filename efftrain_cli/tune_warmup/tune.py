@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.foundation.console import counted, human_seconds, make_console
+from efftrain_cli.foundation.console import counted, human_seconds, make_console, steady_output
 from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import Stop, stop_on_signals, stop_reason
@@ -65,7 +65,7 @@ def tune(
     """
     folder = run_path(name or default_name(recipe_name, search))
     console = make_console()
-    with joined() as ranks, stop_on_signals():
+    with joined() as ranks, steady_output(), stop_on_signals():
         if ranks.rank:
             follow(device, ranks)
             return folder

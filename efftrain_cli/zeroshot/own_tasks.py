@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from efftrain_cli.data.tokenizer import Tokenizer
+from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.score import Evaluator, Request, windows
 from efftrain_cli.zeroshot.task_score import (
     TaskScore,
     mean_and_error,
     perplexity_and_error,
-    safe_exp,
     without,
 )
 
@@ -70,8 +70,8 @@ def wikitext_strided(
     scores = evaluator.score(requests, "wikitext_strided")
     nll = -math.fsum(score.logprob for score in scores)
     metrics = {
-        "token_perplexity": safe_exp(nll / (len(tokens) - 1)),
-        "word_perplexity": safe_exp(nll / (len(original.split(" ")) - 1)),
+        "token_perplexity": perplexity(nll / (len(tokens) - 1)),
+        "word_perplexity": perplexity(nll / (len(original.split(" ")) - 1)),
         "bits_per_byte": nll / math.log(2) / len(original.encode()),
     }
     return TaskScore(
@@ -171,8 +171,8 @@ def offline_bytes(
     bytes_ = sum(item["bytes"] for item in items)
     metrics = {
         "bits_per_byte": nll / math.log(2) / bytes_,
-        "byte_perplexity": safe_exp(nll / bytes_),
-        "token_perplexity": safe_exp(nll / sum(item["tokens"] for item in items)),
+        "byte_perplexity": perplexity(nll / bytes_),
+        "token_perplexity": perplexity(nll / sum(item["tokens"] for item in items)),
     }
     return TaskScore(
         values=metrics,
@@ -202,10 +202,10 @@ def _cloze_score(
     """Accuracy of greedy decoding, and perplexity, of one request per text."""
     scores = evaluator.score(requests, task)
     accuracy, accuracy_error = mean_and_error([float(score.greedy) for score in scores])
-    perplexity, perplexity_error = perplexity_and_error([score.logprob for score in scores])
+    per_word, per_word_error = perplexity_and_error([score.logprob for score in scores])
     return TaskScore(
-        values={"acc": accuracy, "perplexity": perplexity},
-        stderr={"acc": accuracy_error, "perplexity": perplexity_error},
+        values={"acc": accuracy, "perplexity": per_word},
+        stderr={"acc": accuracy_error, "perplexity": per_word_error},
         items=[
             {
                 "doc_id": i,

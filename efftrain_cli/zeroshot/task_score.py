@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from efftrain_cli.foundation.console import perplexity
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
@@ -52,13 +54,5 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 def perplexity_and_error(logprobs: Sequence[float]) -> tuple[float, float | None]:
     """exp(-mean log p) and its standard error by the delta method, exp(-mean) s / sqrt(n)."""
     mean, error = mean_and_error(logprobs)
-    value = safe_exp(-mean)
+    value = perplexity(-mean)
     return value, None if error is None else value * error
-
-
-def safe_exp(x: float) -> float:
-    """exp(x), infinite where that overflows: an untrained model's perplexity per word can."""
-    try:
-        return math.exp(x)
-    except OverflowError:
-        return math.inf

@@ -93,6 +93,21 @@ def test_a_full_standard_output_does_not_end_training(lab: Laboratory, stream: s
     assert lab.checkpoints("r")[-1] == "step-00000020"
 
 
+@pytest.mark.parametrize("command", ["pretrain", "sweep"])
+def test_a_warning_that_cannot_be_written_ends_nothing(lab: Laboratory, command: str) -> None:
+    """F101: both outputs are full before step 1. A sweep trains too; only its comparison is then lost, with exit 6."""
+    recipe = lab.recipe(warmup_steps="50")
+    name = ("--name", "r") if command == "pretrain" else ("--seeds", "0")
+    full = Path("/dev/full")
+    process = lab.zygote.start(
+        command, "--recipe", recipe, *name, cwd=lab.folder, out=full, err=full
+    )
+    assert process.wait(60) == (0 if command == "pretrain" else 6)
+    run = "r" if command == "pretrain" else "tiny-seed0"
+    assert lab.events(run, "end")[-1]["status"] == "finished"
+    assert lab.checkpoints(run)[-1] == "step-00000020"
+
+
 def test_a_log_that_fills_up_while_training(lab: Laboratory) -> None:
     """F17, F57: standard output is a file whose writes fail from step 8 on, with EIO."""
     inject = """

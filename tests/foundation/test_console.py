@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from efftrain_cli.foundation.console import counted, human_count, human_flops, human_seconds
+from efftrain_cli.foundation.console import (
+    counted,
+    human_count,
+    human_flops,
+    human_perplexity,
+    human_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +74,18 @@ def test_one_is_singular() -> None:
 )
 def test_seconds(seconds: float, shown: str) -> None:
     assert human_seconds(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (0.0, "1.00"),
+        (4.0981, "60.23"),
+        (710.0, "above 1e308"),
+        (1e300, "above 1e308"),
+        (float("inf"), "above 1e308"),
+    ],
+)
+def test_perplexities(loss: float, shown: str) -> None:
+    """F94: exp(4.0981) = 60.2258; a float holds up to exp(709.78)."""
+    assert human_perplexity(loss) == shown
