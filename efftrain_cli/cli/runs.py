@@ -38,20 +38,21 @@ def list_(
 ) -> None:
     """List runs: status, recipe, seed, tokens, best validation loss, age."""
     from efftrain_cli.run.directory import runs_root
-    from efftrain_cli.runs import list_runs
+    from efftrain_cli.run_list import read_runs
 
-    found = list_runs(names or [], sort)
+    frame = read_runs(names or [], sort)
+    found = frame.astype(object).where(frame.notna(), None).to_dict("records")
     if format_ == "json":
         import json
-        from dataclasses import asdict
 
-        print(json.dumps([asdict(run) for run in found], indent=1, allow_nan=False))
+        print(json.dumps(found, indent=1, allow_nan=False))
         return
     if not found:
         which = f" called {' or '.join(names)}" if names else ""
         print(f"no runs{which} in {runs_root()}; `efftrain pretrain` makes one")
         return
     from efftrain_cli.compare.formats import print_tables
+    from efftrain_cli.compare.groups import shown
     from efftrain_cli.compare.measures import human
     from efftrain_cli.compare.show import output_console
     from efftrain_cli.compare.tables import Table
@@ -59,17 +60,17 @@ def list_(
 
     rows = []
     for run in found:
-        seed = "-" if run.seed is None else str(run.seed)
-        tokens = f"{human(run.tokens)} of {human(run.budget)}" if run.budget else human(run.tokens)
-        loss = "-" if run.best_val_loss is None else f"{run.best_val_loss:.4f}"
-        rows.append(
-            (run.name, run.status, run.recipe, seed, tokens, loss, human_seconds(run.age_seconds))
-        )
+        tokens = human(run["tokens"])
+        if run["budget"]:
+            tokens = f"{tokens} of {human(run['budget'])}"
+        loss = "-" if run["best_val_loss"] is None else f"{run['best_val_loss']:.4f}"
+        labels = (run["name"], run["status"], run["recipe"], shown(run["seed"]))
+        rows.append((*labels, tokens, loss, human_seconds(run["age_seconds"])))
     header = ("run", "status", "recipe", "seed", "tokens", "best val loss", "age")
     print_tables(output_console(), [Table("", header, tuple(rows))])
     for run in found:
-        if run.problem:
-            print(f"warning: {run.problem}", file=sys.stderr)
+        if run["problem"]:
+            print(f"warning: {run['problem']}", file=sys.stderr)
 
 
 @runs_app.command(
@@ -100,7 +101,7 @@ def verify(name: RunArgument) -> None:
     """Compare every row and event with its check value; exit code 3 if a line is damaged."""
     from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run
-    from efftrain_cli.runs import verify_run
+    from efftrain_cli.run_list import verify_run
 
     print(verify_run(existing_run(find_run(name))))
 
@@ -115,7 +116,7 @@ def rm(
 ) -> None:
     """Remove runs with all their checkpoints."""
     from efftrain_cli.foundation.console import human_bytes
-    from efftrain_cli.runs import remove, remove_runs, size_of
+    from efftrain_cli.run_list import remove, remove_runs, size_of
 
     paths = remove_runs(names)
     for path in paths:

@@ -15,7 +15,9 @@ from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.metrics import Metrics, read_metrics
+from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.rows import RunDirectory, read_run
+from efftrain_cli.run.stability import measure
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
 COLUMNS = (
@@ -116,6 +118,14 @@ class RunNumbers:
         return float(losses[-1]) if self.status == "finished" and len(losses) else None
 
     @property
+    def grown_at(self) -> int:
+        """Step up to which a grown run's rows are its parent's; -1 for a run that was not grown."""
+        grown = self.origin.get("grown_from")
+        checkpoint = str(grown.get("checkpoint")) if isinstance(grown, dict) else ""
+        digits = checkpoint.removeprefix("step-")
+        return int(digits) if digits.isdigit() else -1
+
+    @property
     def all_seconds(self) -> dict[str, float | None]:
         """Seconds by what they were spent on, and of the wall clock."""
         return {
@@ -139,8 +149,8 @@ class RunNumbers:
         return self.failed or self.nonfinite_stops > 0 or self.rewinds > 0
 
 
-def read_numbers(path: Path) -> RunNumbers:
-    """Reads a run; one that was not started, or has not logged a step, has empty columns.
+def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
+    """Read a run, with its zero-shot results if `zero_shot`; one that has not logged a step has empty columns.
 
     Raises:
         DataError: a file is missing, damaged or of another format.
@@ -168,10 +178,10 @@ def read_numbers(path: Path) -> RunNumbers:
         for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds", "cpu_seconds")
         if np.isfinite(columns[name]).any()
     }
-    ratio = columns["loss_ratio"][np.isfinite(columns["loss_ratio"])]
+    stability = measure(columns)
     return RunNumbers(
         name=run.name,
-        recipe_name=recipe_name_of(run),
+        recipe_name=recipe_name(run.origin, run.name),
         seed=int(run.recipe.get("seed", -1)),
         recipe=with_defaults(flatten(run.recipe)),
         origin=run.origin,
@@ -184,10 +194,10 @@ def read_numbers(path: Path) -> RunNumbers:
         flops_lack_optimizer=run.recipe.get("optim", {}).get("name") == "muon"
         and bool((np.isfinite(columns["lr"]) & np.isnan(columns["optimizer_flops"])).any()),
         seconds=last["train_seconds"],
-        ratio_steps=len(ratio),
-        over_1_2=int((ratio > 1.2).sum()),
-        over_1_5=int((ratio > 1.5).sum()),
-        max_ratio=float(ratio.max()) if len(ratio) else None,
+        ratio_steps=stability.steps,
+        over_1_2=stability.above_slight,
+        over_1_5=stability.above_severe,
+        max_ratio=stability.max_loss_ratio,
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=_count(run, "rewind"),
         tokens_per_second=last["tokens"] / last["train_seconds"]
@@ -199,7 +209,7 @@ def read_numbers(path: Path) -> RunNumbers:
         cpu_seconds=sums.get("cpu_seconds"),
         wall_seconds=None if (wall := _wall(columns)) is None else wall + last_save,
         series=_series(columns),
-        zero_shot=_zero_shot(path, columns),
+        zero_shot=_zero_shot(path, columns) if zero_shot else (),
     )
 
 
@@ -312,14 +322,6 @@ def _times(n: int) -> str:
 
 def _count(run: RunDirectory, kind: str) -> int:
     return sum(event.get("event") == kind for event in run.events)
-
-
-def recipe_name_of(run: RunDirectory) -> str:
-    """The recipe's name; of a recipe file its stem; else the run's name without its seed."""
-    name = run.origin.get("recipe")
-    if isinstance(name, str) and name:
-        return Path(name).stem if name.endswith(".toml") else name
-    return run.name.removesuffix(f"-seed{run.recipe.get('seed')}")
 
 
 def _last(values: np.ndarray) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
 from efftrain_cli.run.directory import run_names, run_path, runs_root
@@ -47,14 +48,22 @@ def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
     by_recipe: dict[str, list[str]] = {}
     for name in names:
         try:
-            recipe = read_origin(runs_root() / name).get("recipe")
+            origin = read_origin(runs_root() / name)
         except EfftrainError:
-            recipe = None
-        recipe = recipe or re.sub(r"-seed\d+(-\d+)?$", "", name)
-        by_recipe.setdefault(Path(recipe).stem if recipe.endswith(".toml") else recipe, []).append(
-            name
-        )
+            origin = {}
+        by_recipe.setdefault(recipe_name(origin, name), []).append(name)
     return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
+
+
+def recipe_name(origin: Mapping[str, Any], run: str) -> str:
+    """Return the name of a run's recipe: as the command line gave it, or the stem of a recipe file.
+
+    A run without one, and a grown run, whose recipe is not its parent's, has its own name without the seed.
+    """
+    name = origin.get("recipe")
+    if "grown_from" in origin or not isinstance(name, str) or not name:
+        return re.sub(r"-seed\d+(-\d+)?$", "", run)
+    return Path(name).stem if name.endswith(".toml") else name
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

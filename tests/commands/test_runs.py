@@ -6,12 +6,13 @@ import fcntl
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.runs import list_runs, remove_runs
+from efftrain_cli.run_list import read_runs, remove_runs
 from tests.fake_runs import rows_of, write_run
 
 
@@ -35,7 +36,7 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root: Path) -> None:
     (root / "none-seed0" / "metrics.jsonl").unlink()
     write_run(root, "future", 0, origin={"schema_version": 99})
     (root / "no-run").mkdir()
-    found = {summary.name: summary for summary in list_runs()}
+    found = {row.name: row for row in read_runs().itertuples(index=False)}
     assert {name: summary.status for name, summary in found.items()} == {
         "small-seed3": "finished",
         "half-seed0": "crashed",
@@ -53,6 +54,41 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root: Path) -> None:
     assert [entry["name"] for entry in value] == ["small-seed3"]
 
 
+def test_a_grown_run_has_its_own_name_and_best_loss(root: Path) -> None:
+    """Its first rows are its parent's: of those up to step 50 none is its own result."""
+    write_run(root, "small", 0, steps=50)
+    rows = rows_of(50, 0, speed=3.0) + rows_of(100, 0, first=51)
+    grown = {"run": "small-seed0", "checkpoint": "step-00000050", "model_sha256": "0"}
+    origin = {"recipe": "small-seed0", "grown_from": grown}
+    write_run(root, "wide", 0, rows=rows, origin=origin)
+    write_run(root, "new", 0, rows=rows[:51], budget=102400, origin=origin)
+    found = read_runs(sort="name").set_index("name")
+    assert list(found.recipe) == ["new", "small", "wide"]
+    own = [row["val_loss"] for row in rows[51:] if row["val_loss"] is not None]
+    parents = [row["val_loss"] for row in rows[:51] if row["val_loss"] is not None]
+    assert found.best_val_loss["wide-seed0"] == min(own) > min(parents)
+    assert np.isnan(found.best_val_loss["new-seed0"]), "it has not trained a step"
+    assert "wide" in compare(["wide", "small"]) and "small-seed0" not in compare(["wide", "small"])
+
+
+def compare(names: list[str]) -> str:
+    """The recipes' names in the output of `efftrain compare`."""
+    return CliRunner().invoke(app, ["compare", *names, "--format", "csv"]).stdout
+
+
+def test_the_frame_of_runs_has_each_setting_that_differs(root: Path) -> None:
+    write_run(root, "small", 0)
+    write_run(root, "small", 1, lr=2e-3)
+    frame = read_runs(sort="name")
+    assert list(frame["optim.lr"]) == [1e-3, 2e-3]
+    assert "optim.weight_decay" not in frame and list(frame.seed) == [0, 1]
+    # As made: 100 steps of 1,024 tokens, 0.05 s a step, 6e5 FLOPs a token.
+    assert list(frame.updates) == [100, 100]
+    assert (frame.seconds[0], frame.flops[0]) == (5.0, 102400 * 6e5)
+    last = rows_of(100, 0)[-1]
+    assert frame.final_loss[0] == last["val_loss"]
+
+
 def test_list_of_nothing(root: Path) -> None:
     assert "no runs in" in run("list").stdout
     assert "no runs called x-\\* in".replace("\\", "") in run("list", "x-*").stdout
@@ -62,10 +98,10 @@ def test_a_locked_run_is_running(root: Path) -> None:
     path = write_run(root, "small", 0, steps=50, budget=102400)
     with (path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert list_runs()[0].status == "running"
+        assert read_runs().status[0] == "running"
         with pytest.raises(UsageError, match="small-seed0 is running"):
             remove_runs(["small-*"])
-    assert list_runs()[0].status == "crashed"
+    assert read_runs().status[0] == "crashed"
 
 
 def test_show_says_everything(root: Path) -> None:

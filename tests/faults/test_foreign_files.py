@@ -15,7 +15,7 @@ from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.records import sealed_text
 from efftrain_cli.run.directory import run_names
 from efftrain_cli.run.lines import sealed
-from efftrain_cli.runs import list_runs
+from efftrain_cli.run_list import read_runs
 from tests.fake_runs import rows_of, write_run
 from tests.faults.conftest import call, contents, seal
 from tests.launch import Laboratory
@@ -162,7 +162,7 @@ def test_one_bad_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "bad-seed4" / "events.jsonl").mkdir()
     (write_run(tmp_path, "bad", 5) / "metrics.jsonl").unlink()
     (tmp_path / "bad-seed5" / "metrics.jsonl").mkdir()
-    found = {entry.name: entry for entry in list_runs()}
+    found = {entry.name: entry for entry in read_runs().itertuples()}
     assert len(found) == len(ORIGINS) + 7
     for name, entry in found.items():
         if name.startswith("small"):
@@ -214,7 +214,7 @@ def test_a_run_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Path, "is_file", refused(is_file, ["small-seed1"]))
     monkeypatch.setattr(Path, "read_text", refused(read_text, ["small-seed1"]))
     assert run_names() == ["small-seed0", "small-seed1"]
-    found = {entry.name: entry for entry in list_runs()}
+    found = {entry.name: entry for entry in read_runs().itertuples()}
     assert (found["small-seed0"].status, found["small-seed1"].status) == ("finished", "unreadable")
     assert "Permission denied" in found["small-seed1"].problem
     code, message = call("runs", "show", "small-seed1")
@@ -256,7 +256,7 @@ def test_odd_events_break_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (path / "events.jsonl").write_text("\n".join(events) + "\n")
         numbers = read_numbers(path)
         assert numbers.step == 100
-        assert list_runs()[0].status == "finished"
+        assert read_runs().status[0] == "finished"
     assert call("runs", "show", "small-seed0")[0] == 0
 
 

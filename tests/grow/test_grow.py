@@ -25,7 +25,7 @@ from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.stability import COLUMNS, measure
-from efftrain_cli.runs import summarize
+from efftrain_cli.run_list import read_runs
 from efftrain_cli.training.state import read_checkpoint
 
 CPU = torch.device("cpu")
@@ -166,13 +166,8 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
     assert [row["step"] for row in latest_rows(grown.run)] == list(range(31))
     numbers = read_numbers(grown.run)
     assert (numbers.step, numbers.tokens, numbers.status) == (30, 1920, "finished")
-    listed = {
-        name: summarize(name) for name in ("resumed", "wide-resumed")
-    }  # each with its own budget, not its source's
-    assert [(listed[name].tokens, listed[name].budget) for name in listed] == [
-        (960, 960),
-        (1920, 1920),
-    ]
+    listed = read_runs(["resumed", "wide-resumed"], sort="name")
+    assert list(listed.tokens) == list(listed.budget) == [960, 1920], "each has its own budget"
     read = read_metrics(grown.run, ("step", "loss"))
     assert (len(read.columns["step"]), read.segments, read.damaged) == (31, 2, ())
     assert measure(read_metrics(grown.run, COLUMNS).columns).steps == 29

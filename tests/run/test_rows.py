@@ -14,13 +14,22 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.lines import sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.rows import read_run
-from efftrain_cli.runs import verify_rows
+from efftrain_cli.run_list import verify_run
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
 def by_json(path: Path) -> list[dict[str, float | None]]:
     """What the fast reader must agree with: the standard library, line by line."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def damage_of(path: Path) -> list[str]:
+    """What `runs verify` says is damaged, line by line."""
+    try:
+        verify_run(path)
+    except DataError as error:
+        return str(error).splitlines()
+    return []
 
 
 def seal(path: Path) -> Path:
@@ -107,11 +116,11 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> N
         )
         read = read_metrics(path, ("step", "loss"))
         assert read.damaged, content
-        problems = verify_rows(path.parent)
+        problems = damage_of(path.parent)
         assert any("metrics.jsonl" in problem and "line" in problem for problem in problems)
     path.write_bytes(sound[:-1] + b"\x0b")
     assert split_lines(path.read_bytes()).torn
-    assert "ends inside a line" in verify_rows(path.parent)[0]
+    assert "ends inside a line" in damage_of(path.parent)[0]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +157,7 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
     read = read_metrics(path, ("step",))
     assert (len(read.columns["step"]), read.damaged) == (101, ())
     assert split_lines(path.read_bytes()).checked.count(False) == 61
-    assert verify_rows(path.parent) == []
+    assert damage_of(path.parent) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""`efftrain runs`: a frame of the runs there are, what is damaged in one, and removing some."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from efftrain_cli.foundation.console import counted, printable
+from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
+from efftrain_cli.foundation.files import is_locked
+from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
+from efftrain_cli.run.lines import split_lines
+from efftrain_cli.run.metrics import valid_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = [
+    "name",
+    "status",
+    "recipe",
+    "seed",
+    "tokens",
+    "budget",
+    "flops",
+    "seconds",
+    "updates",
+    "final_loss",
+    "best_val_loss",
+    "age_seconds",
+    "problem",
+]
+"""Columns of the frame of runs; the settings that differ follow them."""
+Order = Literal["age", "name", "loss", "tokens"]
+_SORTED_BY = {"age": "age_seconds", "name": "name", "loss": "best_val_loss", "tokens": "tokens"}
+
+
+def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
+    """Return a row per run: COLUMNS, then each setting in which the runs differ, by its dotted key.
+
+    A run that cannot be read has the status "unreadable" and the reason as its `problem`.
+
+    Args:
+        names: runs, or globs over runs; empty: all.
+        sort: age (the run written to last first), name, loss (lowest validation loss first, runs without one last) or
+            tokens (most first).
+    """
+    import pandas as pd
+
+    from efftrain_cli.compare.groups import differing_keys
+
+    chosen = sorted(
+        name
+        for name in run_names()
+        if not names or any(fnmatchcase(name, pattern) for pattern in names)
+    )
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(_describe, chosen))
+    frame = pd.DataFrame([row for row, _ in found], columns=COLUMNS)
+    frame = frame.astype({"seed": "Int64", "updates": "Int64"})
+    for key in differing_keys([recipe for _, recipe in found if recipe]):
+        frame[key] = pd.Series([recipe.get(key) for _, recipe in found], dtype=object)
+    column = _SORTED_BY[sort]
+    return frame.sort_values(column, ascending=sort != "tokens", kind="stable", ignore_index=True)
+
+
+def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One run's values by column, and its recipe by dotted keys, empty if the run cannot be read."""
+    from efftrain_cli.compare.reading import read_numbers
+
+    path = runs_root() / name
+    row: dict[str, Any] = {"name": printable(name), "status": "unreadable", "recipe": "-"}
+    row |= {"tokens": 0.0, "age_seconds": 0.0, "problem": ""}
+    try:
+        metrics = path / "metrics.jsonl"
+        written = (metrics if metrics.exists() else path / "recipe.toml").stat().st_mtime
+        row["age_seconds"] = max(0.0, time.time() - written)
+        run = read_numbers(path, zero_shot=False)
+    except Exception as error:  # one run that nobody can read must not hide the others
+        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
+        return row | {"problem": printable(reason)}, {}
+    own = run.evaluated["val_loss"][run.evaluated["step"] > run.grown_at]
+    row |= {
+        "status": run.status,
+        "recipe": run.recipe_name,
+        "seed": run.seed,
+        "tokens": run.tokens,
+        "budget": run.recipe.get("train.tokens"),
+        "flops": run.flops,
+        "seconds": run.seconds,
+        "updates": run.step,
+        "final_loss": run.final_loss,
+        "best_val_loss": float(own.min()) if len(own) else None,
+    }
+    return row, run.recipe
+
+
+def verify_run(path: Path) -> str:
+    """Compare every line of a run's rows and events with its check value; return what was found valid, in words.
+
+    Raises:
+        DataError: a line is damaged; the message names each such line.
+    """
+    problems, counts, unchecked = [], [], 0
+    for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
+        file = path / name
+        try:
+            lines = split_lines(file.read_bytes() if file.exists() else b"")
+        except OSError as error:
+            problems.append(f"{file} cannot be read: {error.strerror}")
+            continue
+        damaged = valid_rows(lines)[1] if noun == "row" else lines.damaged
+        problems += [f"{file}, line {number}: {wrong}" for number, wrong in damaged]
+        if lines.torn:
+            problems.append(
+                f"{file} ends inside a line, which is left out: the run was killed, or is writing now"
+            )
+        counts.append(counted(len(lines.texts), noun))
+        unchecked += lines.checked.count(False)
+    if problems:
+        raise DataError("\n".join(problems))
+    text = f"{path.name}: {' and '.join(counts)}, no damage"
+    return f"{text}; {counted(unchecked, 'line')} without a check value" if unchecked else text
+
+
+def remove_runs(names: Sequence[str]) -> list[Path]:
+    """Return the paths of the runs called `names` or matching them as globs, safe to remove.
+
+    Raises:
+        UsageError: a run is not there, or a process is writing to it.
+    """
+    existing = run_names()
+    paths: dict[Path, None] = {}
+    for name in names:
+        if any(character in name for character in "*?["):
+            matches = [run_path(run) for run in existing if fnmatchcase(run, name)]
+            if not matches:
+                raise UsageError(f"no run in {runs_root()} matches {name!r}")
+        else:
+            # A folder that is not yet a run, because its start was killed, may be removed by its name.
+            matches = [run_path(name) if run_path(name).is_dir() else existing_run(name)]
+        paths.update(dict.fromkeys(matches))
+    running = [path.name for path in paths if is_locked(path / "lock")]
+    if running:
+        raise UsageError(f"{', '.join(running)} is running; stop it with Ctrl-C first")
+    return list(paths)
+
+
+def remove(path: Path) -> None:
+    """Remove a run directory. The recipe goes first: from then on nothing takes the rest for a run."""
+    (path / "recipe.toml").unlink(missing_ok=True)
+    shutil.rmtree(path)
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of the files of a run."""
+    return sum(
+        file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink()
+    )
