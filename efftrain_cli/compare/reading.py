@@ -27,8 +27,8 @@ COLUMNS = (
 )
 SITE = "std_kl_"
 """Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
-POINTS = 400
-"""Points that a curve of the report keeps; of more steps the extreme or the mean of each stretch is shown."""
+POINTS = 200
+"""Points that a figure's curve keeps; of more steps, the extreme of each stretch or evenly spread ones."""
 AXES = {"tokens": "tokens", "flops": "total_flops", "seconds": "train_seconds"}
 """What a loss can be plotted and compared against, and the column that holds it."""
 

@@ -8,7 +8,8 @@ import shlex
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.formats import SIGNS, gravest_first
 from efftrain_cli.compare.groups import Group, shown
-from efftrain_cli.compare.plots import inline_svg, plots_of
+from efftrain_cli.compare.picture import inline_svg
+from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.tables import answers, equal_point_lines, headline, key_table, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -37,7 +38,7 @@ def report(comparison: Comparison) -> str:
         labels=gravest_first(comparison.labels),
         signs=SIGNS,
         curves_note=_curves_note(comparison),
-        figures=[inline_svg(plot, comparison) for plot in plots_of(comparison)],
+        figures=[inline_svg(plot) for plot in plots_of(comparison)],
         equal_points=equal_point_lines(comparison),
         tables=[table for table in tables_of(comparison) if table not in first.values()],
         recipes=[_recipe(comparison, group) for group in comparison.groups],
@@ -51,10 +52,7 @@ def _curves_note(comparison: Comparison) -> str:
         text += " Lines are means over seeds, bands reach from the lowest to the highest seed; differences have their 95 % interval."
     if comparison.target_loss is not None:
         text += " The dotted line is the target loss."
-    return (
-        f"{text} Gradient norms and loss ratios show the largest of each stretch of steps; dotted lines are at 1.2 and 1.5. "
-        "Rest the pointer on a curve to read its value."
-    )
+    return f"{text} Gradient norms and loss ratios show the largest of each stretch of steps; dotted lines are at 1.2 and 1.5."
 
 
 def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:

@@ -45,10 +45,11 @@ def show_comparison(
         DiskError: the disk is full.
     """
     if figures is not None:
-        from efftrain_cli.compare.plots import write_figures
+        from efftrain_cli.compare.picture import write_figures
+        from efftrain_cli.compare.plots import plots_of
 
         try:
-            write_figures(comparison, figures)
+            write_figures(plots_of(comparison), figures)
         except OSError as error:
             raise UsageError(f"--figures {figures}: {error.strerror or error}") from None
     if kind == "html":
@@ -90,16 +91,16 @@ def show_comparison(
         else:
             _write(output, text)
     if plot:
-        from efftrain_cli.compare.terminal_plots import terminal_plots
+        from efftrain_cli.compare.picture import draw_in_terminal
+        from efftrain_cli.compare.plots import terminal_plots
 
         console = output_console()
         # Beside a format for programs the curves go where the eye is, not where the data goes.
         stream = sys.stdout if kind == "table" and output is None else sys.stderr
         colour = stream.isatty() and not console.no_color
-        print(
-            terminal_plots(comparison, console.width if console.is_terminal else 80, colour),
-            file=stream,
-        )
+        width = min(100, console.width if console.is_terminal else 80)
+        drawn = [draw_in_terminal(each, width, colour) for each in terminal_plots(comparison)]
+        print("\n\n".join(drawn), file=stream)
 
 
 def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:

@@ -1,0 +1,290 @@
+"""Figures as values: a frame of curves and how to label it, drawn by matplotlib off screen or by plotext in a terminal.
+
+Colours are Okabe and Ito's (2008), which colour-blind readers tell apart; each group has a line style of its own
+besides. A figure for a page is an SVG whose text and axes take the page's text colour, so that it reads on light and on
+dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from efftrain_cli.foundation.console import human_count
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+_TERMINAL_COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
+_INK = "#010203"
+"""Stands for the page's text colour until the SVG is written."""
+_INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+HEIGHT = 20
+"""Lines of a plot in the terminal."""
+SHARED = "*"
+"""Stands in the terminal where more than one group's curve passes."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure that has not been drawn yet."""
+
+    name: str
+    """File name without its ending."""
+    title: str
+    curves: pd.DataFrame
+    """A row per point, as `curve` makes them: group, label, line, x, y, low, high."""
+    x: str
+    """What x is, with its unit."""
+    y: str
+    """What y is, with its unit."""
+    log: str = ""
+    """Axes on a log scale: "x" or "y"."""
+    start: float = 0.0
+    """Where a linear x axis begins."""
+    fit_from: float = 0.0
+    """Curves fit into the frame from this x on; before it they may leave it."""
+    include: tuple[float, ...] = ()
+    """Values of y that the frame shows too."""
+    levels: tuple[float, ...] = ()
+    """Values of y with a dotted line."""
+    ends: tuple[float, ...] = ()
+    """Values of x with a dotted line."""
+    crosses: tuple[tuple[int, float, float], ...] = ()
+    """(group, x, y) of runs that diverged."""
+    ticks: tuple[float, ...] = ()
+    """Where x is labelled; empty: at round numbers."""
+    fades: bool = False
+    """Earlier lines of a group are paler."""
+
+    @property
+    def low_high(self) -> tuple[float, float]:
+        """The range of y that the frame shows, without its margin."""
+        late = self.curves[self.curves.x >= self.fit_from]
+        values = [*late[["y", "low", "high"]].to_numpy().ravel(), *self.include]
+        values += [y for _, _, y in self.crosses]
+        return float(np.nanmin(values)), float(np.nanmax(values))
+
+
+def curve(
+    group: int,
+    label: str,
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    low: Sequence[float] | np.ndarray | float = np.nan,
+    high: Sequence[float] | np.ndarray | float = np.nan,
+    line: int = 0,
+) -> pd.DataFrame:
+    """Return the points of one curve.
+
+    Args:
+        group: its number among all groups of a page, which decides colour and style.
+        label: of the group, in the legend.
+        low, high: the band around it, if it has one.
+        line: its number within the group.
+    """
+    import pandas as pd
+
+    values = {"group": group, "label": label, "line": line, "x": x, "y": y}
+    return pd.DataFrame({**values, "low": low, "high": high})
+
+
+def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
+    """Draw plots below each other over one x axis, or with `across` beside each other over one y axis."""
+    from matplotlib.figure import Figure
+
+    rows, columns = (1, len(plots)) if across else (len(plots), 1)
+    size = (5.4 * columns, 0.6 + 3.1 * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=not across, sharey=across, squeeze=False)
+    for axes, plot in zip(panels.flat, plots, strict=True):
+        _draw(axes, plot)
+        axes.set_title(plot.title, fontsize=11, loc="left")
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    labels = [label.replace("$", r"\$") for label in labels]  # a foreign name is not a formula
+    if labels:
+        # Below the axes, so that it lies over no curve; in as many columns as have room.
+        wide = max(1, min(len(handles), 70 * columns // (8 + max(map(len, labels)))))
+        options: dict[str, Any] = {"fontsize": 8.5, "frameon": False, "ncols": wide}
+        figure.legend(handles, labels, loc="outside lower center", **options)
+    return figure
+
+
+def _draw(axes: Axes, plot: Plot) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+    labelled = set()
+    for (group, line), points in plot.curves.groupby(["group", "line"], sort=False):
+        label = points.label.iloc[0]
+        lines = plot.curves[plot.curves.group == group].line.max() + 1
+        axes.plot(
+            points.x,
+            points.y,
+            label="_" if label in labelled else label,
+            color=COLOURS[group % len(COLOURS)],
+            linestyle=STYLES[(group + group // len(COLOURS)) % len(STYLES)],
+            linewidth=1.6 if lines == 1 else 1.1,
+            alpha=0.25 + 0.75 * (line + 1) / lines if plot.fades else 0.9,
+            marker="o" if plot.ticks else "",
+            markersize=4,
+        )
+        labelled.add(label)
+        colour = COLOURS[group % len(COLOURS)]
+        axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.2, linewidth=0)
+    for group, x, y in plot.crosses:
+        axes.plot([x], [y], "x", markersize=7, color=COLOURS[group % len(COLOURS)], label="_")
+    thin: dict[str, Any] = {"color": _INK, "linewidth": 0.8, "alpha": 0.6, "linestyle": ":"}
+    for level in plot.levels:
+        axes.axhline(level, **thin)
+    for end in plot.ends:
+        axes.axvline(end, **thin)
+    if "y" in plot.log:
+        axes.set_yscale("log")
+    else:
+        low, high = plot.low_high
+        margin = 0.05 * (high - low) or 0.01
+        axes.set_ylim(low - margin, high + margin)
+    if "x" in plot.log:
+        axes.set_xscale("log")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+        axes.set_xlim(left=plot.start)
+    if plot.ticks:
+        axes.set_xticks(plot.ticks, [f"{value:g}" for value in plot.ticks])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(plot.x)
+    axes.set_ylabel(plot.y)
+    axes.grid(alpha=0.18, linewidth=0.6, color=_INK)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def tick(value: float) -> str:
+    """Format a number of tokens, FLOPs, seconds or steps beside an axis."""
+    return f"{value:.3g}" if abs(value) >= 1e15 else human_count(value, 4)
+
+
+def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> None:
+    """Draw plots as `draw_figure` does into a file, whose ending says the format; PNG has 200 dots per inch.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: matplotlib has no such format.
+    """
+    with _style(plots[0].name, "#000000"):
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        draw_figure(plots, across).savefig(path, dpi=200, metadata=metadata)
+
+
+def write_figures(plots: Sequence[Plot], folder: Path) -> list[Path]:
+    """Write every plot as SVG and PNG into `folder`; return the paths.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for plot in plots:
+        for ending in ("svg", "png"):
+            paths.append(folder / f"{plot.name}.{ending}")
+            write_figure([plot], paths[-1])
+    return paths
+
+
+def inline_svg(plot: Plot) -> str:
+    """Return the figure as an SVG element for a page: as wide as its place, in the page's text colour."""
+    out = io.StringIO()
+    with _style(plot.name, _INK):
+        metadata = {"Date": None, "Creator": None}
+        draw_figure([plot]).savefig(out, format="svg", transparent=True, metadata=metadata)
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    head, rest = svg.split(">", 1)
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    # Identifiers are made unique per figure: clip paths of two figures must not be mixed up.
+    for mark in ('id="', "url(#", 'href="#'):
+        rest = re.sub(rf"\b{re.escape(mark)}", f"{mark}{plot.name}-", rest)
+    return f'{head} role="img" aria-label="{escape(plot.title)}">{rest}'
+
+
+def _style(salt: str, ink: str) -> Any:
+    import matplotlib
+
+    style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
+    # The salt keeps the identifiers of one page's figures apart, and equal from one run to the next.
+    style |= {"font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": salt}
+    return matplotlib.rc_context(style)
+
+
+def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
+    """Draw a plot in characters: each group is drawn with its letter, and a place that several share says so.
+
+    Args:
+        width: characters.
+        colour: with colours, for a terminal.
+    """
+    import plotext
+    from matplotlib.ticker import MaxNLocator
+
+    scale_x, scale_y = (np.log10 if axis in plot.log else np.array for axis in "xy")
+    shown = plot.curves[np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)]
+    if not len(shown):
+        return ""
+    across = np.array([max(plot.start, shown.x.min()), shown.x.max()])
+    left, right = scale_x(across)
+    low, high = scale_y(plot.low_high)
+    cells: dict[tuple[int, int], tuple[str, float, float]] = {}
+    for (group, _), points in shown.groupby(["group", "line"], sort=False):
+        x, y = scale_x(points.x.to_numpy()), scale_y(points.y.to_numpy())
+        # Several points a column, so that a steep line leaves no gaps.
+        at = np.linspace(x[0], x[-1], 8 * width)
+        for here, value in zip(at.tolist(), np.interp(at, x, y).tolist(), strict=True):
+            if low <= value <= high:
+                row = round((value - low) / ((high - low) or 1) * HEIGHT)
+                cell = (round((here - left) / ((right - left) or 1) * width), row)
+                before = cells.get(cell, (letter(group),))[0]
+                mark = letter(group) if before == letter(group) else SHARED
+                cells[cell] = mark, here, value
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.limit_size(False, False)
+    plotext.plot_size(width, HEIGHT)
+    groups = {letter(group): group for group in shown.group.unique()}
+    for mark in [*groups, SHARED]:
+        points = [(x, y) for each, x, y in cells.values() if each == mark]
+        number = groups.get(mark)
+        shade = None if number is None else _TERMINAL_COLOURS[number % len(_TERMINAL_COLOURS)]
+        if points:
+            plotext.scatter(*zip(*points, strict=True), marker=mark, color=shade)
+    plotext.xlim(left, right)
+    plotext.ylim(low, high)
+    marks = np.array(plot.ticks or MaxNLocator(5).tick_values(*across))
+    marks = marks[(marks >= across[0]) & (marks <= across[1])]
+    plotext.xticks(scale_x(marks).tolist(), [tick(value) for value in marks])
+    heights = np.linspace(low, high, 6)
+    values = 10**heights if "y" in plot.log else heights
+    plotext.yticks(heights.tolist(), [f"{value:.4g}" for value in values])
+    plotext.title(plot.y)
+    plotext.xlabel(plot.x)
+    drawn = plotext.build()
+    key = list(dict.fromkeys(shown.label))
+    if any(mark == SHARED for mark, _, _ in cells.values()):
+        key.append(f"{SHARED} several")
+    return (drawn if colour else plotext.uncolorize(drawn)).rstrip() + f"\n{', '.join(key)}"
+
+
+def letter(group: int) -> str:
+    """Return the character that a group is drawn with in a terminal."""
+    return chr(ord("A") + group % 26)
