@@ -8,11 +8,10 @@ first rounded to their format, so the errors are those of the accumulation alone
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from efftrain_cli.compare.plots import COLOURS
+from efftrain_cli.compare import picture
+from efftrain_cli.compare.picture import Plot
 from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.methods.variance_retention import needed_bits, product_bits
@@ -402,55 +402,46 @@ def as_csv(analysis: Analysis) -> str:
 
 
 def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
-    """Writes accumulation.csv and accumulation.png into `folder`; returns their paths."""
+    """Write accumulation.csv and accumulation.png into `folder`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     table, figure = folder / "accumulation.csv", folder / "accumulation.png"
     write_whole(table, as_csv(analysis))
-    figure.write_bytes(plot(analysis, error))
+    picture.write_figure(plots_of(analysis, error), figure, across=True)
     return [table, figure]
 
 
-def plot(analysis: Analysis, error: float) -> bytes:
-    """A PNG: error over chunk length, and error over bits, by role; a line is the worst layer, a band reaches to the
-    best."""
-    from matplotlib.figure import Figure
+def plots_of(analysis: Analysis, error: float) -> list[Plot]:
+    """Return error over chunk length, and error over bits, by role: the worst layer, with a band down to the best."""
+    import pandas as pd
 
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    by_chunk, by_bits = figure.subplots(1, 2, sharey=True)
-    lengths = [chunk for chunk in CHUNKS if chunk]
-    places = [*range(len(lengths)), len(lengths) + 0.5]
+    chunks = [*(chunk for chunk in CHUNKS if chunk), 0]
     shown = 7
-    for role, colour in zip(ROLES, COLOURS, strict=False):
+    by_chunk, by_bits = [], []
+    for i, role in enumerate(ROLES):
         reports = [report for report in analysis.reports if report.role == role]
-        values = np.array(
-            [[report.errors[shown, chunk][0] for chunk in (*lengths, 0)] for report in reports]
-        )
-        best, worst = values.min(axis=0), values.max(axis=0)
-        by_chunk.plot(places[:-1], worst[:-1], "o-", color=colour, label=role)
-        by_chunk.plot(places[-1:], worst[-1:], "s", color=colour)
-        by_chunk.fill_between(places[:-1], best[:-1], worst[:-1], color=colour, alpha=0.12, lw=0)
-        for chunk, style, how in (
-            (0, "-", "whole"),
-            (PAPERS_CHUNK, "--", f"chunks of {PAPERS_CHUNK}"),
-        ):
+        errors = np.array([[r.errors[shown, chunk][0] for chunk in chunks] for r in reports])
+        best, worst = errors.min(axis=0), errors.max(axis=0)
+        by_chunk.append(picture.curve(i, role, range(len(chunks)), worst, best, worst))
+        for line, chunk in enumerate((PAPERS_CHUNK, 0)):
             curve = [max(report.errors[bits, chunk][0] for report in reports) for bits in BITS]
-            by_bits.plot(BITS, curve, style, color=colour, label=f"{role}, {how}")
-    for axes in (by_chunk, by_bits):
-        axes.axhline(error, color="0.5", lw=1, ls=":", label=f"allowed: {error:g}")
-        axes.set_yscale("log")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
-    by_chunk.set_xticks(places, [*map(str, lengths), "whole"])
-    by_chunk.set(
-        xlabel="products per chunk",
-        ylabel="relative error of the sums",
-        title=f"{shown} mantissa bits",
+            by_bits.append(picture.curve(i, role, BITS, curve, line=line))
+    run = f"{analysis.run}, step {analysis.step}, {analysis.operands} operands"
+    first = Plot(
+        "accumulation",
+        f"{run}: {shown} mantissa bits",
+        pd.concat(by_chunk),
+        "products per chunk",
+        f"relative error of the sums (allowed: {error:g})",
+        log="y",
+        levels=(error,),
+        ticks={place: str(chunk or "whole") for place, chunk in enumerate(chunks)},
     )
-    by_bits.set(xlabel="mantissa bits of the accumulator", title="whole and in chunks")
-    figure.suptitle(
-        f"{analysis.run}, step {analysis.step}, {analysis.operands} operands: the worst layer of each product (band: all layers)",
-        fontsize=10,
+    second = replace(
+        first,
+        title=f"whole (paler: chunks of {PAPERS_CHUNK})",
+        curves=pd.concat(by_bits),
+        x="mantissa bits of the accumulator",
+        ticks={bits: str(bits) for bits in BITS},
+        fades=True,
     )
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=120)
-    return out.getvalue()
+    return [first, second]

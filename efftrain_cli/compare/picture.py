@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +63,8 @@ class Plot:
     """Values of x with a dotted line."""
     crosses: tuple[tuple[int, float, float], ...] = ()
     """(group, x, y) of runs that diverged."""
-    ticks: tuple[float, ...] = ()
-    """Where x is labelled; empty: at round numbers."""
+    ticks: Mapping[float, str] = field(default_factory=dict)
+    """Where x is labelled, and how; empty: at round numbers."""
     fades: bool = False
     """Earlier lines of a group are paler."""
 
@@ -157,12 +157,12 @@ def _draw(axes: Axes, plot: Plot) -> None:
         axes.set_ylim(low - margin, high + margin)
     if "x" in plot.log:
         axes.set_xscale("log")
-    else:
+    elif not plot.ticks:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
         axes.set_xlim(left=plot.start)
     if plot.ticks:
-        axes.set_xticks(plot.ticks, [f"{value:g}" for value in plot.ticks])
+        axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
@@ -270,9 +270,9 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
             plotext.scatter(*zip(*points, strict=True), marker=mark, color=shade)
     plotext.xlim(left, right)
     plotext.ylim(low, high)
-    marks = np.array(plot.ticks or MaxNLocator(5).tick_values(*across))
-    marks = marks[(marks >= across[0]) & (marks <= across[1])]
-    plotext.xticks(scale_x(marks).tolist(), [tick(value) for value in marks])
+    ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(*across)}
+    marks = {mark: text for mark, text in ticks.items() if across[0] <= mark <= across[1]}
+    plotext.xticks(scale_x(list(marks)).tolist(), list(marks.values()))
     heights = np.linspace(low, high, 6)
     values = 10**heights if "y" in plot.log else heights
     plotext.yticks(heights.tolist(), [f"{value:.4g}" for value in values])

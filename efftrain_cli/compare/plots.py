@@ -100,8 +100,8 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
         curves.append(curve(i, label, grid, np.nanmean(losses, 0), *band))
         for run in runs:
             if run.status == "diverged":
-                end = run.evaluated[axis][-1], run.evaluated["val_loss"][-1]
-                crosses.append((i, *map(float, end)))
+                end = float(run.evaluated[axis][-1])
+                crosses.append((i, end, float(run.evaluated["val_loss"][-1])))
     points = pd.concat(curves, ignore_index=True)
     furthest = float(points.x.max())
     against = AXIS_LABELS[axis].split(" (")[0]

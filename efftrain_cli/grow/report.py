@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from efftrain_cli.compare import picture
 from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.grow.planner import (
@@ -235,33 +237,39 @@ def plot_curves(
     small: Curve, target: Curve | None, threshold: float, window: int, path: Path
 ) -> None:
     """Losses and fitted slopes over FLOPs, with the step at which to grow; the format is that of the file's name."""
-    from matplotlib.figure import Figure
+    import pandas as pd
 
-    figure = Figure(figsize=(7, 6))
-    top, bottom = figure.subplots(2, 1, sharex=True)
     curves = [small] if target is None else [small, target]
-    for curve, color in zip(curves, ("tab:blue", "tab:orange"), strict=False):
-        cost = curve.step_flops_without_logits
-        top.plot(curve.steps * cost, curve.losses, color=color, linewidth=0.5, alpha=0.5)
-        steps, slopes, losses = fitted(curve, window)
-        top.plot(steps * cost, losses, color=color, label=curve.name)
-        bottom.plot(steps * cost, slopes, color=color)
+    losses, slopes = [], []
+    for i, each in enumerate(curves):
+        cost = each.step_flops_without_logits
+        steps, slope, smooth = fitted(each, window)
+        losses.append(picture.curve(i, each.name, each.steps * cost, each.losses))
+        losses.append(picture.curve(i, each.name, steps * cost, smooth, line=1))
+        slopes.append(picture.curve(i, each.name, steps * cost, slope))
     switch = fitted_switch(small, threshold, window)
-    for axis in (top, bottom):
-        if switch is not None:
-            axis.axvline(switch * small.step_flops_without_logits, color="gray", linestyle=":")
-        axis.set_xscale("log")
-        axis.grid(alpha=0.3)
-    bottom.axhline(threshold, color="tab:blue", linestyle="--", linewidth=0.8)
-    bottom.axhline(PAPER_OPTIMALITY, color="tab:orange", linestyle="--", linewidth=0.8)
-    bottom.set_ylim(min(-0.2, 4 * threshold), 0.02)
-    top.set_ylim(top=max(float(curve.losses[len(curve.losses) // 20 :].max()) for curve in curves))
-    top.set_ylabel("validation loss, nats per token")
-    bottom.set_ylabel("slope d log L / d log C")
-    bottom.set_xlabel("FLOPs without logits (ratios count)")
-    top.legend()
-    figure.tight_layout()
+    ends = () if switch is None else (switch * small.step_flops_without_logits,)
+    # What falls steeply at first may leave the frame.
+    late = min(float(each.steps.max()) * each.step_flops_without_logits for each in curves) / 20
+    upper = picture.Plot(
+        "curves",
+        "",
+        pd.concat(losses),
+        "FLOPs without logits (ratios count)",
+        "validation loss, nats per token",
+        log="x",
+        fit_from=late,
+        ends=ends,
+        fades=True,
+    )
+    lower = replace(
+        upper,
+        curves=pd.concat(slopes),
+        y="slope d log L / d log C",
+        include=(0.0,),
+        levels=(threshold, PAPER_OPTIMALITY),
+    )
     try:
-        figure.savefig(path)
+        picture.write_figure([upper, lower], path)
     except ValueError as error:
         raise UsageError(f"--plot {path}: {error}") from None

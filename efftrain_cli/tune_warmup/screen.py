@@ -14,6 +14,8 @@ from efftrain_cli.tune_warmup.search import Cost, Probe, Receipt, Search
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from efftrain_cli.compare.picture import Plot
+
 
 def plan_values(search: Search) -> dict[str, Any]:
     """What `show_plan` says, for other programs. Durations and horizons in steps, costs in tokens."""
@@ -211,55 +213,42 @@ def show_table(console: Console, search: Search, receipts: Sequence[Receipt]) ->
 
 
 def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
-    """Draws the probes' perplexity curves; unstable ones are dashed."""
-    from matplotlib.figure import Figure
+    """Draw the probes' perplexity curves into a PNG."""
+    from efftrain_cli.compare.picture import write_figure
 
-    figure = Figure(figsize=(7, 4.2), dpi=110)
-    axes = figure.add_subplot()
-    for number, receipt in enumerate(receipts, 1):
-        steps = [step for step, loss in receipt.curve if math.isfinite(loss)]
-        axes.plot(
-            steps,
-            [perplexity(loss) for _, loss in receipt.curve if math.isfinite(loss)],
-            "-" if receipt.stable else "--",
-            linewidth=1.2,
-            label=f"{number}: {_label(search, receipt)}, {receipt.verdict}",
-        )
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("validation perplexity (full length)")
-    axes.axvline(search.grid.window, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_title(
-        f"probes; the dotted line ends the learning-rate warmup (step {search.grid.window})",
-        fontsize=9,
-    )
-    axes.legend(fontsize=7)
-    figure.tight_layout()
     temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, format="png")
+    write_figure([_probes(search, receipts)], temporary)
     temporary.replace(path)
 
 
 def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receipt]) -> None:
-    """The same curves in characters: perplexity on a log scale, at most the last eight probes."""
-    import plotext
+    """Draw the curves of the last eight probes in characters."""
+    from efftrain_cli.compare.picture import draw_in_terminal
 
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(min(100, console.width), 18)
-    markers = "12345678"
-    for marker, receipt in zip(markers, receipts[-8:], strict=False):
-        points = [
-            (step, loss / math.log(10)) for step, loss in receipt.curve if math.isfinite(loss)
-        ]
-        plotext.plot(
-            [step for step, _ in points],
-            [value for _, value in points],
-            marker=marker,
-            label=f"{_label(search, receipt)}: {receipt.verdict}",
-        )
-    plotext.title("log10 of the validation perplexity, by step")
-    console.print(plotext.uncolorize(plotext.build()), markup=False, soft_wrap=True)
+    drawn = draw_in_terminal(_probes(search, receipts[-8:]), min(100, console.width))
+    console.print(drawn, markup=False, soft_wrap=True)
+
+
+def _probes(search: Search, receipts: Sequence[Receipt]) -> Plot:
+    import pandas as pd
+
+    from efftrain_cli.compare.picture import Plot, curve, letter
+
+    curves = []
+    for i, receipt in enumerate(receipts):
+        steps, losses = zip(*receipt.curve, strict=True)
+        label = f"{letter(i)} {_label(search, receipt)}: {receipt.verdict}"
+        perplexities = [perplexity(loss) if math.isfinite(loss) else math.nan for loss in losses]
+        curves.append(curve(i, label, steps, perplexities))
+    return Plot(
+        "probes",
+        f"probes; the dotted line ends the learning-rate warmup (step {search.grid.window})",
+        pd.concat(curves, ignore_index=True),
+        "step",
+        "validation perplexity (full length)",
+        log="y",
+        ends=(search.grid.window,),
+    )
 
 
 def _label(search: Search, receipt: Receipt) -> str:

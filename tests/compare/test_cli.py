@@ -106,10 +106,6 @@ def test_report_is_one_small_file_without_network(two: Path) -> None:
     }
     assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
     assert page.count("<svg") == 12 and "currentColor" in page and "#010203" not in page
-    # Values on hover are titles of the drawing itself: the difference at the end, with its interval.
-    final = json.loads(run("small", "small-slw", "--format", "json").stdout)["differences"][0]
-    number = f"{final['estimate']:+.4f} [{final['low']:+.4f}, {final['high']:+.4f}] nats/token"
-    assert f"<title>B - A at 102.4K tokens: {number}</title>" in page
     assert page.index("B small-slw is better than A small") < page.index("<svg")
     run("small", "small-slw", "--format", "html", "-o", "again.html")
     assert Path("again.html").read_text() == page
@@ -142,9 +138,8 @@ def test_figures_are_written(two: Path) -> None:
 
 def test_terminal_plot(two: Path) -> None:
     out = run("small", "small-slw", "--plot").stdout
-    assert (
-        out.count("validation loss (nats/token)") == 3 and out.count("\nA small, B small-slw") == 3
-    )
+    assert out.count("validation loss (nats/token)") == 3
+    assert out.count("\nA small (3 seeds), B small-slw (3 seeds)") == 3
     for axis in ("tokens trained", "FLOPs executed", "training time (s)"):
         assert axis in out
     assert "\x1b" not in out
@@ -155,7 +150,7 @@ def test_no_curve_hides_another_in_the_terminal(two: Path) -> None:
     for seed in range(3):
         write_run(two, "again", seed)
     out = run("small", "again", "--plot").stdout
-    drawn = [line.partition("|")[2] for line in out.splitlines() if re.match(r" *[\d.]* \|", line)]
+    drawn = re.findall("[│┤](.*)│", out)
     assert "*" in "".join(drawn) and not re.search("[AB]", "".join(drawn)) and "* several" in out
 
 

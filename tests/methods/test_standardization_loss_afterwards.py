@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.compare.comparison import compare, read_sound
-from efftrain_cli.compare.plots import inline_svg, plots_of
+from efftrain_cli.compare.picture import inline_svg
+from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.compare.show_run import tables_of_run
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.model.gpt import GPT
@@ -136,7 +137,11 @@ def test_a_runs_sites_are_shown_over_training(
     comparison = compare(read_sound([path])[0])
     assert {"sites-A", "standardization-loss"} <= {plot.name for plot in plots_of(comparison)}
     (plot,) = [plot for plot in plots_of(comparison) if plot.name == "sites-A"]
-    assert "h.1.mlp.c_fc at 40.96K tokens" in inline_svg(plot, comparison)
+    assert sorted(set(plot.curves.label)) == sorted(
+        f"{kind} (paler: earlier blocks)" for kind in {site.split(".", 2)[-1] for site in sites}
+    )
+    assert len(plot.curves.groupby(["group", "line"])) == len(sites)
+    assert "40K" in inline_svg(plot)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(
     shown = capsys.readouterr().out
     assert f"cost       {len(receipts)} probes" in shown
     assert "settings probed would be" in shown
-    assert "log10 of the validation perplexity" in shown
+    assert "validation perplexity (full length)" in shown
     assert (folder / "probes.png").stat().st_size > 5000
     tuned = load_recipe(str(folder / "tuned.toml"))
     assert tuned.seq_len_warmup is not None
