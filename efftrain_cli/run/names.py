@@ -61,7 +61,7 @@ def recipe_name(origin: Mapping[str, Any], run: str) -> str:
     A run without one, and a grown run, whose recipe is not its parent's, has its own name without the seed.
     """
     name = origin.get("recipe")
-    if "grown_from" in origin or not isinstance(name, str) or not name:
+    if origin.get("grown_from") or not name:
         return re.sub(r"-seed\d+(-\d+)?$", "", run)
     return Path(name).stem if name.endswith(".toml") else name
 
