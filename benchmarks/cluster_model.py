@@ -88,9 +88,9 @@ def rank() -> None:
         for size in SIZES:
             tensor, seconds = torch.ones(size), []
             for _ in range(9):
-                ranks.go_on(0)
+                ranks.sync_stop_flag(0)
                 start = time.perf_counter()
-                ranks.add_up([tensor])
+                ranks.all_reduce([tensor])
                 seconds.append(time.perf_counter() - start)
             found.append(statistics.median(seconds))
         print(json.dumps(found))

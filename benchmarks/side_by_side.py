@@ -34,7 +34,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Data, Eval, Model, Optim, Train
 from efftrain_cli.training import trainer
-from efftrain_cli.training.gradient import compute_dtype
+from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.trainer import read_records, train
 
 SIZES = {

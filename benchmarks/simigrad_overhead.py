@@ -20,7 +20,7 @@ from step_time import CPU, median_ratio, six_by_384, take_turns
 
 from efftrain_cli.methods.simigrad import SimiGrad, half_dots
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.build import build_model
 
 
 def dot_seconds(recipe: Recipe, vocab_size: int) -> float:

@@ -22,7 +22,7 @@ from step_time import CPU, median_ratio, six_by_384, take_turns
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.build import build_model
 
 VOCABULARY = 1024
 LAYER_NORM, BARE = "layer norm", "no norm"

@@ -12,7 +12,7 @@ import torch
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
-from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.build import build_model, build_optimizer
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
 

@@ -21,7 +21,7 @@ from efftrain_cli.model.hf import read_hf
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_path, new_run, run_path, taken
-from efftrain_cli.training.gradient import build_optimizer
+from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.state import TrainState, write_checkpoint
 
 

@@ -226,7 +226,7 @@ def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> 
         bf16=question.dtype == "bf16" or (question.dtype == "auto" and on_cuda),
         compiled_hidden=torch.compile(model.hidden, dynamic=True) if question.compile else None,
         sharing=Sharing()
-        if ranks.alone
+        if ranks.is_single_process
         else Sharing(ranks, FIRST, FIRST if question.compile else "scoring"),
     )
 

@@ -44,10 +44,9 @@ from efftrain_cli.run.rows import NOT_COMPUTED
 from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
+from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.calibration import calibrated_gflops
 from efftrain_cli.training.divergence import rewind
-from efftrain_cli.training.following import check_ranks, follow, lead, release
-from efftrain_cli.training.gradient import compute_dtype
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.logger import report_stop, train_and_log
 from efftrain_cli.training.memory import memory_errors, peak_memory
@@ -63,9 +62,10 @@ from efftrain_cli.training.session import (
     prepare_session,
     probe,
 )
-from efftrain_cli.training.sharding import shards
 from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.strategy import check_ranks, is_sharded
+from efftrain_cli.training.worker import release, run_worker, start_workers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,7 @@ def start(
         raise taken(name)
     with joined() as ranks, steady_output(), stop_on_signals():
         if ranks.rank:
-            follow(device, ranks)
+            run_worker(device, ranks)
             return run_path(name)
         session = _prepare(recipe, choose_device(device, ranks), ranks)
         plan = _plan(
@@ -136,7 +136,7 @@ def resume(
     recipe = load_recipe(str(recipe_path), overrides)
     with joined() as ranks, steady_output(), stop_on_signals():
         if ranks.rank:
-            follow(device, ranks)
+            run_worker(device, ranks)
             return recipe_path.parent
         chosen = choose_device(device, ranks)
         with Run.open(name) as run:
@@ -297,18 +297,20 @@ def _train(
             if (
                 with_probe
                 and summary.steps > state.progress.step
-                and not shards(recipe, session.ranks)
+                and not is_sharded(recipe, session.ranks)
             ):
                 _show_time(console, session, state, summary)
             console.print()
-            lead(run.path, state, session, until)
+            devices = start_workers(run.path, state, session, until)
             with (
                 followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
                 TrainingScreen(console, summary.tokens, state.progress.tokens, steps) as screen,
             ):
                 for attempt in count(1):
                     try:
-                        val_loss = train_and_log(run, state, session, until, screen, rewinding)
+                        val_loss = train_and_log(
+                            run, state, session, devices, until, screen, rewinding
+                        )
                         run.event("memory", peak_memory(session.device))
                         break
                     except DivergedError as error:
@@ -317,9 +319,9 @@ def _train(
                             raise
                         where = f"step {rewound.progress.step}; the batches up to there are skipped"
                         screen.say(f"{error}\nrewound to {where}")
-                        diverged, state = state, rewound
-                        release(diverged, session.ranks)
-                        lead(run.path, state, session, until, attempt)
+                        state = rewound
+                        release(devices)
+                        devices = start_workers(run.path, state, session, until, attempt)
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
     except OSError as error:
@@ -353,7 +355,9 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
         )
     ranks = session.ranks
     shared = (
-        "" if ranks.alone else f", if {ranks.world_size} devices share it evenly and at no cost"
+        ""
+        if ranks.is_single_process
+        else f", if {ranks.world_size} devices share it evenly and at no cost"
     )
     time = f"about {human_seconds(seconds / ranks.world_size)} of training"
     console.print(f"time       {time}, by a probe of the largest micro-batch{shared}")
@@ -373,10 +377,10 @@ def show_header(
         f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
     )
     ranks = session.ranks
-    sharded = " (sharded)" if shards(recipe, ranks) else ""
+    sharded = " (sharded)" if is_sharded(recipe, ranks) else ""
     devices = (
         str(session.device)
-        if ranks.alone
+        if ranks.is_single_process
         else f"{ranks.world_size} x {session.device.type}{sharded}"
     )
     on_disk = checkpoints.largest_checkpoint_bytes(state, recipe)

@@ -13,7 +13,7 @@ from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_model, build_optimizer
+from efftrain_cli.training.build import build_model, build_optimizer
 from efftrain_cli.training.state import TrainState, model_tensors
 
 VOCAB_SIZE = 64

@@ -24,8 +24,9 @@ from benchmarks.gpu.measuring import (
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.plan.cost import likely_vocabulary
+from efftrain_cli.training.build import autocast, build_model
 from efftrain_cli.training.compiling import CompiledParts, compile_parts, compile_whole
-from efftrain_cli.training.gradient import autocast, build_model, build_objective
+from efftrain_cli.training.gradient import build_objective
 
 
 def forms(bench: Bench) -> Iterator[Figure]:

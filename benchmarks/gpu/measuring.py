@@ -21,8 +21,8 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs
-from efftrain_cli.training.gradient import compute_dtype
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, read_records, train
 

@@ -30,18 +30,15 @@ from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import optimizer_flops, plan_step
 from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
-from efftrain_cli.training.gradient import (
-    build_forward_backward,
-    build_objective,
-    compute_dtype,
-    cut,
-)
+from efftrain_cli.training.devices import Devices
+from efftrain_cli.training.gradient import build_forward_backward, build_objective
 from efftrain_cli.training.memory import peak_resident_bytes
 from efftrain_cli.training.ranks import ALONE, Ranks
-from efftrain_cli.training.sharding import shard_state
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
+from efftrain_cli.training.strategy import choose_strategy
 from efftrain_cli.training.trainer import StepRecord, read_records, train, update
 
 P = ParamSpec("P")
@@ -153,8 +150,8 @@ def bench(
         windows = random_windows(recipe, vocab_size, Path(folder))
         state = started_state(recipe, vocab_size, device)
         model = state.model
-        shard_state(state, recipe, ranks, device)
-        stepping = train(state, recipe, windows, windows.validation(1), ranks=ranks)
+        devices = choose_strategy(recipe, state, ranks, device)
+        stepping = train(state, recipe, windows, windows.validation(1), devices=devices)
         times, rows = [], []
         for i in range(warmup + steps):
             wait_for(device)
@@ -169,11 +166,11 @@ def bench(
             if device.type == "cuda"
             else peak_resident_bytes()
         )
-        memories = ranks.everyones(memory)
-        if ranks.alone:
+        memories = ranks.all_gather_json(memory)
+        if ranks.is_single_process:
             phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
         else:
-            phases = _shared_phases(times, rows, ranks)
+            phases = _shared_phases(times, rows, devices)
         if profile is not None:
             _profile(stepping, profile, device)
         section = recipe.late_gradients
@@ -227,20 +224,20 @@ def _recomputed(
     if section is None:
         return None
     again = (
-        not ranks.alone or section.variant == "replay"
+        not ranks.is_single_process or section.variant == "replay"
     )  # a delay line of gradients on one device runs nothing again
     return per_token * (1 + section.recomputed_share(model.config)) if again else per_token
 
 
 def _shared_phases(
-    times: Sequence[float], rows: Sequence[dict[str, Any]], ranks: Ranks
+    times: Sequence[float], rows: Sequence[dict[str, Any]], devices: Devices
 ) -> dict[str, float]:
     """Median seconds per step of what the ranks do by themselves, and together. An exchange is timed right after
     another, when nobody waits for the slowest."""
     exchanges = []
     for _ in range(21):
         start = time.perf_counter()
-        ranks.go_on(0)
+        devices.sync_stop_flag(0)
         exchanges.append(time.perf_counter() - start)
     exchange = statistics.median(exchanges)
     sums, waits = ([row[name] for row in rows] for name in ("comm_seconds", "wait_seconds"))
@@ -286,8 +283,8 @@ def phase_seconds(
         return windows.batch(plan).to(device)
 
     def forward(plan: StepPlan, batch: Batch) -> None:
-        for _, tokens, targets in cut(batch, plan):
-            objective(tokens, targets, None, None)
+        for part in Devices().cut(batch, plan):
+            objective(part.tokens, part.targets, None, None)
 
     for i in range(steps + 1):
         timed("other", lambda: read_records(state, recipe, [next(stepping)]))

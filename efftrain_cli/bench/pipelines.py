@@ -24,10 +24,11 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_model, build_optimizer, build_state
+from efftrain_cli.training.build import build_model, build_optimizer, build_state
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
+from efftrain_cli.training.strategy import choose_strategy
 from efftrain_cli.training.trainer import read_records, train
 
 MICRO_BATCHES = 8
@@ -103,8 +104,9 @@ def _data_parallel(
     device: torch.device,
 ) -> float:
     state, ends = started_state(recipe, vocab_size, device), []
+    devices = choose_strategy(recipe, state, ranks, device)
     for record in islice(
-        train(state, recipe, windows, windows.validation(1), ranks=ranks), steps + 2
+        train(state, recipe, windows, windows.validation(1), devices=devices), steps + 2
     ):
         read_records(state, recipe, [record])
         ends.append(time.perf_counter())
@@ -139,7 +141,7 @@ def _pipeline(
     schedule = kind(stage, micro_batches, loss_fn=loss, scale_grads=False)
     first, last = ranks.rank == 0, ranks.rank == ranks.world_size - 1
     alone = [[rank] for rank in range(1, ranks.world_size - 1)]
-    tied = ranks.group([[0, ranks.world_size - 1], *alone])
+    tied = ranks.new_group([[0, ranks.world_size - 1], *alone])
     nonfinite, times = torch.zeros((), device=device), []
     for _ in range(steps + 2):
         start = time.perf_counter()
@@ -150,10 +152,10 @@ def _pipeline(
         else:
             schedule.step()
         if (first or last) and model.config.tied and model.wte.weight.grad is not None:
-            ranks.add_up_in(tied, [model.wte.weight.grad])
+            ranks.all_reduce([model.wte.weight.grad], group=tied)
         optimizer.step(0.0, found_inf=nonfinite)
         model.zero_grad(set_to_none=True)
         wait_for(device)
-        ranks.sum_of(torch.zeros(1))  # a step is over when all are
+        ranks.all_reduce([torch.zeros(1)])  # a step is over when all are
         times.append(time.perf_counter() - start)
     return statistics.median(times[2:])

@@ -43,12 +43,12 @@ def bench(
     from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops
     from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.run.rates import Rate, remember_bench
-    from efftrain_cli.training.following import check_ranks
     from efftrain_cli.training.joining import joined
     from efftrain_cli.training.session import choose_device
+    from efftrain_cli.training.strategy import check_ranks
 
     with joined() as ranks:
-        if profile is not None and not ranks.alone:
+        if profile is not None and not ranks.is_single_process:
             raise UsageError(
                 "--profile follows the steps of one device\nleave it out, or bench one device"
             )

@@ -147,6 +147,11 @@ def _narrow_layers(model: nn.Module) -> Iterator[NarrowLinear | NarrowHead]:
     return (layer for layer in model.modules() if isinstance(layer, NarrowLinear | NarrowHead))
 
 
+def has_narrow_layers(model: nn.Module) -> bool:
+    """Whether a layer below `model` computes by an `Arithmetic`."""
+    return any(_narrow_layers(model))
+
+
 class NarrowLinear(nn.Linear):
     """`nn.Linear` computing by an `Arithmetic`; its parameters are those of the layer that it replaces."""
 

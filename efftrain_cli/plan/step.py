@@ -125,6 +125,8 @@ class MicroBatch(NamedTuple):
     """From 0, in the whole step."""
     tokens: Tensor
     targets: Tensor
+    weight: float = 1.0
+    """Factor of its losses: 0 if it stands in for an empty one."""
 
 
 class StepResult(NamedTuple):

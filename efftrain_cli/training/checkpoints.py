@@ -33,6 +33,7 @@ from efftrain_cli.run.origin import (
     write_origin,
 )
 from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.ouroboros import dropped
 from efftrain_cli.training.stages import set_stage
 from efftrain_cli.training.state import (
@@ -43,7 +44,6 @@ from efftrain_cli.training.state import (
     progress_to_json,
     read_checkpoint,
     read_tensors,
-    whole_tensors,
     write_checkpoint,
 )
 
@@ -54,9 +54,9 @@ _SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.a
 """Recipe keys that decide which tensors there are, and their shapes."""
 
 
-def save(run: Run, state: TrainState, recipe: Recipe) -> float:
+def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = None) -> float:
     """Writes a checkpoint of `state` unless this step has a verified one or parts of it are with other ranks, removes
-    old ones, and returns the seconds it took.
+    old ones, and returns the seconds it took. `devices` hold the state; None: this process alone.
 
     Raises:
         UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the checkpoints that
@@ -67,9 +67,10 @@ def save(run: Run, state: TrainState, recipe: Recipe) -> float:
     start = time.monotonic()
     run.find_itself()
     path = checkpoint_path(run.path, state.progress.step)
-    if path in run.verified or not state.whole:
+    devices = devices or Devices()
+    if path in run.verified or not devices.is_whole:
         return 0.0
-    whole = whole_tensors(state)
+    whole = devices.full_state_dict(state)
     wrong = nonfinite_tensors({**whole[0], **whole[1], **state.method_tensors})
     if wrong:
         raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")

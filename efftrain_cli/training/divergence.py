@@ -9,20 +9,26 @@ from typing import NoReturn
 import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
-from efftrain_cli.model.linear import first_overflow
+from efftrain_cli.model.linear import first_overflow, has_narrow_layers
 from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number
 from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint, save, some_tensors
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.session import Session, fresh_state
-from efftrain_cli.training.state import TrainState, model_tensors, nonfinite_tensors
+from efftrain_cli.training.state import TrainState, nonfinite_tensors
 from efftrain_cli.training.trainer import StepRecord, finite_or_none
 
 
 def raise_diverged(
-    run: Run, state: TrainState, session: Session, record: StepRecord, before: Progress
+    run: Run,
+    state: TrainState,
+    session: Session,
+    devices: Devices,
+    record: StepRecord,
+    before: Progress,
 ) -> NoReturn:
     """Records the first step that was not finite, saves the state before it, and ends the run with a DivergedError.
 
@@ -34,11 +40,10 @@ def raise_diverged(
     state.progress = before
     state.nonfinite.zero_()
     # Where the weights were not finite before the step, its gradient says nothing, and there is nothing to save.
-    if wrong := nonfinite_tensors({**model_tensors(state), **state.optimizer.tensors()}):
+    if wrong := nonfinite_tensors(devices.local_tensors(state)):
         what = f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not"
         raise_unsound(run, state, session, what)
-    # A share of the model can compute nothing by itself.
-    alone = state.shards is None
+    alone = devices.computes_alone
     loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
     bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
     overflow = narrow_overflow(state, session, plan) if alone else None
@@ -59,7 +64,7 @@ def raise_diverged(
         },
     )
     try:
-        save(run, state, session.recipe)
+        save(run, state, session.recipe, devices)
     except EfftrainError as error:
         run.event("save_failed", {"step": before.step, "reason": str(error)})
     if overflow is not None:
@@ -67,7 +72,7 @@ def raise_diverged(
     elif bad:
         where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
     elif not alone:
-        where = "of a sharded model: no layer is named"
+        where = "each device has a part of the model: no layer is named"
     elif finite_or_none(loss) is None:
         where = "the loss"
     else:
@@ -132,7 +137,7 @@ def gradient_norms_by_layer(
 def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict[str, str] | None:
     """Layer and role of the first sum that overflows in a narrow accumulator in a planned step; None where none
     does."""
-    if session.recipe.chunked_accumulation is None:
+    if not has_narrow_layers(state.model):
         return None
     recipe = replace(session.recipe, train=replace(session.recipe.train, compile="off"))
     found = first_overflow(state.model, lambda: _step_again(recipe, state, session, plan))

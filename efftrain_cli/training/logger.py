@@ -17,10 +17,10 @@ from efftrain_cli.model.generate import Sampling, generate_text
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.stability import gradient_warnings, loss_spikes
 from efftrain_cli.training.checkpoints import save
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session
-from efftrain_cli.training.sharding import END
 from efftrain_cli.training.stages import (
     GrowthRecord,
     growth_message,
@@ -45,10 +45,11 @@ class Logbook:
         run: Run,
         state: TrainState,
         session: Session,
+        devices: Devices,
         screen: TrainingScreen,
         rewinding: bool = False,
     ) -> None:
-        self._rewinding = rewinding
+        self._rewinding, self._devices = rewinding, devices
         self._run, self._state, self._session, self._screen = run, state, session, screen
         every = session.recipe.checkpoint.every
         self._every_seconds = parse_duration(every) if isinstance(every, str) else math.inf
@@ -70,8 +71,7 @@ class Logbook:
         by_steps = saves_at(self._session.recipe.checkpoint, record.progress.step)
         by_time = time.monotonic() - self._last_save >= self._every_seconds
         save_due = record.progress.step > 0 and (by_steps or by_time)
-        if save_due and not self._state.whole:
-            self._state.wanted, save_due = True, False  # after the next step
+        save_due = save_due and self._devices.ready_to_save()
         # Reading waits for the device, so on CUDA records are read about once a second.
         read_due = self._on_cpu or time.monotonic() - self._last_read >= 1.0
         # The last record has a validation loss, so nothing stays unread.
@@ -122,7 +122,9 @@ class Logbook:
                         [*best, *([] if self._good.best_loss is None else [self._good.best_loss])]
                     ),
                 )
-            raise_diverged(self._run, self._state, self._session, records[bad], self._good)
+            raise_diverged(
+                self._run, self._state, self._session, self._devices, records[bad], self._good
+            )
         for record, row in zip(records, rows, strict=True):
             if record.val_loss is not None and row["val_loss"] is None:
                 what = f"step {row['step']}: the validation loss is not finite"
@@ -176,7 +178,7 @@ class Logbook:
         """
         self._session.ranks.enter("save")
         try:
-            return save(self._run, self._state, self._session.recipe)
+            return save(self._run, self._state, self._session.recipe, self._devices)
         except UnsoundError as error:
             raise_unsound(self._run, self._state, self._session, str(error))
 
@@ -209,6 +211,7 @@ def train_and_log(
     run: Run,
     state: TrainState,
     session: Session,
+    devices: Devices,
     until: int | None,
     screen: TrainingScreen,
     rewinding: bool = False,
@@ -222,23 +225,20 @@ def train_and_log(
             validation loss were not finite, and nothing is saved; or, with `rewinding`, a spike lasted.
         DiskError: the last checkpoint could not be written.
     """
-    recipe, ranks, book = (
-        session.recipe,
-        session.ranks,
-        Logbook(run, state, session, screen, rewinding),
-    )
+    recipe = session.recipe
+    book = Logbook(run, state, session, devices, screen, rewinding)
 
     def stop() -> None:
         book.flush()
         book.save()
         run.sync()
-        if not state.whole:
+        if not devices.is_whole:
             what = "the processes held parts of the state between two checkpoints"
             screen.say(f"{what}: continue from the newest checkpoint")
 
-    with stopped_by(stop, state, lambda: print(report_stop(run, state), file=sys.stderr)):
+    with stopped_by(stop, state, devices, lambda: print(report_stop(run, state), file=sys.stderr)):
         for record in train_stages(
-            state, recipe, session.train_data, session.val_windows, until, ranks
+            state, recipe, session.train_data, session.val_windows, until, devices
         ):
             if isinstance(record, GrowthRecord):
                 book.add_growth(record)
@@ -248,16 +248,14 @@ def train_and_log(
                 run.event("symmetry", {"step": state.progress.step, "warning": warning})
                 screen.say(f"warning: {warning}")
     book.save()
-    if state.shards is not None:
-        state.shards.lead(END)
-    ranks.end(state.progress.step)
-    ranks.enter("end")
+    devices.end(state)
+    session.ranks.enter("end")
     return book.val_loss
 
 
 @contextmanager
 def stopped_by(
-    stop: Callable[[], None], state: TrainState, report: Callable[[], None]
+    stop: Callable[[], None], state: TrainState, devices: Devices, report: Callable[[], None]
 ) -> Iterator[None]:
     """Training inside that a signal or a lost process ends calls `stop`, which keeps what there is; and `report` after
     it, where another thread must do it."""
@@ -274,13 +272,12 @@ def stopped_by(
         with rescued_by(stop_from_another_thread):
             yield
     except LostProcessError:
-        if state.shards is None:  # else a part of the state is lost with the process
+        if devices.survives_lost_rank:
             stop_here()
         raise
     except Stop:
         stop_here()
-        if state.shards is not None:
-            state.shards.lead(END)
+        devices.after_stop(state)
         raise
 
 

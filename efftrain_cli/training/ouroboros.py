@@ -1,5 +1,5 @@
-"""Late gradients, as a ring of devices would have them, on one device: the reference of `methods/ouroboros.py`, and the
-way to study it.
+"""Delayed gradients, as several devices would have them, on one device: the reference of `methods/ouroboros.py`, and
+the way to study it.
 
 `stash` is a delay line of gradients: the gradient at the weights of an earlier step is what that step computed, so it
 is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. `replay` goes module by module, as its
@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from operator import add
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +33,20 @@ from torch import Tensor
 
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
-from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.gpt import GPT, run_eagerly
+from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
 from efftrain_cli.plan.step import MicroBatch, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.build import autocast, compute_dtype
+from efftrain_cli.training.compiling import (
+    CompiledParts,
+    compile_parts,
+    compiles,
+    full_micro_batch,
+)
+from efftrain_cli.training.devices import GradientStep, Passes
+from efftrain_cli.training.memory import checkpoints_activations
 
 PREFIX = "ouroboros."
 EPSILON = 1e-6
@@ -115,7 +125,7 @@ def replay(
     """
     after, count = dict(in_flight), modules.count
     losses = []
-    for number, x, targets in micro_batches:
+    for number, x, targets, _ in micro_batches:
         for module in range(1, count):
             after[f"{PREFIX}input.{step}.{module}.{number}"] = x
             with torch.no_grad():
@@ -279,24 +289,7 @@ def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
         yield
 
 
-class LateStep(NamedTuple):
-    """What a step with late gradients leaves beside `.grad`."""
-
-    losses: Mapping[str, Tensor]
-    """Of today's batch at today's weights, 0-d; "ce" is the cross-entropy."""
-    grad_norm: Tensor
-    """Over all modules, before clipping; not finite also where a gradient that is only due later is not."""
-    in_flight: dict[str, Tensor] | None
-    """What is in flight after the step; None, so as before it, where the step is not finite, and in all steps after
-    such a one."""
-    staleness: Sequence[float]
-    """Of each module in steps; NaN where it waited."""
-    cosines: Mapping[int, Tensor]
-    """Module from 1 -> cosine between its late gradient and that of the same batch at today's weights, where
-    measured."""
-
-
-class LateGradients:
+class DelayedGradients:
     """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in
     flight itself."""
 
@@ -311,7 +304,7 @@ class LateGradients:
         self.section, self.modules = section, modules
         self.parameters = dict(model.named_parameters())
         self.of_devices = [set[str]() for _ in range(section.devices)]
-        """Names of the parameters whose gradient gathers on each device of the ring."""
+        """Names of the parameters whose gradient gathers on each device."""
         for module, leaves in enumerate(modules.leaves, 1):
             self.of_devices[section.device_of(module)].update(leaves)
         together = [set(self.parameters)] if section.clip == "global" else self.of_devices
@@ -342,15 +335,15 @@ class LateGradients:
             parameter.grad = gradients[name]
         return grad_norm
 
-    def scalars(self, step: LateStep | None) -> dict[str, Tensor]:
-        """The columns of a step, None for one without delay: each module's staleness in steps (NaN where it waited),
-        and cosines (NaN where none was measured)."""
-        staleness = [0.0] * self.modules.count if step is None else step.staleness
+    def columns(
+        self, staleness: Sequence[float], cosines: Mapping[int, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the columns of a step: each module's staleness in steps (NaN if it waited) and, by module from 1, the
+        cosine between its late gradient and that of the same batch at today's weights (NaN if not measured)."""
         values = torch.tensor(staleness, device=self._model.device).unbind()
         found = {f"ouroboros_staleness_{number}": value for number, value in enumerate(values, 1)}
         if self.section.cosine_every:
             none = torch.full((), math.nan, device=self._model.device)
-            cosines = {} if step is None else step.cosines
             found |= {
                 f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self.modules.count)
             }
@@ -358,24 +351,28 @@ class LateGradients:
 
     def step(
         self,
+        passes: Passes,
         micro_batches: Sequence[MicroBatch],
         plan: StepPlan,
         in_flight: Tensors,
-        backward: Callable[[Sequence[MicroBatch]], dict[str, Tensor]],
-    ) -> LateStep:
-        """Leaves the late gradients, clipped, in `.grad`; None where nothing is due. `backward` adds the gradient of
-        micro-batches at today's weights to `.grad` and returns their losses."""
+    ) -> GradientStep:
+        """Leave the late gradients, clipped, in `.grad`; None if nothing is due.
+
+        The norm is not finite also if a gradient that is only due later is not: what is in flight then stays as it was,
+        in this step and all later ones.
+        """
         section, modules = self.section, self.modules
+        losses: Mapping[str, Tensor]
         if section.variant == "stash":
             with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
-                losses = backward(micro_batches)
+                losses = passes(micro_batches)
             late, after = delay(modules, in_flight, plan.step)
         else:
             late, after, loss = replay(modules, in_flight, plan.step, micro_batches, plan.tokens)
             losses = {"ce": loss}
         cosines = {}
         if section.cosine_every:
-            cosines = self._cosines(late, after, micro_batches, plan.step, backward)
+            cosines = self._cosines(late, after, micro_batches, plan.step, passes)
         # A longer warmup than the run began with leaves gradients that are never due.
         oldest = plan.step - modules.count + 1
         after = {
@@ -392,7 +389,8 @@ class LateGradients:
             math.nan if due is None else float(section.staleness(k))
             for k, due in enumerate(late, 1)
         ]
-        return LateStep(losses, grad_norm, None if self._stopped else after, staleness, cosines)
+        in_flight_after = None if self._stopped else after
+        return GradientStep(losses, grad_norm, in_flight_after, self.columns(staleness, cosines))
 
     def _cosines(
         self,
@@ -404,7 +402,7 @@ class LateGradients:
     ) -> dict[int, Tensor]:
         """Where `step` measures: of each module but the last, the cosine between its late gradient and that of the same
         batch at today's weights. Keeps today's batch, and drops the oldest."""
-        for number, tokens, targets in micro_batches:
+        for number, tokens, targets, _ in micro_batches:
             after[f"{PREFIX}tokens.{step}.{number}"], after[f"{PREFIX}targets.{step}.{number}"] = (
                 tokens,
                 targets,
@@ -434,6 +432,35 @@ class LateGradients:
         for kind in ("tokens", "targets"):
             pop(after, f"{PREFIX}{kind}.{oldest}.")
         return cosines
+
+
+def delayed_gradients(recipe: Recipe, model: GPT, world_size: int = 1) -> DelayedGradients:
+    """Build Ouroboros's gradients for a run of `world_size` processes."""
+    section, device = recipe.late_gradients, model.device
+    assert section is not None
+    dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
+    recompute = checkpoints_activations(
+        recipe, model.config, device, dtype=dtype, compiled=compiled
+    )
+    parts = (
+        compile_parts(recipe, model)
+        if compiled
+        else CompiledParts(run_eagerly, model.head_loss_sum)
+    )
+    full_shape = full_micro_batch(recipe, max(1, world_size // section.devices))
+
+    def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:
+        with (
+            autocast(dtype, device),
+            attention_kernels(device, same_shape=x.shape[:2] == full_shape),
+        ):
+            x = x if x.is_floating_point() else model.embed(x)
+            x = model.run_blocks(x, blocks, None, recompute, parts.block)
+            return x if targets is None else parts.head_loss_sum(x, targets)
+
+    split = section.blocks(model.config)
+    modules = cut_gpt(model, split, run)
+    return DelayedGradients(section, model, modules, split, recipe.optim.grad_clip)
 
 
 # --- between two runs ------------------------------------------------------------------------------------------------

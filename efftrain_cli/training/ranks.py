@@ -1,16 +1,12 @@
 """The processes of one run on several devices: who this one is among them, and what they do together.
 
-PyTorch's process groups carry it: NCCL between CUDA devices, gloo between CPUs and for what the hosts tell each other.
-Rank 0 alone has a run directory, a screen and checkpoints. Every rank holds the whole model ("replicate") and makes the
-same update: gradients are added up in one flat sum after accumulation, in the same layout every step, so that a resumed
-run of the same world size repeats it bit for bit. (Buckets that are rebuilt during a run, as DistributedDataParallel's
-are, do not.)
+PyTorch's process groups carry it, under torch.distributed's names: NCCL between CUDA devices, gloo between CPUs and for
+what the hosts tell each other. Values between hosts are JSON: torch's object collectives unpickle what a peer sends.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import EfftrainError, HungError, LostProcessError, UsageError
-from efftrain_cli.foundation.signals import Stop, ask_to_stop, interruptible, stop_asked
+from efftrain_cli.foundation.errors import HungError, LostProcessError, UsageError
+from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.training.buckets import buckets, flattened, scatter
-from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
+from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 from efftrain_cli.training.watch import UNLIMITED, WAITING, Watch
 
 if TYPE_CHECKING:
@@ -32,11 +28,6 @@ if TYPE_CHECKING:
 FOREVER = timedelta(days=7)
 """How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at
 once."""
-
-
-class Rewinding(BaseException):
-    """Rank 0 has gone back to an earlier state and will share it. As `Stop`, nothing on the way may take it for a
-    fault."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +41,11 @@ class Ranks:
     """Among those on this machine: the index of its CUDA device."""
     store: Store | None = None
     watch: Watch | None = None
-    _spent: Exchanged = field(default_factory=Exchanged)
+    _comm: CommStats = field(default_factory=CommStats)
     """Since it was asked for last."""
 
     @property
-    def alone(self) -> bool:
+    def is_single_process(self) -> bool:
         """Whether this process is the whole run."""
         return self.world_size == 1
 
@@ -69,68 +60,26 @@ class Ranks:
             self.watch.enter(phase, step)
 
     def interruptible(self, rescuable: bool = False) -> AbstractContextManager[None]:
-        """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step, in `go_on`."""
-        return interruptible(rescuable) if self.alone else nullcontext()
+        """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step."""
+        return interruptible(rescuable) if self.is_single_process else nullcontext()
 
-    def exchanged(self) -> Exchanged | None:
+    def pop_comm_stats(self) -> CommStats | None:
         """What this rank has spent on the others since the last call; None where it is alone."""
-        if self.alone:
+        if self.is_single_process:
             return None
-        spent = replace(self._spent)
-        self._spent.sums, self._spent.wait_seconds = [], 0.0
+        spent = replace(self._comm)
+        self._comm.sums, self._comm.wait_seconds = [], 0.0
         return spent
 
-    def go_on(self, step: int) -> None:
-        """Agrees with the other ranks that none wants to stop, in one exchange between the hosts, once per step before
-        the first sum. From here on every rank finishes the step.
+    def all_reduce(self, tensors: Sequence[Tensor], group: Any = None) -> None:
+        """Replace each tensor by its sum over the ranks, or those of a `group`, in place.
 
-        Raises:
-            Stop: a rank was asked to stop: all drop the step.
-            Rewinding: rank 0 has gone back to an earlier state.
-            EfftrainError: the ranks are at different steps: a bug.
+        Tensors are sent in flat buckets of the same layout in every step.
         """
-        if self._agree(step):
-            ask_to_stop("a signal to another process")
-            raise Stop("a signal to another process")
-
-    def end(self, step: int) -> None:
-        """The last agreement: all ranks have trained to the end, unless one raises `Rewinding`."""
-        self._agree(step)
-
-    def rewind(self) -> None:
-        """Rank 0 interrupts the others, who come to their next agreement, and gives them another state afterwards.
-
-        Raises:
-            Stop: a rank was asked to stop.
-        """
-        if self._agree(0, rewinding=True):
-            raise Stop("a signal to another process")
-
-    def _agree(self, step: int, rewinding: bool = False) -> bool:
-        """Whether a rank was asked to stop. Where none was and rank 0 rewinds, `Rewinding` on the others."""
-        if self.alone:
-            return False
-        self.enter("exchange")
-        began = time.perf_counter()
-        said = torch.tensor([int(stop_asked()), int(rewinding), step, -step])
-        self.largest(said)
-        self._spent.wait_seconds += time.perf_counter() - began
-        asked, back, latest, earliest = said.tolist()
-        if back and not rewinding and not asked:
-            raise Rewinding
-        if latest != -earliest and not back:
-            steps = f"{-earliest} and {latest}"
-            raise EfftrainError(
-                f"the ranks of this run are at different steps, {steps}: please report it"
-            )
-        return bool(asked)
-
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor by its sum over the ranks, in place: flat buckets of the same layout in every step."""
-        if self.alone:
+        if self.is_single_process:
             return
-        with self.adding(tensors[0]):
-            self.add_up_in(None, tensors)
+        with self.timing_sum(tensors[0].device):
+            self._by_buckets(tensors, lambda dist, flat: dist.all_reduce(flat, group=group))
 
     def _by_buckets(
         self, tensors: Sequence[Tensor], collective: Callable[[Any, Tensor], object]
@@ -142,23 +91,31 @@ class Ranks:
             scatter(flat, bucket)
 
     @contextmanager
-    def adding(self, tensor: Tensor) -> Iterator[None]:
-        """What is timed as the sum of gradients, on the device of `tensor`."""
+    def timing_sum(self, device: torch.device) -> Iterator[None]:
+        """Count the seconds inside, by the device's own time line, as those of adding up."""
+        phase = self.phase
         self.enter("sum")
-        watch = Stopwatch(tensor.device)
+        watch = Stopwatch(device)
         yield
-        self._spent.sums.append(watch.stop())
+        self._comm.sums.append(watch.stop())
+        self.enter(phase)
 
-    def begin_sum(self, flat: Tensor) -> Callable[[], None]:
+    def add_wait(self, seconds: float) -> None:
+        """Count seconds that the host has waited for the slowest rank."""
+        self._comm.wait_seconds += seconds
+
+    def all_reduce_async(self, flat: Tensor) -> Callable[[], None]:
         """Begins to replace a tensor by its sum over the ranks, in place; the result waits for it, on CUDA on the
         device alone."""
         works: list[Any] = []
         self._carry(lambda dist: works.append(dist.all_reduce(flat, async_op=True)))
         return lambda: self._carry(lambda dist: works[0].wait())
 
-    def add_up_by_pairs(self, tensors: Sequence[Tensor]) -> None:
-        """As `add_up`, in a balanced tree over the ranks: recursive doubling. Where each rank has added its own lanes
-        in such a tree too, the result is the same at every world size, bit for bit."""
+    def all_reduce_in_pairs(self, tensors: Sequence[Tensor]) -> None:
+        """As `all_reduce`, in a balanced tree over the ranks: recursive doubling.
+
+        If each rank has added its own terms in such a tree too, the result has the same bits at every world size.
+        """
         distance = 1
         while distance < self.world_size:
 
@@ -172,11 +129,11 @@ class Ranks:
                     work.wait()
                 flat += theirs  # a + b = b + a: only the shape of the tree counts
 
-            with self.adding(tensors[0]):
+            with self.timing_sum(tensors[0].device):
                 self._by_buckets(tensors, exchange)
             distance *= 2
 
-    def largest(self, tensor: Tensor) -> None:
+    def all_reduce_max(self, tensor: Tensor) -> None:
         """Replaces the tensor by its elementwise maximum over the ranks, in place."""
         self._carry(lambda dist: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
 
@@ -188,14 +145,14 @@ class Ranks:
         self._carry(lambda dist: dist.gather(tensor, parts))
         return parts or []
 
-    def order(self, number: int = 0) -> int:
+    def broadcast_int(self, number: int = 0) -> int:
         """What rank 0 says comes next; it gives the `number`."""
         self.enter("exchange" if self.rank else self.phase)
         said = torch.tensor([number])
         self._carry(lambda dist: dist.broadcast(said, src=0))
         return int(said)
 
-    def share(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> None:
         """Gives every rank the values of rank 0, in place, in the order of the names."""
         for name in sorted(tensors):
             tensor = tensors[name]
@@ -204,15 +161,11 @@ class Ranks:
             with torch.no_grad():
                 tensor.copy_(contiguous)
 
-    def share_from(self, source: int, tensors: Sequence[Tensor]) -> None:
-        """Gives every rank the values of rank `source`, in place; fp32."""
-        self._by_buckets(tensors, lambda dist, flat: dist.broadcast(flat, src=source))
+    def broadcast_flat(self, tensors: Sequence[Tensor], src: int) -> None:
+        """Gives every rank the values of rank `src`, in place; fp32."""
+        self._by_buckets(tensors, lambda dist, flat: dist.broadcast(flat, src=src))
 
-    def sum_of(self, numbers: Tensor) -> None:
-        """Replaces a few numbers on the host by their sums over the ranks, in place."""
-        self._carry(lambda dist: dist.all_reduce(numbers))
-
-    def group(self, members: Sequence[Sequence[int]]) -> Any:
+    def new_group(self, members: Sequence[Sequence[int]]) -> Any:
         """A group of this rank with the others of its list, of lists that together are all ranks; None where it would
         be alone. All ranks call it with the same lists."""
         groups: list[Any] = []
@@ -227,10 +180,6 @@ class Ranks:
             None,
         )
 
-    def add_up_in(self, group: Any, tensors: Sequence[Tensor]) -> None:
-        """As `add_up`, over the ranks of a `group`; None: over all. It is not timed."""
-        self._by_buckets(tensors, lambda dist, flat: dist.all_reduce(flat, group=group))
-
     def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
         """Sends a tensor on the host without waiting; the result waits until it is sent, and until then keeps the
         tensor."""
@@ -238,16 +187,16 @@ class Ranks:
         self._carry(lambda dist: works.append((dist.isend(tensor, to), tensor)))
         return lambda: self._carry(lambda dist: works[0][0].wait())
 
-    def receive(self, tensor: Tensor, source: int) -> None:
-        """Fills a tensor on the host with the next one that `source` sends here."""
-        self._carry(lambda dist: dist.recv(tensor, source))
+    def recv(self, tensor: Tensor, src: int) -> None:
+        """Fills a tensor on the host with the next one that `src` sends here."""
+        self._carry(lambda dist: dist.recv(tensor, src))
 
-    def announce(self, key: str, values: Mapping[str, object]) -> None:
-        """Says something, as JSON, that other ranks `hear`; each key once."""
+    def store_set(self, key: str, values: Mapping[str, object]) -> None:
+        """Says something, as JSON, that other ranks `store_get`; each key once."""
         if self.store is not None:
             self.store.set(key, json.dumps(values))
 
-    def hear(self, key: str) -> dict[str, Any]:
+    def store_get(self, key: str) -> dict[str, Any]:
         """Waits for what another rank announces under `key`."""
         assert self.store is not None
         try:
@@ -256,9 +205,9 @@ class Ranks:
         except RuntimeError:
             raise _lost(self.rank) from None
 
-    def everyones(self, value: object) -> list[Any]:
+    def all_gather_json(self, value: object) -> list[Any]:
         """What every rank gives here, JSON values, on all ranks, in their order."""
-        if self.alone:
+        if self.is_single_process:
             return [value]
         said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
@@ -277,9 +226,9 @@ class Ranks:
             UsageError: they are not; the message names rank, fact and values.
             LostProcessError: they are not, on the other ranks.
         """
-        if self.alone:
+        if self.is_single_process:
             return
-        first, *others = self.everyones(
+        first, *others = self.all_gather_json(
             facts
         )  # a collective rather than the store: it notices a rank that has ended
         different = [

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,19 +28,25 @@ from efftrain_cli.foundation.console import human_count, make_console, printable
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
-from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.origin import read_origin
-from efftrain_cli.training.gradient import build_forward_backward, build_state, compute_dtype
+from efftrain_cli.training.build import build_state, compute_dtype
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.ranks import ALONE, Ranks
-from efftrain_cli.training.sharding import shards
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
+from efftrain_cli.training.strategy import (
+    as_single_device,
+    loading_device,
+    note_on_change,
+    sharing_facts,
+    waiting_gradients,
+)
 
 _SLOW_TO_VERIFY = 10**9
 """From so many tokens on, verification takes seconds and is announced."""
@@ -69,12 +75,12 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         raise UsageError(
             f"--device {name}: names one device\nuse --devices N to train on N of them"
         )
-    if not ranks.alone and name not in ("auto", "cpu", "cuda"):
+    if not ranks.is_single_process and name not in ("auto", "cpu", "cuda"):
         what = f"each of the {ranks.world_size} processes takes its own device"
         raise UsageError(f"--device {name}: {what}\nuse --device cuda or cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not ranks.alone and torch.cuda.is_available():
+    if name == "cuda" and not ranks.is_single_process and torch.cuda.is_available():
         name = f"cuda:{_local_index(ranks)}"
     try:
         device = torch.device(name)
@@ -134,8 +140,7 @@ def fresh_state(session: Session, stage: int = 0) -> TrainState:
     Raises:
         OutOfMemoryError: the model alone does not fit the device or the host.
     """
-    # A model to be sharded may not fit a device as a whole.
-    device = torch.device("cpu") if shards(session.recipe, session.ranks) else session.device
+    device = loading_device(session.recipe, session.ranks, session.device)
     with building_errors(session.recipe, session.corpus.vocab_size, device, stage):
         return build_state(session.recipe, session.corpus.vocab_size, device, stage)
 
@@ -144,15 +149,14 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
     per token of a second, warm run. Leaves the state as it was."""
     sequences, seq_len = summary.largest_micro_batch
-    alone = replace(session.recipe, parallel=None)  # one micro-batch has no lanes
     forward_backward = build_forward_backward(
-        alone, state.model, session.device, dict(state.method_tensors)
+        as_single_device(session.recipe), state.model, session.device, dict(state.method_tensors)
     )
     # A step that measures needs memory for the gradient of one half while it computes the other's.
     micro_batches = 2 if "steps" in session.recipe.varies else 1
     sequences *= micro_batches
-    # Sums of lanes that wait for their neighbours, as memory that is really used.
-    waiting = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
+    waiting = waiting_gradients(session.recipe, session.ranks)
+    # Memory that is really used.
     held = [
         torch.ones_like(parameter) for _ in range(waiting) for parameter in state.model.parameters()
     ]
@@ -207,13 +211,8 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
         changed.pop("threads", None)
     if not changed:
         return now
-    lanes = recipe.lanes
-    note = f"note: continued with {', '.join(changed.values())}"
-    if list(changed) == ["devices"] and lanes is not None:
-        note += f": by parallel.lanes = {lanes} the same bits"
-    else:
-        note += ": the last bits of the results may differ"
-    print(note, file=sys.stderr)
+    meaning = note_on_change(recipe, list(changed))
+    print(f"note: continued with {', '.join(changed.values())}: {meaning}", file=sys.stderr)
     return {**now, "changed": list(changed.values())}
 
 
@@ -240,8 +239,7 @@ def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> d
         "threads": torch.get_num_threads(),
         # How many runs a sweep trains side by side on this machine: they slow each other down.
         "jobs": environment_number("EFFTRAIN_JOBS", 1),
-        "world_size": session.ranks.world_size,
-        "lanes": recipe.lanes,
+        **sharing_facts(recipe, session.ranks),
         "dtype": compute_dtype(recipe.train.dtype, session.device),
         "data": {
             "train_hash": corpus.train.sha256,

@@ -25,9 +25,10 @@ from efftrain_cli.methods.staged_growth import (
 )
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_state, compute_dtype
-from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training.build import build_state, compute_dtype
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
+from efftrain_cli.training.strategy import single_device
 from efftrain_cli.training.trainer import StepRecord, evaluate, train
 
 
@@ -123,12 +124,14 @@ def train_stages(
     train_data: Windows,
     val_windows: Tensor,
     until: int | None = None,
-    ranks: Ranks = ALONE,
+    devices: Devices | None = None,
 ) -> Iterator[StepRecord | GrowthRecord]:
     """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a
     GrowthRecord is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a
     run that goes on from there grows first."""
     dtype = compute_dtype(recipe.train.dtype, state.model.device)
+    devices = devices or single_device(recipe, state.model, state.method_tensors)
+    ranks = devices.ranks
 
     def measure() -> float:
         ranks.enter("evaluate")
@@ -138,14 +141,14 @@ def train_stages(
             )
 
     while True:
-        yield from train(state, recipe, train_data, val_windows, until, ranks)
+        yield from train(state, recipe, train_data, val_windows, until, devices)
         progress = state.progress
         over = progress.tokens >= recipe.train.tokens or (
             until is not None and progress.step >= until
         )
         if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
             return
-        ranks.go_on(progress.step)
+        devices.sync_stop_flag(progress.step)
         ranks.enter("prepare")
         record = grow_stage(state, recipe, measure())
         try:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -26,9 +25,6 @@ from efftrain_cli.plan.step import Progress
 from efftrain_cli.run.manifest import SCHEMA_VERSION, verify_checkpoint, write_manifest
 from efftrain_cli.training.tensor_file import sha256_of_buffers, tensor_buffers, write_buffers
 
-if TYPE_CHECKING:
-    from efftrain_cli.training.sharding import Shards
-
 
 @dataclass(slots=True)
 class TrainState:
@@ -41,19 +37,10 @@ class TrainState:
     """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
     method_tensors: dict[str, Tensor] = field(default_factory=dict)
     """Named tensors of a method that needs any beyond model and optimizer."""
-    shards: Shards | None = None
-    """Where this rank keeps only a share of model and optimizer."""
-    whole: bool = True
-    """Whether rank 0 has all of it now, so that it can be saved: the ranks of a ring hold parts of it between two
-    gatherings."""
-    wanted: bool = False
-    """Whether rank 0 asks for the whole, to save."""
 
 
 def model_tensors(state: TrainState) -> dict[str, Tensor]:
-    """The parameters by name, this rank's share of each; the tied head is not listed twice."""
-    if state.shards is not None:
-        return {name: parameter.detach() for name, parameter in state.shards.local.items()}
+    """The parameters by name; the tied head is not listed twice."""
     return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
 
 
@@ -126,23 +113,13 @@ def progress_from_json(values: dict[str, object]) -> Progress:
         raise CheckpointError(f"progress.json is damaged: {field}: {entry['msg']}") from None
 
 
-def whole_tensors(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(model tensors, optimizer tensors); of shards gathered, on rank 0."""
-    return (
-        (model_tensors(state), state.optimizer.tensors())
-        if state.shards is None
-        else state.shards.whole(state)
-    )
-
-
 def write_checkpoint(
     directory: Path,
     state: TrainState,
     recipe_toml: str,
     tensors: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None,
 ) -> None:
-    """Writes the state as `directory`, whole or not at all. `tensors` are its `whole_tensors`, where they are there
-    already.
+    """Writes the state as `directory`, whole or not at all. `tensors`: those of model and optimizer, if gathered.
 
     Raises:
         OSError: the disk is full or not writable; nothing is left behind then.
@@ -152,7 +129,7 @@ def write_checkpoint(
         raise FileExistsError(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     # The largest first: its hash, the longest of all work here, then goes on beside everything else.
-    model, optimizer = whole_tensors(state) if tensors is None else tensors
+    model, optimizer = tensors or (model_tensors(state), state.optimizer.tensors())
     files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
     if state.method_tensors:
         files["method.safetensors"] = state.method_tensors

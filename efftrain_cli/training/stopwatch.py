@@ -54,14 +54,16 @@ class Stopwatch:
 
 
 @dataclass
-class Exchanged:
+class CommStats:
     """What one rank spent on the others."""
 
     sums: list[Stopwatch] = field(default_factory=list)
     """Of adding up, the copies into flat buckets included."""
     wait_seconds: float = 0.0
     """Until the last rank was done with its share: of the host, which on CUDA runs ahead of its device."""
+    measured: bool = True
+    """False if sums are part of the passes, where no stopwatch sees them."""
 
-    def comm_seconds(self) -> float:
-        """Seconds of adding up; waits for the device."""
-        return sum(watch.seconds() for watch in self.sums)
+    def comm_seconds(self) -> float | None:
+        """Return the seconds of adding up, if they were measured; wait for the device."""
+        return sum(watch.seconds() for watch in self.sums) if self.measured else None

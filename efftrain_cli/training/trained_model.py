@@ -17,8 +17,8 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
 from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
 from efftrain_cli.run.origin import check_not_orphaned, read_origin
+from efftrain_cli.training.build import build_model
 from efftrain_cli.training.checkpoints import newest_sound
-from efftrain_cli.training.gradient import build_model
 from efftrain_cli.training.state import read_progress, read_tensors
 
 

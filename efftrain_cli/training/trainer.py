@@ -11,7 +11,6 @@ import gc
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,22 +35,19 @@ from efftrain_cli.plan.plan import (
 from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint
+from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
     compile_seconds,
     compiles,
     freeze_objects,
     micro_batch_shapes,
 )
-from efftrain_cli.training.gradient import (
-    autocast,
-    build_forward_backward,
-    build_ring,
-    compute_dtype,
-)
-from efftrain_cli.training.ranks import ALONE, CONNECTION, Ranks
-from efftrain_cli.training.sharding import GO
+from efftrain_cli.training.devices import Devices
+from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.stopwatch import Exchanged, Stopwatch
+from efftrain_cli.training.stopwatch import CommStats, Stopwatch
+from efftrain_cli.training.strategy import single_device
 from efftrain_cli.training.watch import FIRST
 
 
@@ -71,8 +67,8 @@ class StepRecord:
     evaluation: Stopwatch | None = None
     devices: int = 1
     """That shared the step."""
-    exchanged: Exchanged | None = None
-    """What this rank spent on the others in the step; None where there are none."""
+    comm: CommStats | None = None
+    """What this rank spent on the others in the step; None for a single process."""
     compile_seconds: float = 0.0
     """Seconds of the step that went into compilation; they are not training time."""
 
@@ -96,7 +92,7 @@ def evaluate(
             loss = model.loss_sum(chunk[:, :-1], chunk[:, 1:])
             if number < len(chunks):
                 sums[number] = loss
-    ranks.add_up([sums])
+    ranks.all_reduce([sums])
     total = torch.zeros((), device=device)
     for chunk_sum in sums:  # one after the other: the order decides the last bits
         total += chunk_sum
@@ -125,7 +121,7 @@ def loss_by_position(
             logits = model.head(model.hidden(chunk[:, :-1])).float()
             losses = F.cross_entropy(logits.flatten(0, 1), chunk[:, 1:].flatten(), reduction="none")
             sums[number] = losses.view(-1, seq_len).sum(0)
-    ranks.add_up([sums])
+    ranks.all_reduce([sums])
     means = sums.sum(0) / windows.shape[0]
     starts = position_starts(seq_len)
     return {
@@ -140,123 +136,156 @@ def train(
     train_data: Windows,
     val_windows: Tensor,
     until: int | None = None,
-    ranks: Ranks = ALONE,
+    devices: Devices | None = None,
 ) -> Iterator[StepRecord]:
-    """Trains `state` in place and yields a record per step until the token budget, or step `until`, is reached, or the
-    stage of a staged recipe ends; its caller then grows the state and trains on.
+    """Train `state` in place; yield a record per step until the token budget, step `until` or the stage's end.
 
-    A fresh state yields a record for step 0 first. The last step is evaluated whatever ends the run. A step whose loss
-    or gradient is not finite changes nothing, nor does any later one; `read_records` tells. `val_windows` are
-    (n, seq_len + 1) token ids, the fixed validation set.
+    The caller of a staged recipe then grows the state and trains on. A fresh state yields a record for step 0 first.
+    The last step is evaluated whatever ends the run. A step whose loss or gradient is not finite changes nothing, nor
+    does any later one; `read_records` tells.
+
+    Args:
+        val_windows: the fixed validation set, token ids, (n, seq_len + 1).
+        devices: this process alone if None.
     """
-    device = next(state.model.parameters()).device
-    dtype = compute_dtype(recipe.train.dtype, device)
-    ring = build_ring(recipe, state, ranks)
+    if devices is None:
+        devices = single_device(recipe, state.model, state.method_tensors)
+    device, ranks, sharing = state.model.device, devices.ranks, devices.sharing
     forward_backward = build_forward_backward(
-        recipe, state.model, device, state.method_tensors, ranks, ring
+        recipe, state.model, device, state.method_tensors, devices
     )
-    sharing = ranks if ring is None else ring.rings  # who shares a batch
-    may_compile, shapes = compiles(recipe, device), set[tuple[int, int]]()
+    ahead, clock = Ahead(train_data, sharing, device), StepClock(recipe, device)
     gc.unfreeze()  # what an earlier training froze may be garbage by now
-    ahead: tuple[StepPlan, Batch] | None = None
-    """The next step and its batch: a CUDA device is still busy while it is read and sent."""
-
-    def evaluated(record: StepRecord) -> tuple[StepRecord, Tensor]:
-        ranks.enter("evaluate", state.progress.step)
-        watch, positions = Stopwatch(device), None
-        with ranks.interruptible(), _together(state, ranks):
-            loss = evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
-            if recipe.eval.positions:
-                positions = loss_by_position(
-                    state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks
-                )
-        return replace(
-            record, val_loss=loss, position_losses=positions, evaluation=watch.stop()
-        ), loss
-
-    def batch_of(plan: StepPlan) -> Batch:
-        return train_data.batch(plan, sharing.rank, sharing.world_size).to(device)
-
     if state.progress.step == 0 or state.progress.evaluation_due:
-        record, val_loss = evaluated(StepRecord(progress=state.progress))
-        state.progress = state.progress._replace(evaluation_due=False)
-        if state.progress.step > 0 and reads_val_loss(recipe, state.progress):
-            state.progress = after_evaluation(recipe, state.progress, float(val_loss))
-        yield replace(record, progress=state.progress)
-
-    while (
-        state.progress.tokens < recipe.train.tokens
-        and (until is None or state.progress.step < until)
-        and not stage_ended(recipe, state.progress)
-    ):
-        if state.shards is not None:
-            state.shards.serve(state, GO)
+        yield evaluate_first(state, recipe, val_windows, devices)
+    while not is_over(state, recipe, until):
+        devices.begin_step(state)
         plan = plan_step(recipe, state.progress, sharing.world_size)
-        ranks.exchanged()  # of an evaluation, which is not this step's
-        new_shapes = micro_batch_shapes(plan) - shapes
-        phase = "compile" if may_compile and new_shapes else "data" if shapes else FIRST
-        ranks.enter(phase, plan.step)
-        shapes |= new_shapes
-        # A new shape may have to be compiled, while the device is still busy with earlier steps.
-        training, compiled = (
-            Stopwatch(device, idle=may_compile and bool(new_shapes)),
-            compile_seconds(),
-        )
+        devices.pop_comm_stats()  # of an evaluation, which is not this step's
+        ranks.enter(clock.start(plan), plan.step)
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
-        with ranks.interruptible(rescuable=True), _together(state, ranks):
-            batch = ahead[1] if ahead is not None and ahead[0] == plan else batch_of(plan)
-            result = forward_backward(batch, plan)
+        with ranks.interruptible(rescuable=True), devices.together():
+            result = forward_backward(ahead.batch(plan), plan)
             ranks.enter("data")
             progress = after_step(recipe, state.progress, plan, result)
             if progress.tokens < recipe.train.tokens and progress.step != until:
-                next_plan = plan_step(recipe, progress, sharing.world_size)
-                ahead = next_plan, batch_of(next_plan)
+                ahead.fetch(plan_step(recipe, progress, sharing.world_size))
         ranks.enter("update")
-        grad_norm = update(
-            state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm
-        )
-        if result.method_tensors is not None:
-            state.method_tensors.clear()
-            state.method_tensors.update(result.method_tensors)
-        # In a ring a rank has the moments of its own modules only: no measure of the whole.
-        measures = state.optimizer.measures() if ring is None else {}
-        if state.shards is not None:
-            measures = state.shards.measures(measures)
-        measures = {"grad_norm": grad_norm, **measures, "nonfinite": state.nonfinite}
-        # A record waits to be read: it must not keep gradients alive.
-        result = result._replace(scalars={**result.scalars, **measures}, method_tensors=None)
+        result = apply_step(state, recipe, plan, result, devices)
         state.progress = progress
-        training.stop()
+        training, compiling = clock.stop()
         record = StepRecord(
             progress=state.progress,
             plan=plan,
             result=result,
             training=training,
             devices=ranks.world_size,
-            exchanged=ranks.exchanged(),
-            compile_seconds=compile_seconds() - compiled,
+            comm=devices.pop_comm_stats(),
+            compile_seconds=compiling,
         )
         due = plan.evaluate or stage_ended(recipe, state.progress)
-        if ring is not None:
-            last = plan.step == until or state.progress.tokens >= recipe.train.tokens
-            saving = ring.asked or ring.stopped or last or saves_at(recipe.checkpoint, plan.step)
-            if due or saving:
-                ring.gather(everything=saving)
+        last = plan.step == until or state.progress.tokens >= recipe.train.tokens
+        devices.end_step(due, last or saves_at(recipe.checkpoint, plan.step))
         if due or plan.step == until:
             try:
-                record, val_loss = evaluated(record)
+                record = evaluate_state(record, state, recipe, val_windows, devices)
             except (Stop, LostProcessError):
                 # The step itself is finished: its row is written, its evaluation made up for after a resume.
                 state.progress = state.progress._replace(evaluation_due=due)
                 yield record
                 raise
             # Only what the plan evaluates may decide anything: a run cut at `until` must go on like one that was not.
-            if due and reads_val_loss(recipe, state.progress):
-                state.progress = after_evaluation(recipe, state.progress, float(val_loss))
+            if due:
+                decide_by_evaluation(state, recipe, record)
             record = replace(record, progress=state.progress)
         yield record
         if record.compile_seconds:
             freeze_objects()
+
+
+def is_over(state: TrainState, recipe: Recipe, until: int | None) -> bool:
+    """Whether the token budget, step `until` or the end of the stage is reached."""
+    progress = state.progress
+    spent = progress.tokens >= recipe.train.tokens
+    return spent or (until is not None and progress.step >= until) or stage_ended(recipe, progress)
+
+
+class Ahead:
+    """The next step's batch: a CUDA device is still busy with a step while it is read and sent."""
+
+    def __init__(self, windows: Windows, sharing: Ranks, device: torch.device) -> None:
+        self._windows, self._sharing, self._device = windows, sharing, device
+        self._fetched: tuple[StepPlan, Batch] | None = None
+
+    def fetch(self, plan: StepPlan) -> Batch:
+        """Read this rank's share of the batch of `plan` and send it to the device."""
+        sharing = self._sharing
+        batch = self._windows.batch(plan, sharing.rank, sharing.world_size).to(self._device)
+        self._fetched = plan, batch
+        return batch
+
+    def batch(self, plan: StepPlan) -> Batch:
+        """Return the batch of `plan`, which may have been fetched before."""
+        if self._fetched is not None and self._fetched[0] == plan:
+            return self._fetched[1]
+        return self.fetch(plan)
+
+
+class StepClock:
+    """Seconds of each step, and of compilation in it."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self._may_compile, self._device = compiles(recipe, device), device
+        self._shapes = set[tuple[int, int]]()
+
+    def start(self, plan: StepPlan) -> str:
+        """Begin a step; return the phase that it begins with."""
+        phase = "data" if self._shapes else FIRST
+        new_shapes = micro_batch_shapes(plan) - self._shapes
+        self._shapes |= new_shapes
+        compiling = self._may_compile and bool(new_shapes)
+        # A new shape may have to be compiled, while the device is still busy with earlier steps.
+        self._training = Stopwatch(self._device, idle=compiling)
+        self._compiled = compile_seconds()
+        return "compile" if compiling else phase
+
+    def stop(self) -> tuple[Stopwatch, float]:
+        """End the step; return its stopwatch and the seconds spent compiling."""
+        return self._training.stop(), compile_seconds() - self._compiled
+
+
+def evaluate_state(
+    record: StepRecord, state: TrainState, recipe: Recipe, val_windows: Tensor, devices: Devices
+) -> StepRecord:
+    """Return `record` with the validation loss of `state`."""
+    ranks = devices.ranks
+    ranks.enter("evaluate", state.progress.step)
+    watch = Stopwatch(state.model.device)
+    dtype = compute_dtype(recipe.train.dtype, state.model.device)
+    size, positions = recipe.train.micro_batch_tokens, None
+    with ranks.interruptible(), devices.together():
+        loss = evaluate(state.model, val_windows, size, dtype, ranks)
+        if recipe.eval.positions:
+            positions = loss_by_position(state.model, val_windows, size, dtype, ranks)
+    return replace(record, val_loss=loss, position_losses=positions, evaluation=watch.stop())
+
+
+def evaluate_first(
+    state: TrainState, recipe: Recipe, val_windows: Tensor, devices: Devices
+) -> StepRecord:
+    """Return the record of a state that is evaluated before its next step."""
+    record = StepRecord(progress=state.progress)
+    record = evaluate_state(record, state, recipe, val_windows, devices)
+    state.progress = state.progress._replace(evaluation_due=False)
+    if state.progress.step > 0:
+        decide_by_evaluation(state, recipe, record)
+    return replace(record, progress=state.progress)
+
+
+def decide_by_evaluation(state: TrainState, recipe: Recipe, record: StepRecord) -> None:
+    """Let the recipe read a validation loss, if it decides anything by it."""
+    if reads_val_loss(recipe, state.progress) and record.val_loss is not None:
+        state.progress = after_evaluation(recipe, state.progress, float(record.val_loss))
 
 
 def saves_at(checkpoint: Checkpoint, step: int) -> bool:
@@ -264,32 +293,44 @@ def saves_at(checkpoint: Checkpoint, step: int) -> bool:
     return isinstance(checkpoint.every, int) and step % checkpoint.every == 0
 
 
-def _together(state: TrainState, ranks: Ranks) -> AbstractContextManager[None]:
-    """Work in which every rank needs the others' shares of the weights."""
-    return nullcontext() if state.shards is None else ranks.carrying(CONNECTION)
+def apply_step(
+    state: TrainState, recipe: Recipe, plan: StepPlan, result: StepResult, devices: Devices
+) -> StepResult:
+    """Update `state` by the gradient in `.grad`; return the result with the measures of the update."""
+    grad_norm = update(
+        state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm, devices
+    )
+    if result.method_tensors is not None:
+        state.method_tensors.clear()
+        state.method_tensors.update(result.method_tensors)
+    measures = {
+        "grad_norm": grad_norm,
+        **devices.measures(state),
+        "nonfinite": state.nonfinite,
+    }
+    # A record waits to be read: it must not keep gradients alive.
+    return result._replace(scalars={**result.scalars, **measures}, method_tensors=None)
 
 
 def update(
-    state: TrainState, lr: float, grad_clip: float, loss: Tensor, grad_norm: Tensor | None = None
+    state: TrainState,
+    lr: float,
+    grad_clip: float,
+    loss: Tensor,
+    grad_norm: Tensor | None = None,
+    devices: Devices | None = None,
 ) -> Tensor:
-    """Clips the gradients in `.grad` to the global norm `grad_clip` (0: not at all), makes the optimizer's step at `lr`
-    and drops them. With their norm given, they are clipped already. Returns their norm before clipping, 0-d fp32.
+    """Clip the gradients in `.grad` to the norm `grad_clip` (0: not at all), step the optimizer at `lr`, drop them.
 
-    Where `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and in every later
-    call.
+    With their norm given, they are clipped already. Return their norm before clipping, 0-d fp32. If `loss` or the norm
+    is not finite, weights, moments and step counts stay as they are, now and in every later call.
     """
-    clipped = grad_norm is not None
-    if state.shards is None:
-        parameters = list(state.model.parameters())
-        if grad_norm is None:
-            grad_norm = torch.nn.utils.get_total_norm(
-                [p.grad for p in parameters if p.grad is not None]
-            )
-    else:
-        parameters = list(state.shards.local.values())
-        grad_norm = state.shards.norm(state.shards.take_gradients())
-    if grad_clip and not clipped:
-        torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
+    devices = devices or Devices()
+    parameters = devices.take_gradients(state)
+    if grad_norm is None:
+        (grad_norm,) = devices.gradient_norms([parameters])
+        if grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
     state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
     with torch.autograd.profiler.record_function("Optimizer.step"):
@@ -329,12 +370,7 @@ def read_records(
     rows = []
     for record, measured in zip(records, read, strict=True):
         val_loss = measured.pop("val_loss", math.nan)
-        progress, plan, result, exchanged = (
-            record.progress,
-            record.plan,
-            record.result,
-            record.exchanged,
-        )
+        progress, plan, result, comm = record.progress, record.plan, record.result, record.comm
         row: dict[str, object] = {
             "step": progress.step,
             "segment": progress.segment,
@@ -365,11 +401,8 @@ def read_records(
                 "seconds": seconds,
                 "cpu_seconds": record.training.cpu_seconds if record.devices == 1 else None,
                 "compile_seconds": record.compile_seconds,
-                # What FSDP2 sends is part of the passes, where no stopwatch sees it.
-                "comm_seconds": exchanged.comm_seconds()
-                if exchanged and state.shards is None
-                else None,
-                "wait_seconds": exchanged.wait_seconds if exchanged else None,
+                "comm_seconds": comm.comm_seconds() if comm else None,
+                "wait_seconds": comm.wait_seconds if comm else None,
                 "tokens_per_second": result.tokens / seconds,
                 "flops": result.flops,
                 "flops_without_logits": result.flops_without_logits,

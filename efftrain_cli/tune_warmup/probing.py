@@ -17,13 +17,14 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.directory import Run
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
-from efftrain_cli.training.following import lead, release
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.logger import Logbook, stopped_by
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session, environment_of, fresh_state, origin_of
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
+from efftrain_cli.training.worker import release, start_workers
 from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from efftrain_cli.tune_warmup.verdict import fluctuation
@@ -64,8 +65,10 @@ def run_probe(
             try:
                 check_disk(run.path, state, recipe)
                 with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
-                    lead(run.path, state, session, probe.horizon, number)
-                    calm = _train_until_clear(run, state, session, search, probe, curve, screen)
+                    devices = start_workers(run.path, state, session, probe.horizon, number)
+                    calm = _train_until_clear(
+                        run, state, session, devices, search, probe, curve, screen
+                    )
             except DivergedError:
                 # The run's events have the details; for the search, a loss that is not finite is a verdict.
                 curve.append((state.progress.step + 1, math.inf))
@@ -79,7 +82,7 @@ def run_probe(
         )
         if goes_on:
             session.ranks.enter("save")
-            save(run, state, recipe)
+            save(run, state, recipe, devices)
         run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
         rows = run.rows(state.progress.step)
 
@@ -110,7 +113,7 @@ def run_probe(
         if not goes_on:
             forget_checkpoints(run.path)
         # Last: where another rank was asked to stop, this ends the search, and the probe is finished.
-        release(state, session.ranks)
+        release(devices)
     return receipt
 
 
@@ -146,6 +149,7 @@ def _train_until_clear(
     run: Run,
     state: TrainState,
     session: Session,
+    devices: Devices,
     search: Search,
     probe: Probe,
     curve: list[tuple[int, float]],
@@ -153,25 +157,25 @@ def _train_until_clear(
 ) -> float | None:
     """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly
     calm: the bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""
-    book = Logbook(run, state, session, screen)
+    book = Logbook(run, state, session, devices, screen)
 
     def stop() -> None:
         book.flush()
-        save(run, state, session.recipe)
+        save(run, state, session.recipe, devices)
         run.event("end", {"status": "stopped", "step": state.progress.step})
         run.sync()
 
     def report() -> None:
         say(f"stopped by {stop_reason()}: give the same command again to go on")
 
-    with stopped_by(stop, state, report):
+    with stopped_by(stop, state, devices, report):
         for record in train(
             state,
             session.recipe,
             session.train_data,
             session.val_windows,
             probe.horizon,
-            session.ranks,
+            devices,
         ):
             book.add(record)
             if record.val_loss is None:

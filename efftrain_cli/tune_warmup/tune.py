@@ -30,10 +30,11 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoints_of, run_path
 from efftrain_cli.run.rows import SCHEMA_VERSION
-from efftrain_cli.training.following import check_ranks, dismiss, follow
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.session import choose_device, prepare_session
+from efftrain_cli.training.strategy import check_ranks
+from efftrain_cli.training.worker import dismiss, run_worker
 from efftrain_cli.tune_warmup import screen
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.inquiry import Outcome
@@ -67,7 +68,7 @@ def tune(
     console = make_console()
     with joined() as ranks, steady_output(), stop_on_signals():
         if ranks.rank:
-            follow(device, ranks)
+            run_worker(device, ranks)
             return folder
         _claim(folder, search)
         probes = count()
@@ -116,7 +117,7 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
     Raises:
         UsageError: naming what they cannot share.
     """
-    if not ranks.alone and search.recipe.late_gradients is not None:
+    if not ranks.is_single_process and search.recipe.late_gradients is not None:
         raise UsageError(
             "tune-warmup trains its probes on copies of the model, and with [ouroboros] devices are a ring of its modules\n"
             "leave --devices out: one device computes the same"

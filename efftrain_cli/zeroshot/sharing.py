@@ -28,7 +28,7 @@ class Ranks(Protocol):
     def enter(self, phase: str) -> None:
         """Tells the others' watchers what this process begins."""
 
-    def everyones(self, value: object) -> list[Any]:
+    def all_gather_json(self, value: object) -> list[Any]:
         """What each process gives, as JSON values, on all of them."""
 
 
@@ -75,7 +75,7 @@ class Sharing:
         """
         if self.ranks is None:
             return answers
-        everyone = self.ranks.everyones({"what": what, "answers": answers})
+        everyone = self.ranks.all_gather_json({"what": what, "answers": answers})
         self.ranks.enter(self.first_phase)
         _check(everyone)
         return [answer for said in everyone for answer in said["answers"]]
@@ -92,11 +92,11 @@ class Sharing:
         except (FailedElsewhereError, LostProcessError):
             raise
         except Exception as error:
-            self.ranks.everyones(
+            self.ranks.all_gather_json(
                 {"failed": f"rank {self.ranks.rank}: {type(error).__name__}: {error}"}
             )
             raise
-        _check(self.ranks.everyones({"what": f"the end of {name}"}))
+        _check(self.ranks.all_gather_json({"what": f"the end of {name}"}))
 
 
 def _check(everyone: Sequence[dict[str, Any]]) -> None:

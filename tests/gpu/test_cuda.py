@@ -26,8 +26,9 @@ from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.build import build_model, build_optimizer
 from efftrain_cli.training.compiling import compiled_graphs
-from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import read_records, train, update

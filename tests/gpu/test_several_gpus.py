@@ -80,9 +80,7 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(
 ) -> None:
     """In small buckets, of which some are sent early."""
     patch = "import efftrain_cli.training.buckets as buckets\nbuckets.BUCKET = 1 << 16\n"
-    after = (
-        "import efftrain_cli.training.gradient as gradient\ngradient.OVERLAPPING = frozenset()\n"
-    )
+    after = "import efftrain_cli.training.replicated as replicated\nreplicated.OVERLAPPING = frozenset()\n"
     for name, code in (("beside", patch), ("after", patch + after)):
         (tmp_path / name).mkdir()
         indented = "".join(f"    {line}\n" for line in code.splitlines())

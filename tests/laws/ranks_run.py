@@ -16,13 +16,14 @@ import torch
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training import buckets, gradient
-from efftrain_cli.training.buckets import EarlySum
+from efftrain_cli.training import buckets, replicated
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.sharding import END, shard_state
+from efftrain_cli.training.replicated import OverlappedAllReduce
 from efftrain_cli.training.stages import set_stage, train_stages
-from efftrain_cli.training.state import TrainState, load_tensors, model_tensors, whole_tensors
+from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
+from efftrain_cli.training.strategy import choose_strategy, is_sharded
 from efftrain_cli.training.trainer import StepRecord
 from tests.tiny import fresh
 
@@ -95,16 +96,14 @@ def recipe_of(
 
 
 def whole(
-    state: TrainState, ranks: Ranks
+    state: TrainState, devices: Devices
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Model and optimizer tensors; of shares on rank 0 alone."""
-    if state.shards is None or ranks.rank == 0:
-        tensors = whole_tensors(state)
-        if state.shards is not None:
-            state.shards.lead(END)
-        return tensors
-    state.shards.serve(state, END)
-    return {}, {}
+    tensors: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
+    if devices.computes_alone or devices.ranks.rank == 0:
+        tensors = devices.full_state_dict(state)
+    devices.after_stop(state)
+    return tensors
 
 
 def digest(everything: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]) -> str:
@@ -156,9 +155,9 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
     val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
 
-    def run(state: TrainState, until: int) -> list[dict[str, object]]:
+    def run(state: TrainState, until: int, devices: Devices) -> list[dict[str, object]]:
         rows = []
-        for record in train_stages(state, recipe, data, val, until, ranks):
+        for record in train_stages(state, recipe, data, val, until, devices):
             if isinstance(record, StepRecord) and record.result is not None:
                 result, plan = record.result, record.plan
                 rows.append(
@@ -181,27 +180,27 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
         return rows
 
     undisturbed = fresh(recipe, corpus.vocab_size)
-    shard_state(undisturbed, recipe, ranks, CPU)
-    rows = run(undisturbed, STEPS)
+    devices = choose_strategy(recipe, undisturbed, ranks, CPU)
+    rows = run(undisturbed, STEPS, devices)
     stopped = fresh(recipe, corpus.vocab_size)
-    shard_state(stopped, recipe, ranks, CPU)
-    before = run(stopped, STOP)
+    first = choose_strategy(recipe, stopped, ranks, CPU)
+    before = run(stopped, STOP, first)
     resumed = fresh(recipe, corpus.vocab_size)
     if stopped.progress.stage:
         set_stage(resumed, recipe, stopped.progress.stage)
-    tensors = whole(stopped, ranks)
+    tensors = whole(stopped, first)
     if tensors[0]:
         load_tensors(resumed, *tensors)
-    if stopped.shards is not None:
-        ranks.share(model_tensors(resumed))
-        ranks.share(resumed.optimizer.tensors())
-    shard_state(resumed, recipe, ranks, CPU)
+    if is_sharded(recipe, ranks):
+        ranks.broadcast(model_tensors(resumed))
+        ranks.broadcast(resumed.optimizer.tensors())
+    second = choose_strategy(recipe, resumed, ranks, CPU)
     resumed.progress = stopped.progress
-    after = run(resumed, STEPS)
-    alone = replace(recipe, parallel=None) if stopped.shards is not None else recipe
-    one = next(
-        islice(train_stages(fresh(recipe, corpus.vocab_size), alone, data, val, 1, ranks), 1, None)
-    )
+    after = run(resumed, STEPS, second)
+    alone = replace(recipe, parallel=None) if is_sharded(recipe, ranks) else recipe
+    state = fresh(recipe, corpus.vocab_size)
+    copies = choose_strategy(alone, state, ranks, CPU)
+    one = next(islice(train_stages(state, alone, data, val, 1, copies), 1, None))
     shares = [
         data.batch(one.plan, rank, ranks.world_size).tokens.tolist()
         for rank in range(ranks.world_size)
@@ -209,8 +208,8 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     return {
         "rows": rows,
         "resumed": [*before, *after],
-        "digest": digest(whole(undisturbed, ranks)),
-        "resumed_digest": digest(whole(resumed, ranks)),
+        "digest": digest(whole(undisturbed, devices)),
+        "resumed_digest": digest(whole(resumed, second)),
         "batch": [row for share in shares for row in share],
     }
 
@@ -222,23 +221,24 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
     val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
     early: list[int] = []
-    finish = EarlySum.finish
+    finish = OverlappedAllReduce.finish
 
-    def counting(self: EarlySum) -> None:
+    def counting(self: OverlappedAllReduce) -> None:
         early.append(len(self._buckets) - self._left)
         finish(self)
 
     found: dict[str, object] = {}
     with (
         mock.patch.object(buckets, "BUCKET", 4000),
-        mock.patch.object(EarlySum, "finish", counting),
+        mock.patch.object(OverlappedAllReduce, "finish", counting),
     ):
         for name, kinds in (("after", frozenset[str]()), ("beside", frozenset({"cpu"}))):
-            with mock.patch.object(gradient, "OVERLAPPING", kinds):
+            with mock.patch.object(replicated, "OVERLAPPING", kinds):
                 state = fresh(recipe, corpus.vocab_size)
+                devices = choose_strategy(recipe, state, ranks, CPU)
                 records = [
                     record
-                    for record in train_stages(state, recipe, data, val, 5, ranks)
+                    for record in train_stages(state, recipe, data, val, 5, devices)
                     if record.result is not None
                 ]
             losses = [float(record.result.scalars["loss"]) for record in records]

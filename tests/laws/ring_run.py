@@ -17,6 +17,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
+from efftrain_cli.training.strategy import choose_strategy
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens
 from tests.tiny import FOUR_BLOCKS, fresh
@@ -84,7 +85,8 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     rows: list[list[float | None]] = []
 
     def run(state: TrainState, until: int) -> None:
-        for record in train(state, recipe, data, val, until, ranks):  # type: ignore[arg-type]
+        devices = choose_strategy(recipe, state, ranks, state.model.device)
+        for record in train(state, recipe, data, val, until, devices):  # type: ignore[arg-type]
             if record.result is not None:
                 scalars = record.result.scalars
                 named = [
@@ -99,20 +101,20 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     state = fresh(recipe)
     run(state, STOP)
     middle = state_digest(state)
-    if not ranks.alone:  # what a resumed run's first rank would share
+    if not ranks.is_single_process:  # what a resumed run's first rank would share
         in_flight = {
             name: (list(t.shape), str(t.dtype).removeprefix("torch."))
             for name, t in state.method_tensors.items()
         }
-        ranks.announce(f"middle/{trained.calls}", in_flight) if ranks.rank == 0 else None  # type: ignore[attr-defined]
+        ranks.store_set(f"middle/{trained.calls}", in_flight) if ranks.rank == 0 else None  # type: ignore[attr-defined]
         if ranks.rank:
-            heard = ranks.hear(f"middle/{trained.calls}")  # type: ignore[attr-defined]
+            heard = ranks.store_get(f"middle/{trained.calls}")  # type: ignore[attr-defined]
             state.method_tensors = {
                 name: torch.empty(shape, dtype=getattr(torch, kind))
                 for name, (shape, kind) in heard.items()
             }
         for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
-            ranks.share(tensors)
+            ranks.broadcast(tensors)
         trained.calls += 1  # type: ignore[attr-defined]
     run(state, STEPS)
     return {"rows": rows, "middle": middle, "end": state_digest(state)}

@@ -18,7 +18,8 @@ from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training.gradient import build_forward_backward, build_model
+from efftrain_cli.training.build import build_model
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,

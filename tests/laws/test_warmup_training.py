@@ -17,7 +17,8 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training.gradient import build_forward_backward, build_model
+from efftrain_cli.training.build import build_model
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.trainer import read_records, train
 from tests.conftest import Efftrain
 from tests.resume_law import RandomTokens

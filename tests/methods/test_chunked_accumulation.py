@@ -19,7 +19,7 @@ from efftrain_cli.model.linear import NarrowLinear, first_overflow, set_draws
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model, Optim, Train
-from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.build import build_model
 from efftrain_cli.training.trainer import read_records, train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
 from tests.tiny import fresh

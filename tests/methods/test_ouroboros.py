@@ -19,12 +19,12 @@ from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.step import MicroBatch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.following import check_ranks
-from efftrain_cli.training.gradient import build_forward_backward, late_gradients
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ouroboros import (
     Modules,
     clipped,
     delay,
+    delayed_gradients,
     dropped,
     joined,
     norms_of,
@@ -32,7 +32,8 @@ from efftrain_cli.training.ouroboros import (
     replayed,
 )
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.ring import at_weights
+from efftrain_cli.training.rings import at_weights
+from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
 from tests.tiny import FOUR_BLOCKS, fresh, tensors_of
@@ -344,9 +345,8 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step() -> None:
     section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(exponent_bits=4))
     recipe = replace(recipe_of(3, split=(2, 1, 1)), chunked_accumulation=section)
     model = fresh(recipe).model
-    delayed = late_gradients(recipe, model, CPU)
-    assert delayed is not None
-    modules, tokens = delayed.modules, torch.zeros(1, 16, dtype=torch.int64)
+    modules = delayed_gradients(recipe, model).modules
+    tokens = torch.zeros(1, 16, dtype=torch.int64)
     matrices = [name for name in modules.leaves[0] if name.endswith(("fc.weight", "proj.weight"))]
     with torch.no_grad():
         for layer in (part for part in model.modules() if isinstance(part, NarrowLinear)):

@@ -22,7 +22,8 @@ from efftrain_cli.plan.step import Progress, StepResult
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim
-from efftrain_cli.training.gradient import build_forward_backward, build_model
+from efftrain_cli.training.build import build_model
+from efftrain_cli.training.gradient import build_forward_backward
 from tests.methods.similarities import HIGH, LOW, measured, recipe
 from tests.resume_law import (
     assert_resumes_exactly_at_every_step,

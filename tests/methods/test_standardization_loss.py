@@ -25,9 +25,10 @@ from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim, Parallel
-from efftrain_cli.training.following import check_ranks
-from efftrain_cli.training.gradient import build_forward_backward, build_model, build_objective
+from efftrain_cli.training.build import build_model
+from efftrain_cli.training.gradient import build_forward_backward, build_objective
 from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.trainer import evaluate, read_records, train
 from tests.methods.standardized import BARE, BATCH, CPU, LENGTH, SITES, batch, with_loss
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step

@@ -21,8 +21,9 @@ from efftrain_cli.model.hf import to_hf
 from efftrain_cli.model.standardization import folded
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.training import trained_model
+from efftrain_cli.training.build import build_model
 from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs
-from efftrain_cli.training.gradient import build_model, build_objective
+from efftrain_cli.training.gradient import build_objective
 from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
 from efftrain_cli.training.state import write_checkpoint
 from efftrain_cli.training.trainer import StepRecord, read_records

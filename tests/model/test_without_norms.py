@@ -20,7 +20,7 @@ from efftrain_cli.model.hf import to_hf, write_hf
 from efftrain_cli.plan.plan import model_parameters
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.build import build_model
 from efftrain_cli.training.stages import growth_state, load_grown, set_stage
 from tests.resume_law import assert_resumes_exactly_at_every_step
 from tests.tiny import fresh

@@ -88,7 +88,8 @@ def test_measures_are_of_every_second_moment() -> None:
 
 EAGER_STEP = """
 import sys, torch
-from efftrain_cli.training.gradient import build_forward_backward, build_model, build_optimizer
+from efftrain_cli.training.build import build_model, build_optimizer
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.state import TrainState

@@ -20,6 +20,7 @@ from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training import compiling
+from efftrain_cli.training.build import build_model
 from efftrain_cli.training.compiling import (
     GRAPH_LIMIT,
     Objective,
@@ -32,7 +33,6 @@ from efftrain_cli.training.compiling import (
     full_micro_batch,
     middle_micro_batch,
 )
-from efftrain_cli.training.gradient import build_model
 from tests.conftest import Efftrain
 
 FULL = 1024

@@ -12,7 +12,7 @@ import torch
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.kernels import attention_kernels, choose_matmul_precision
-from efftrain_cli.training.gradient import compute_dtype
+from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.trainer import Stopwatch
 from tests.conftest import REPOSITORY

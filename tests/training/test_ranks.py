@@ -19,12 +19,19 @@ from efftrain_cli.plan.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
-from efftrain_cli.training.following import fix_sums
-from efftrain_cli.training.gradient import add_lanes
+from efftrain_cli.training.devices import Passes, add_lanes
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 from efftrain_cli.training.launch import _wait, launch, refuse_several
+from efftrain_cli.training.worker import fix_sums
 
-NOTHING = {"ce": torch.zeros(())}
+ZEROS = {"ce": torch.zeros(())}
+
+
+def added(accumulate, parts, parameter, plan, here, lanes) -> dict[str, torch.Tensor]:  # type: ignore[no-untyped-def]
+    passes = Passes(lambda parts, before_last: accumulate(parts), [parameter], ZEROS)
+    return add_lanes(passes, parts, plan, here, lanes)
+
+
 RECIPE = Recipe(
     model=Model(n_layer=1, n_head=2, n_embd=16, seq_len=16),
     optim=Optim(lr=1e-3),
@@ -163,15 +170,8 @@ def test_lanes_are_added_in_a_balanced_tree() -> None:
         return {"ce": torch.tensor(float(number))}
 
     token = torch.zeros(1, 1, dtype=torch.int64)
-    losses = add_lanes(
-        accumulate,
-        [MicroBatch(i, token, token) for i in range(4)],
-        [parameter],
-        plan,
-        range(4),
-        lanes=4,
-        nothing=NOTHING,
-    )
+    parts = [MicroBatch(i, token, token) for i in range(4)]
+    losses = added(accumulate, parts, parameter, plan, range(4), lanes=4)
     one_by_one = torch.tensor(0.0)
     for value in values:
         one_by_one += torch.tensor(value)
@@ -191,7 +191,7 @@ def test_a_lane_is_a_stretch_of_neighbouring_micro_batches() -> None:
 
     token = torch.zeros(1, 1, dtype=torch.int64)
     here = [MicroBatch(i, token, token) for i in range(4, 8)]
-    add_lanes(accumulate, here, [parameter], plan, range(2, 4), lanes=4, nothing=NOTHING)
+    added(accumulate, here, parameter, plan, range(2, 4), lanes=4)
     assert asked == [[4, 5], [6, 7]] and parameter.grad.item() == 4
 
 
@@ -202,25 +202,15 @@ def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
 
     def accumulate(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
         if not micro_batches:
-            return {}
+            return dict(ZEROS)
         parameter.grad = torch.tensor(2.0)
         return {"ce": torch.tensor(3.0)}
 
     token = torch.zeros(1, 1, dtype=torch.int64)
     parts = [MicroBatch(i, token, token) for i in range(5)]
-    assert (
-        add_lanes(accumulate, parts, [parameter], plan, range(8), lanes=8, nothing=NOTHING)[
-            "ce"
-        ].item()
-        == 15
-    )
+    assert added(accumulate, parts, parameter, plan, range(8), lanes=8)["ce"].item() == 15
     assert parameter.grad.item() == 10
-    assert (
-        add_lanes(accumulate, parts[4:], [parameter], plan, range(4, 8), lanes=8, nothing=NOTHING)[
-            "ce"
-        ].item()
-        == 3
-    )
+    assert added(accumulate, parts[4:], parameter, plan, range(4, 8), lanes=8)["ce"].item() == 3
 
 
 def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(

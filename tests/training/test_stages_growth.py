@@ -17,7 +17,7 @@ from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, 
 from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.build import build_model
 from efftrain_cli.training.stages import (
     GrowthRecord,
     describe_stages,

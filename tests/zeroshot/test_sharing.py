@@ -27,7 +27,7 @@ class Thread:
     def enter(self, phase: str) -> None:
         self.phases.append(phase)
 
-    def everyones(self, value: object) -> list[Any]:
+    def all_gather_json(self, value: object) -> list[Any]:
         self._said[self.rank] = value
         self._barrier.wait()
         found = list(self._said)
@@ -125,7 +125,7 @@ def test_processes_that_are_at_different_places_are_told_so() -> None:
 
     def work(sharing: Sharing) -> Any:
         if sharing.ranks.rank == 1:
-            return sharing.ranks.everyones({"checkpoint": "step-3"})
+            return sharing.ranks.all_gather_json({"checkpoint": "step-3"})
         return sharing.gather("t", [])
 
     found = on_three(work)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import count
 from typing import Any
 
 import torch
@@ -34,10 +33,13 @@ from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.plan.step import MicroBatch, StepPlan
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.build import compute_dtype
+from efftrain_cli.training.devices import Devices, GradientStep, Passes
 from efftrain_cli.training.ouroboros import (
     PREFIX,
-    LateGradients,
-    LateStep,
+    DelayedGradients,
+    delayed_gradients,
     fault,
     norms_of,
     pop,
@@ -46,46 +48,59 @@ from efftrain_cli.training.ouroboros import (
 from efftrain_cli.training.ranks import Ranks, as_described, described
 from efftrain_cli.training.state import TrainState
 
-_GATHERINGS = count()
-"""Numbers the gatherings of this process, which are those of every process: what is announced needs a name of its
-own."""
+
+class RingOnOneDevice(Devices):
+    """This process alone, which computes what a ring of devices would."""
+
+    def __init__(self, delayed: DelayedGradients, in_flight: Mapping[str, Tensor]) -> None:
+        """`in_flight` are `TrainState.method_tensors`: read in each step, and not changed."""
+        super().__init__()
+        self._delayed, self._in_flight = delayed, in_flight
+
+    def step(
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> GradientStep:
+        if self._delayed.delays_at(plan.step):
+            return self._delayed.step(passes, micro_batches, plan, self._in_flight)
+        columns = self._delayed.columns([0.0] * self._delayed.modules.count, {})
+        return super().step(passes, micro_batches, plan)._replace(columns=columns)
 
 
-class Ring:
-    """This rank's share of the rings. One per training; the gradients in flight of its modules are kept here until they
-    are gathered."""
+class Rings(Devices):
+    """This rank's share of the rings; the gradients in flight of its modules stay here until they are gathered."""
 
-    def __init__(
-        self, late: LateGradients, state: TrainState, ranks: Ranks, boundary: torch.dtype
-    ) -> None:
-        self._late, self._state, self._ranks, self._boundary = late, state, ranks, boundary
-        self._section, self._modules, self._parameters = late.section, late.modules, late.parameters
-        size = late.section.devices
+    def __init__(self, recipe: Recipe, state: TrainState, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        delayed = delayed_gradients(recipe, state.model, ranks.world_size)
+        mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
+        self._boundary = state.model.residual_dtype if mixed else torch.float32
+        self._late, self._state = delayed, state
+        self._section, self._modules = delayed.section, delayed.modules
+        self._parameters = delayed.parameters
+        size = delayed.section.devices
         self._position = ranks.rank % size
-        self.rings = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
-        """Which ring this is, of how many: they share the batch."""
+        self.sharing = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
         first = ranks.rank - self._position
-        self._next, self._before = (
-            first + (self._position + 1) % size,
-            first + (self._position - 1) % size,
-        )
+        self._next = first + (self._position + 1) % size
+        self._before = first + (self._position - 1) % size
         self._mine = [
             k
-            for k in range(1, late.modules.count + 1)
-            if late.section.device_of(k) == self._position
+            for k in range(1, delayed.modules.count + 1)
+            if delayed.section.device_of(k) == self._position
         ]
-        self._peers = ranks.group(
+        self._peers = ranks.new_group(
             [range(position, ranks.world_size, size) for position in range(size)]
         )
-        """The ranks with these modules in every ring; None where there is one ring."""
+        """The ranks with these modules in every ring; None if there is one ring."""
         self._mailbox: list[Tensor] = []  # where the ring is one rank
         self._sent: list[Any] = []
         self._in_flight = self._own(state.method_tensors)
-        self.stopped = False
+        self._stopped = False
         """Whether a step was not finite: nothing has changed since."""
-        self.asked = False
+        self._wanted = False
+        """Whether this rank, the first, wants to save after the next step."""
+        self._asked = False
         """Whether rank 0 wants to save after this step."""
-        state.whole, state.wanted = True, False
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of `tensors` that belong to this rank's modules and, of several rings, to this ring's share of their
@@ -101,8 +116,8 @@ class Ring:
                     int(other.removeprefix(prefix)) for other in tensors if other.startswith(prefix)
                 )
                 if (
-                    numbers.index(int(rest[2])) * self.rings.world_size // len(numbers)
-                    != self.rings.rank
+                    numbers.index(int(rest[2])) * self.sharing.world_size // len(numbers)
+                    != self.sharing.rank
                 ):
                     continue
             found[name] = tensor
@@ -110,20 +125,22 @@ class Ring:
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
-    def step(self, micro_batches: Sequence[MicroBatch], plan: StepPlan) -> LateStep:
-        """Leaves the gradients of this rank's modules in `.grad`, clipped; loss and norm are those of the whole.
+    def step(
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> GradientStep:
+        """Leave the gradients of this rank's modules in `.grad`, clipped; loss and norm are those of the whole.
 
         Raises:
             Stop: a rank was asked to stop: all drop the step, and rank 0 has the whole state.
             LostProcessError: another rank has ended.
         """
         try:
-            self._ranks.go_on(plan.step)
+            self.sync_stop_flag(plan.step)
         except Stop:
-            self.gather(everything=True)
+            self._gather(everything=True)
             raise
-        self._state.whole = False
-        self._ranks.enter("forward and backward")
+        self.is_whole = False
+        self.ranks.enter("forward and backward")
         after = dict(self._in_flight)
         delayed = self._section.delays_at(plan.step)
         late, losses = (
@@ -132,7 +149,7 @@ class Ring:
             else self._fresh(micro_batches, plan)
         )
         gradients = self._late.joined(late, delayed)
-        norms, due, loss, wrong = self._together(
+        norms, due, loss, wrong = self._exchange_norms(
             gradients, late, losses, fault(after, self._in_flight)
         )
         present = {
@@ -141,14 +158,28 @@ class Ring:
             if any(due[k] and name in self._modules.leaves[k] for k in range(len(due)))
         }
         grad_norm = self._late.leave(gradients, present, delayed) + wrong
-        self.stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
-        if not self.stopped:
+        self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
+        if not self._stopped:
             self._in_flight = after
         ages = [
             float(self._section.staleness(k)) if delayed else 0.0 for k in range(1, len(due) + 1)
         ]
         staleness = [age if here else float("nan") for age, here in zip(ages, due, strict=True)]
-        return LateStep({"ce": loss}, grad_norm, None, staleness, {})
+        return GradientStep(
+            {"ce": loss}, grad_norm, columns=self._late.columns(staleness, cosines={})
+        )
+
+    def measures(self, state: TrainState) -> dict[str, Tensor]:
+        return {}  # a rank has the moments of its own modules only
+
+    def end_step(self, evaluates: bool, saves: bool) -> None:
+        saves |= self._asked or self._stopped
+        if evaluates or saves:
+            self._gather(everything=saves)
+
+    def ready_to_save(self) -> bool:
+        self._wanted = not self.is_whole
+        return self.is_whole
 
     def _delayed(
         self, micro_batches: Sequence[MicroBatch], plan: StepPlan, after: dict[str, Tensor]
@@ -166,7 +197,7 @@ class Ring:
                 f"{PREFIX}weights.{step}.{module}.{name}": tensor
                 for name, tensor in stashed.items()
             }
-        for number, tokens, _ in micro_batches:
+        for number, tokens, *_ in micro_batches:
             x = tokens if module == 1 else self._receive(tokens.shape, self._before)
             after[f"{PREFIX}input.{step}.{module}.{number}"] = x
             with torch.no_grad():
@@ -174,7 +205,7 @@ class Ring:
         losses, backward = list[Tensor](), list[Tensor]()
         if module == 1:
             late[0], _ = self._backward(module, step, after)
-            for _, tokens, targets in micro_batches:
+            for _, tokens, targets, _ in micro_batches:
                 loss, by_input = modules.last(
                     self._receive(tokens.shape, self._before), targets, plan.tokens
                 )
@@ -223,7 +254,7 @@ class Ring:
         modules, last, module = self._modules, self._modules.count, self._mine[0]
         losses: list[Tensor] = []
         tied: Tensor | None = None
-        for _, tokens, targets in micro_batches:
+        for _, tokens, targets, _ in micro_batches:
             x = (
                 tokens
                 if module == 1
@@ -260,7 +291,7 @@ class Ring:
             None if gradients is None else self._added_up(gradients) for gradients in fresh
         ], losses
 
-    def _together(
+    def _exchange_norms(
         self,
         gradients: Mapping[str, Tensor | None],
         late: Sequence[object],
@@ -270,7 +301,7 @@ class Ring:
         """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, the
         loss, and `wrong`, the `fault`; and whether rank 0 wants to save. One sum of numbers of which all but one are
         zero, so exact; of the loss, a share of each ring."""
-        device, leading = self._state.model.device, self.rings.rank == 0
+        device, leading = self._state.model.device, self.sharing.rank == 0
         norms = norms_of(gradients)
         zero = torch.zeros((), device=device)
         values = [norms[name] if leading and name in norms else zero for name in self._parameters]
@@ -280,11 +311,11 @@ class Ring:
         values += [
             sum(losses, zero),
             wrong.to(device),
-            torch.full_like(zero, float(self._state.wanted)),
+            torch.full_like(zero, float(self._wanted)),
         ]
         everywhere = torch.stack([value.float() for value in values]).cpu()
-        self._ranks.sum_of(everywhere)
-        self.asked = bool(everywhere[-1])
+        self.ranks.all_reduce([everywhere])
+        self._asked = bool(everywhere[-1])
         *shared, loss, wrong, _ = everywhere.to(device).unbind()
         due = [bool(value) for value in everywhere[len(self._parameters) : -3]]
         return dict(zip(self._parameters, shared, strict=False)), due, loss, wrong
@@ -292,23 +323,23 @@ class Ring:
     def _added_up(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """A module's gradients, added up over the rings in place."""
         if self._peers is not None:
-            self._ranks.add_up_in(self._peers, list(gradients.values()))
+            self.ranks.all_reduce(list(gradients.values()), group=self._peers)
         return gradients
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, to: int) -> None:
-        if to == self._ranks.rank:
+        if to == self.ranks.rank:
             self._mailbox.append(tensor.detach())
         else:
-            self._sent.append(self._ranks.isend(tensor.detach().cpu().contiguous(), to))
+            self._sent.append(self.ranks.isend(tensor.detach().cpu().contiguous(), to))
 
     def _receive(self, shape: torch.Size, source: int) -> Tensor:
         """A boundary tensor of micro-batches of `shape` (sequences, seq_len)."""
-        if source == self._ranks.rank:
+        if source == self.ranks.rank:
             return self._mailbox.pop(0)
         tensor = torch.empty((*shape, self._state.model.config.n_embd), dtype=self._boundary)
-        self._ranks.receive(tensor, source)
+        self.ranks.recv(tensor, source)
         return tensor.to(self._state.model.device)
 
     def _wait(self) -> None:
@@ -318,14 +349,15 @@ class Ring:
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
-    def gather(self, everything: bool) -> None:
-        """Gives every rank all parameters; with `everything`, rank 0 all that a checkpoint holds. All ranks call it
-        after the same step."""
-        state, ranks = self._state, self._ranks
-        if state.whole:
+    def _gather(self, everything: bool) -> None:
+        """Give every rank all parameters; with `everything`, rank 0 all that a checkpoint holds.
+
+        All ranks call it after the same step.
+        """
+        if self.is_whole:
             return
-        ranks.enter("exchange")
-        optimizer = state.optimizer.tensors() if everything else {}
+        self.ranks.enter("exchange")
+        optimizer = self._state.optimizer.tensors() if everything else {}
         for position, names in enumerate(self._late.of_devices):
             tensors = [
                 parameter.detach() for name, parameter in self._parameters.items() if name in names
@@ -333,13 +365,13 @@ class Ring:
             tensors += [
                 tensor for name, tensor in optimizer.items() if name.split(".", 1)[1] in names
             ]
-            ranks.share_from(position, tensors)
+            self.ranks.broadcast_flat(tensors, src=position)
         if not everything:
             return
         if self._section.variant == "stash":
-            self._run_out(state.progress.step)
-        self._collect(next(_GATHERINGS))
-        state.whole, state.wanted, self.asked = True, False, False
+            self._run_out(self._state.progress.step)
+        self._collect()
+        self.is_whole, self._wanted, self._asked = True, False, False
 
     def _run_out(self, step: int) -> None:
         """Runs backward what is in flight after `step`, in the order of the steps to come, so that only gradients
@@ -359,27 +391,25 @@ class Ring:
                 }
             self._exchange(list(by_input.values()) if module > 1 else [], module, later, after)
 
-    def _collect(self, number: int) -> None:
-        """Brings what is in flight to rank 0."""
-        state, ranks, mine = self._state, self._ranks, self._in_flight
-        if self._section.variant == "stash" and self.rings.rank:
+    def _collect(self) -> None:
+        """Bring what is in flight to rank 0."""
+        mine = self._in_flight
+        if self._section.variant == "stash" and self.sharing.rank:
             mine = {}  # the rings have the same gradients
-        if ranks.rank:
-            ranks.announce(f"ring/{number}/{ranks.rank}", described(mine))
+        shapes = self.ranks.all_gather_json(described(mine))
+        if self.ranks.rank:
             for tensor in mine.values():
-                ranks.isend(tensor.detach().cpu().contiguous(), 0)()
+                self.ranks.isend(tensor.detach().cpu().contiguous(), 0)()
             return
         found = dict(mine)
-        for rank in range(1, ranks.world_size):
-            for name, tensor in as_described(
-                ranks.hear(f"ring/{number}/{rank}"), torch.device("cpu")
-            ).items():
-                ranks.receive(tensor, rank)
-                found[name] = tensor.to(state.model.device)
-        state.method_tensors.clear()
-        state.method_tensors.update(found)
+        for rank in range(1, self.ranks.world_size):
+            for name, tensor in as_described(shapes[rank], torch.device("cpu")).items():
+                self.ranks.recv(tensor, rank)
+                found[name] = tensor.to(self._state.model.device)
+        self._state.method_tensors.clear()
+        self._state.method_tensors.update(found)
         if found:
-            state.method_tensors[f"{PREFIX}layout"] = self._late.layout
+            self._state.method_tensors[f"{PREFIX}layout"] = self._late.layout
 
 
 @contextmanager

@@ -1,0 +1,99 @@
+"""What a recipe is made into before a step: number formats, model, optimizer and state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from efftrain_cli.methods.growth_operators import small_model_scales
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.muon import Muon
+from efftrain_cli.optim.optimizer import Optimizer
+from efftrain_cli.plan.plan import model_config
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.state import TrainState
+
+
+def compute_dtype(dtype: str, device: torch.device) -> str:
+    """ "bf16", "tf32" or "fp32" for the recipe's train.dtype on this device; "auto" is bf16 where its matmuls have bf16
+    units."""
+    if dtype == "tf32":  # from Ampere on; elsewhere the products are exact ones
+        capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return "tf32" if capable else "fp32"
+    if dtype != "auto":
+        return dtype
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    # Without these instructions bf16 on a CPU is emulated and slower than fp32.
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if has_bf16 else "fp32"
+
+
+def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
+    """Mixed precision with fp32 master weights; nothing for fp32 and tf32."""
+    if dtype != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> GPT:
+    """The GPT of the recipe (of a stage, where it has stages) on `device`, initialized from the recipe's seed."""
+    model = GPT(model_config(recipe, vocab_size, stage=stage))
+    model.init_weights(recipe.seed)
+    if device.type == "cuda":  # on CPUs layer norms would then compute in bf16 too
+        model.residual_dtype = torch.bfloat16
+    model = model.to(device)
+    if recipe.chunked_accumulation is not None:
+        recipe.chunked_accumulation.attach(model, device)
+    return model
+
+
+def build_optimizer(
+    recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Parameter] | None = None
+) -> Optimizer:
+    """The recipe's optimizer over `model`, which may be that of any stage; over `parameters`, by the model's names,
+    where they are a share of it."""
+    optim = recipe.optim
+    parameters = dict(model.named_parameters()) if parameters is None else parameters
+    kinds = model.parameter_kinds()
+    if optim.name == "muon":
+        assert optim.muon_lr is not None  # a rule of the recipe
+        return Muon(
+            parameters,
+            kinds,
+            lr_ratio=optim.muon_lr / optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            fused_rows=model.config.qkv_rows,
+        )
+    scales = None
+    if (
+        recipe.stages
+        and recipe.staged_growth is not None
+        and recipe.staged_growth.dynamics == "small"
+    ):
+        factor = model.config.n_embd // recipe.model_at(0).n_embd
+        scales = {name: small_model_scales(kind, factor) for name, kind in kinds.items()}
+    return AdamW(
+        parameters,
+        kinds,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        scales=scales,
+    )
+
+
+def build_state(
+    recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0
+) -> TrainState:
+    """The state before step 1, in the size of a stage where the recipe has stages."""
+    model = build_model(recipe, vocab_size, device, stage)
+    return TrainState(
+        model, build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device)
+    )

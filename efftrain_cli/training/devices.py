@@ -1,0 +1,245 @@
+"""What the processes of a run do together, chosen once: `Devices` is this process alone.
+
+`Replicated`, `Sharded` and `Rings` each say in a file of their own what they change. Loop, gradient, logger,
+checkpoints and divergence call these methods and never ask which strategy a run has; `strategy.py` chooses it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
+from efftrain_cli.optim.gradients import fill_gradients, take_gradients
+from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan
+from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training.state import TrainState, model_tensors
+from efftrain_cli.training.stopwatch import CommStats
+
+Losses = dict[str, Tensor]
+"""Share of the step's losses by name, "ce" first: sums over micro-batches, divided by the step's tokens."""
+BeforeLast = Callable[[Losses], None]
+"""Called with the complete losses before the backward pass of the last micro-batch."""
+
+
+class Rewinding(BaseException):
+    """Rank 0 has gone back to an earlier state and will share it. As `Stop`, nothing on the way may take it for a
+    fault."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward and backward passes of a step on this device."""
+
+    run: Callable[[Sequence[MicroBatch], BeforeLast], Losses]
+    """Add the gradient of micro-batches to `.grad`; return their losses."""
+    parameters: Sequence[nn.Parameter]
+    zeros: Mapping[str, Tensor]
+    """Losses of no micro-batch."""
+
+    def __call__(self, micro_batches: Sequence[MicroBatch]) -> Losses:
+        return self.run(micro_batches, lambda losses: None)
+
+    def no_losses(self) -> Losses:
+        """Return fresh losses of no micro-batch."""
+        return {name: zero.clone() for name, zero in self.zeros.items()}
+
+
+class GradientStep(NamedTuple):
+    """What a step's gradient leaves beside `.grad`."""
+
+    losses: Mapping[str, Tensor]
+    """Losses of the whole step."""
+    grad_norm: Tensor | None = None
+    """Norm before clipping, 0-d; None if the gradients are not clipped yet."""
+    method_tensors: Mapping[str, Tensor] | None = None
+    """Tensors in flight after the step; None: as before."""
+    columns: Mapping[str, Tensor] = {}
+    """The method's columns of metrics.jsonl, 0-d."""
+    dots: tuple[float, float, float] | None = None
+    """Products of the gradients of the batch's two halves, if measured."""
+
+
+class Devices:
+    """This process alone; with `lanes`, sums are taken as several devices take them."""
+
+    computes_alone = True
+    """Whether this process can compute the whole model by itself."""
+    survives_lost_rank = True
+    """Whether rank 0 can save the last step if another rank has ended."""
+    is_whole = True
+    """Whether rank 0 has, or can gather, all that a checkpoint holds."""
+
+    def __init__(self, ranks: Ranks = ALONE, lanes: int | None = None) -> None:
+        self.ranks, self.lanes = ranks, lanes
+        self.sharing = ranks
+        """The processes that share a batch, and this one among them."""
+
+    # --- a step ---
+
+    def begin_step(self, state: TrainState) -> None:
+        """Wait until all ranks begin the next step."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return the context of work that needs the other ranks' weights."""
+        return nullcontext()
+
+    def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
+        """Return this rank's micro-batches, numbered in the whole step, without empty ones."""
+        return [part for part in split_micro_batches(batch, plan, self.sharing) if len(part.tokens)]
+
+    def step(
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> GradientStep:
+        """Leave the gradient to apply in `.grad`."""
+        return GradientStep(self.gradient(passes, micro_batches, plan))
+
+    def gradient(
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> Losses:
+        """Leave the gradient of all ranks' micro-batches in `.grad`; return all ranks' losses."""
+        losses = self.local_gradient(passes, micro_batches, plan)
+        fill_gradients(passes.parameters)
+        return losses
+
+    def local_gradient(
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> Losses:
+        """Leave the gradient of this rank's micro-batches in `.grad`; return their losses."""
+        if self.lanes is None:
+            return passes(micro_batches)
+        here = range(
+            self.lanes * self.ranks.rank // self.ranks.world_size,
+            self.lanes * (self.ranks.rank + 1) // self.ranks.world_size,
+        )
+        return add_lanes(passes, micro_batches, plan, here, self.lanes)
+
+    def take_gradients(self, state: TrainState) -> list[nn.Parameter]:
+        """Return the parameters that the optimizer updates here, with their gradients in `.grad`."""
+        return list(state.model.parameters())
+
+    def gradient_norms(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Tensor]:
+        """Return the l2 norm of each group's gradient over all that the ranks hold, 0-d fp32."""
+        return [
+            torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])
+            for group in groups
+        ]
+
+    def measures(self, state: TrainState) -> dict[str, Tensor]:
+        """Return the optimizer's measures of the whole model, by column of metrics.jsonl."""
+        return state.optimizer.measures()
+
+    def end_step(self, evaluates: bool, saves: bool) -> None:
+        """Bring together what an evaluation or a checkpoint after this step needs."""
+
+    def pop_comm_stats(self) -> CommStats | None:
+        """Return what this rank spent on the others since the last call; None for a single process."""
+        return self.ranks.pop_comm_stats()
+
+    # --- agreement ---
+
+    def sync_stop_flag(self, step: int) -> None:
+        """Agree with the other ranks that none wants to stop; all then finish the step.
+
+        Raises:
+            Stop: a rank was asked to stop: all drop the step.
+            Rewinding: rank 0 has gone back to an earlier state.
+            EfftrainError: the ranks are at different steps: a bug.
+        """
+        if self.exchange_flags(step):
+            ask_to_stop("a signal to another process")
+            raise Stop("a signal to another process")
+
+    def end(self, state: TrainState) -> None:
+        """Agree that all ranks have trained to the end.
+
+        Raises:
+            Rewinding: rank 0 has gone back to an earlier state.
+        """
+        self.exchange_flags(state.progress.step)
+
+    def after_stop(self, state: TrainState) -> None:
+        """Let the other ranks end after rank 0 has saved."""
+
+    def rewind(self) -> None:
+        """On rank 0: interrupt the others, who wait for another state afterwards.
+
+        Raises:
+            Stop: a rank was asked to stop.
+        """
+        if self.exchange_flags(0, rewinding=True):
+            raise Stop("a signal to another process")
+
+    def exchange_flags(self, step: int, rewinding: bool = False) -> bool:
+        """Return whether a rank was asked to stop; raise `Rewinding` if none was and rank 0 rewinds."""
+        if self.ranks.is_single_process:
+            return False
+        self.ranks.enter("exchange")
+        began = time.perf_counter()
+        flags = torch.tensor([int(stop_asked()), int(rewinding), step, -step])
+        self.ranks.all_reduce_max(flags)
+        self.ranks.add_wait(time.perf_counter() - began)
+        asked, back, latest, earliest = flags.tolist()
+        if back and not rewinding and not asked:
+            raise Rewinding
+        if latest != -earliest and not back:
+            steps = f"{-earliest} and {latest}"
+            raise EfftrainError(
+                f"the ranks of this run are at different steps, {steps}: please report it"
+            )
+        return bool(asked)
+
+    # --- the whole state ---
+
+    def ready_to_save(self) -> bool:
+        """Return whether the state can be saved after this step; if not, ask for it after the next."""
+        return True
+
+    def local_tensors(self, state: TrainState) -> dict[str, Tensor]:
+        """Return this rank's parameters and optimizer state by name."""
+        return {**model_tensors(state), **state.optimizer.tensors()}
+
+    def full_state_dict(self, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return (model tensors, optimizer tensors), whole, on rank 0."""
+        return model_tensors(state), state.optimizer.tensors()
+
+
+def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> list[MicroBatch]:
+    """Return the micro-batches of a step that are this rank's, empty ones included."""
+    first, last = (
+        plan.accumulation_steps * r // ranks.world_size for r in (ranks.rank, ranks.rank + 1)
+    )
+    sizes = [plan.sequences_of(number) for number in range(first, last)]
+    parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
+    return [MicroBatch(number, *part) for number, part in enumerate(parts, first)]
+
+
+def add_lanes(
+    passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan, here: range, lanes: int
+) -> Losses:
+    """Leave the gradient of micro-batches in `.grad`, added up in a balanced tree over the lanes `here`.
+
+    Return the losses, added up likewise. A lane is an equal share of the step's micro-batches, in order.
+    """
+    each = plan.accumulation_steps // lanes
+    # (leaves, gradients, losses) of trees that are not paired yet
+    waiting: list[tuple[int, list[Tensor], Losses]] = []
+    for lane in here:
+        losses = passes([part for part in micro_batches if part.number // each == lane])
+        tree = 1, take_gradients(passes.parameters), losses
+        while waiting and waiting[-1][0] == tree[0]:
+            leaves, gradients, sums = waiting.pop()
+            torch._foreach_add_(gradients, tree[1])
+            tree = 2 * leaves, gradients, {name: sums[name] + tree[2][name] for name in sums}
+        waiting.append(tree)
+    ((_, gradients, losses),) = waiting  # a power of two of lanes
+    for parameter, gradient in zip(passes.parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return losses

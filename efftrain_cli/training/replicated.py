@@ -1,0 +1,134 @@
+"""strategy = "replicate": every rank holds the whole model and makes the same update.
+
+Gradients are added up in flat buckets whose layout is a function of the tensors' sizes, so a resumed run of the same
+world size repeats each sum bit for bit. (Buckets that are rebuilt during a run, as DistributedDataParallel's are, do
+not.) On CUDA a bucket is sent while the backward pass of the last micro-batch still computes the rest; when it is sent
+decides nothing about it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from efftrain_cli.optim.gradients import fill_gradients
+from efftrain_cli.plan.step import MicroBatch, StepPlan
+from efftrain_cli.training.buckets import buckets, flattened, scatter
+from efftrain_cli.training.devices import Devices, Losses, Passes
+from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.state import TrainState
+
+OVERLAPPING = frozenset({"cuda"})
+"""Kinds of devices on which the sum begins during the backward pass. A CPU's cores have that pass to do."""
+IN_FLIGHT = 4
+"""Buckets of an overlapped sum that are under way at once."""
+
+
+class Replicated(Devices):
+    """Copies of the model that share each batch."""
+
+    _agreed = False
+    """Whether the ranks have agreed to finish the step."""
+
+    def begin_step(self, state: TrainState) -> None:
+        self._agreed = False
+
+    def _agree(self, step: int) -> None:
+        """Agree once a step, which may have several sums."""
+        if not self._agreed:
+            self.sync_stop_flag(step)
+        self._agreed = True
+
+    def gradient(
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> Losses:
+        # A step that sums more than once, or in another order, does so after its passes.
+        overlaps = self.lanes is None and not plan.measure_similarity
+        if overlaps and passes.parameters[0].device.type in OVERLAPPING:
+            return self._overlapped(passes, micro_batches, plan)
+        losses = self.local_gradient(passes, micro_batches, plan)
+        self._agree(plan.step)
+        fill_gradients(passes.parameters)
+        gradients = [p.grad for p in passes.parameters if p.grad is not None]
+        if self.lanes is None:
+            self.ranks.all_reduce([*gradients, *losses.values()])
+        else:
+            self.ranks.all_reduce_in_pairs([*gradients, *losses.values()])
+        return losses
+
+    def _overlapped(
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    ) -> Losses:
+        reduce = OverlappedAllReduce(self.ranks, passes.parameters)
+
+        def begin(losses: Losses) -> None:
+            self._agree(plan.step)
+            reduce.begin(list(losses.values()))
+
+        losses = passes.run(micro_batches, begin)
+        if not micro_batches:  # every rank sends the same buckets in the same order
+            begin(losses)
+        fill_gradients(passes.parameters)
+        reduce.finish()
+        return losses
+
+
+class OverlappedAllReduce:
+    """As `Ranks.all_reduce` of all gradients and losses, while the backward pass computes the rest.
+
+    A bucket is sent once the gradients in it are complete, by hooks on the parameters, but only after the one behind it
+    in the model: so all ranks send the same buckets in the same order, whichever blocks each of them runs.
+    """
+
+    def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter]) -> None:
+        self._ranks, self._parameters = ranks, parameters
+        self._under_way: deque[tuple[list[Tensor], Tensor, Callable[[], None]]] = deque()
+
+    def begin(self, losses: Sequence[Tensor]) -> None:
+        """Prepare to send buckets during the backward pass that follows."""
+        self._buckets = list(buckets([*self._parameters, *losses]))
+        self._bucket_of = {
+            id(tensor): number for number, bucket in enumerate(self._buckets) for tensor in bucket
+        }
+        self._missing = [
+            sum(isinstance(tensor, nn.Parameter) for tensor in bucket) for bucket in self._buckets
+        ]
+        self._left = len(self._buckets)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+            for parameter in self._parameters
+        ]
+
+    def finish(self) -> None:
+        """Send what is left, once every parameter has a `.grad`, and wait for all: `.grad` and losses are sums then."""
+        for hook in self._hooks:
+            hook.remove()
+        with self._ranks.timing_sum(self._parameters[0].device):
+            while self._left:
+                self._send()
+            while self._under_way:
+                self._receive()
+
+    def _arrived(self, parameter: Tensor) -> None:
+        self._missing[self._bucket_of[id(parameter)]] -= 1
+        while self._left and not self._missing[self._left - 1]:
+            self._send()
+
+    def _send(self) -> None:
+        # Memory for a few buckets, not for a second copy of the gradient.
+        if len(self._under_way) == IN_FLIGHT:
+            self._receive()
+        self._left -= 1
+        gradients = [
+            t.grad if isinstance(t, nn.Parameter) else t for t in self._buckets[self._left]
+        ]
+        bucket = [gradient for gradient in gradients if gradient is not None]
+        flat = flattened(bucket)
+        self._under_way.append((bucket, flat, self._ranks.all_reduce_async(flat)))
+
+    def _receive(self) -> None:
+        bucket, flat, wait = self._under_way.popleft()
+        wait()
+        scatter(flat, bucket)

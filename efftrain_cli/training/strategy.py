@@ -1,0 +1,134 @@
+"""Which strategy a run has: chosen once, from its recipe and the processes that it was started as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.methods.ouroboros import Ouroboros
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.plan.cost import gradient_copies
+from efftrain_cli.plan.preview import PlanSummary
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.devices import Devices
+from efftrain_cli.training.ouroboros import delayed_gradients
+from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.replicated import Replicated
+from efftrain_cli.training.rings import RingOnOneDevice, Rings
+from efftrain_cli.training.sharded import Sharded
+from efftrain_cli.training.state import TrainState
+
+
+def choose_strategy(
+    recipe: Recipe, state: TrainState, ranks: Ranks, device: torch.device
+) -> Devices:
+    """Return what carries a run of `recipe` from `state`, which all ranks hold alike.
+
+    It may leave each rank a share of `state` on its `device`.
+    """
+    if ranks.is_single_process:
+        return single_device(recipe, state.model, state.method_tensors)
+    if recipe.late_gradients is not None:
+        return Rings(recipe, state, ranks)
+    if is_sharded(recipe, ranks):
+        return Sharded(recipe, state, ranks, device)
+    return Replicated(ranks, recipe.lanes)
+
+
+def single_device(recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tensor]) -> Devices:
+    """Return what carries a run of `recipe` in this process alone."""
+    if recipe.late_gradients is None:
+        return Devices(lanes=recipe.lanes)
+    return RingOnOneDevice(delayed_gradients(recipe, model), method_tensors)
+
+
+def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
+    """Whether each of these ranks keeps a share of the state."""
+    several = not ranks.is_single_process
+    return several and recipe.parallel is not None and recipe.parallel.strategy == "shard"
+
+
+def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
+    """Return where the whole model is built: it may not fit a device that is to hold a share."""
+    return torch.device("cpu") if is_sharded(recipe, ranks) else device
+
+
+def as_single_device(recipe: Recipe) -> Recipe:
+    """Return the recipe without its ways of sharing a step, for a probe of one micro-batch."""
+    return replace(recipe, parallel=None)
+
+
+def waiting_gradients(recipe: Recipe, ranks: Ranks) -> int:
+    """Return how many sums of gradients wait for others at most, in gradients of the whole model."""
+    return gradient_copies(recipe, ranks.world_size) - gradient_copies(as_single_device(recipe))
+
+
+def sharing_facts(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
+    """Return how a run's steps are shared, for its origin.json."""
+    return {"world_size": ranks.world_size, "lanes": recipe.lanes}
+
+
+def note_on_change(recipe: Recipe, changed: list[str]) -> str:
+    """Return what a change of these facts means for a run that is continued."""
+    if changed == ["devices"] and recipe.lanes is not None:
+        return f"by parallel.lanes = {recipe.lanes} the same bits"
+    return "the last bits of the results may differ"
+
+
+def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
+    """Refuses a run that these ranks cannot share.
+
+    Raises:
+        UsageError: a step has fewer sequences than there are ranks, or the lanes cannot be dealt to them.
+    """
+    if ranks.is_single_process:
+        return
+    ring = recipe.late_gradients
+    if ring is not None:
+        _check_ring(ring, recipe, ranks)
+    sharing = ranks.world_size // (1 if ring is None else ring.devices)
+    smallest = min(
+        (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()),
+        default=summary.smallest_batch,
+    )
+    smallest = min(smallest, summary.smallest_batch)
+    if smallest < sharing:
+        raise UsageError(
+            f"a step of {smallest} sequences cannot be shared by {sharing} {'devices' if ring is None else 'rings'}: each needs one\n"
+            f"use at most --devices {smallest * ranks.world_size // sharing}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
+        )
+    lanes = recipe.lanes
+    cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
+    if lanes is None and cut:
+        raise UsageError(
+            f"[{cut[0]}] depends on how a step is cut into micro-batches, which {ranks.world_size} devices cut differently from one\n"
+            f"set parallel.lanes = {max(ranks.world_size, 4)}, so that any number of devices cuts it the same way"
+        )
+    if lanes is not None and lanes % ranks.world_size:
+        raise UsageError(
+            f"parallel.lanes = {lanes} is not a multiple of the {ranks.world_size} devices\n"
+            "use 2, 4, ... devices up to that number, or set parallel = false"
+        )
+
+
+def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
+    """Refuses what no ring of these ranks can do."""
+    if ranks.world_size % section.devices:
+        raise UsageError(
+            f"ouroboros.modules = {section.modules} makes rings of {section.devices} devices, and {ranks.world_size} were started\n"
+            f"start {section.devices} of them or a multiple, or one alone, which computes the same; or choose another ouroboros.modules"
+        )
+    if section.cosine_every:
+        raise UsageError(
+            "ouroboros.cosine_every needs the whole model at once, and in a ring each device computes only its own modules\n"
+            "set it to 0, or train on one device"
+        )
+    if recipe.standardization_loss is not None:
+        raise UsageError(
+            "[standardization_loss] adds terms within the modules, which a ring does not carry between its devices\n"
+            "train on one device, or set standardization_loss = false"
+        )
