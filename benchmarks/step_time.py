@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from efftrain_cli.plan.step import Batch, StepPlan
+from efftrain_cli.foundation.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training.build import build_model, build_optimizer

@@ -32,10 +32,10 @@ from efftrain_cli.foundation.signals import (
     stop_on_signals,
     stop_reason,
 )
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import inner_parameters
 from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size, plan_step
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.prepare import named_text
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.communication import communication

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from efftrain_cli.plan.step import Batch, Progress, StepPlan
+from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.state import load_tensors, progress_from_json, progress_to_json
 from efftrain_cli.training.trainer import read_records, train

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.plan.step import Batch, StepPlan
+from efftrain_cli.foundation.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_model, build_optimizer
 from efftrain_cli.training.state import TrainState, model_tensors

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from efftrain_cli.data.prepare import prepare
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoint_path
 from efftrain_cli.training.state import TrainState, write_checkpoint

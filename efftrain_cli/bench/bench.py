@@ -22,13 +22,13 @@ import torch
 from efftrain_cli.bench.pipelines import rivals, started_state
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.step import Batch, StepPlan
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import optimizer_flops, plan_step
-from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.ouroboros import head_in_blocks
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import full_plan
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_model, build_optimizer, build_state
 from efftrain_cli.training.ranks import Ranks

@@ -63,7 +63,8 @@ def sample(
             f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9"
         )
     run = find_run(run)  # before PyTorch is imported, which takes seconds
-    from efftrain_cli.model.generate import Sampling, generate_text
+    from efftrain_cli.model.generate import Sampling
+    from efftrain_cli.training.sampling import generate_text
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.trained_model import load_trained_model
 

@@ -19,7 +19,7 @@ import numpy as np
 from efftrain_cli.data.limits import apportion
 from efftrain_cli.data.shards import Part, TokenShards
 from efftrain_cli.foundation.errors import DataError, RecipeError
-from efftrain_cli.plan.step import Batch, StepPlan
+from efftrain_cli.foundation.step import Batch, StepPlan
 
 if TYPE_CHECKING:
     from torch import Tensor

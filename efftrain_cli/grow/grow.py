@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.staged_growth import (
     Stage,
     StagedGrowth,
@@ -29,7 +30,6 @@ from efftrain_cli.methods.staged_growth import (
     parse_operator,
     shapes_of_stages,
 )
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import (

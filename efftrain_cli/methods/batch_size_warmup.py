@@ -18,16 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION, Count
-from efftrain_cli.methods.method import Method, varying
-
-if TYPE_CHECKING:
-    from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.methods.method import Method, Sections, varying
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -84,7 +81,7 @@ class BatchSizeWarmup(Method):
         batch_sizes = range(self.start, full, self.increment)
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         for key, rule in self.misfits(
             recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens
         ):
@@ -96,7 +93,7 @@ class BatchSizeWarmup(Method):
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         return min(self.start, batch_size), batch_size
 
-    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         start = batch_size // 2
         return {
             "batch_size_warmup": replace(

@@ -33,13 +33,12 @@ from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.method import Method, Sections
 
 if TYPE_CHECKING:
     import torch
 
     from efftrain_cli.model.gpt import GPT
-    from efftrain_cli.recipe.recipe import Recipe
 
 Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 UNIT = 16
@@ -134,7 +133,7 @@ class ChunkedAccumulation(Method):
         """Format of incoming gradients."""
         return self.gradient_operands or self.operands
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         blocks, width = recipe.model.n_layer, recipe.model.n_embd
         if self.layers == "inner" and blocks < 3 and not self.head:
             rule = f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model'
@@ -148,7 +147,7 @@ class ChunkedAccumulation(Method):
             rule = f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)"
             yield "model.vocab_multiple", rule
 
-    def warnings(self, recipe: Recipe) -> Iterator[str]:
+    def warnings(self, recipe: Sections) -> Iterator[str]:
         for name, lengths in self.lengths(recipe).items():
             role = self.roles[name]
             if role is None or role.chunk == 0:
@@ -180,7 +179,7 @@ class ChunkedAccumulation(Method):
         ):
             yield "chunked_accumulation has fp32 operands and no role: it changes nothing"
 
-    def assumptions(self, recipe: Recipe) -> list[str]:
+    def assumptions(self, recipe: Sections) -> list[str]:
         if self.fidelity == "hardware":
             return [
                 "Linear layers multiply in fp8 where the device can; on a CPU fast_accumulation has no effect."
@@ -190,7 +189,7 @@ class ChunkedAccumulation(Method):
             "are those of special hardware."
         ]
 
-    def lengths(self, recipe: Recipe) -> dict[str, tuple[int, ...]]:
+    def lengths(self, recipe: Sections) -> dict[str, tuple[int, ...]]:
         """Products in a sum of each role, ascending, in the blocks' layers of the last stage at full micro-batches."""
         width = recipe.model.n_embd
         sequences = min(

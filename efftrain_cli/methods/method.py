@@ -9,12 +9,36 @@ A method's section, its list of hyperparameters and the object with the paper's 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from efftrain_cli.foundation.step import StepPlan, StepResult
     from efftrain_cli.model.config import GPTConfig
-    from efftrain_cli.plan.step import StepPlan, StepResult
-    from efftrain_cli.recipe.recipe import Recipe
+
+
+class Sections(Protocol):
+    """What methods read of a recipe: its other sections, and what follows from them."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def data(self) -> Any: ...
+    @property
+    def optim(self) -> Any: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def eval(self) -> Any: ...
+    @property
+    def parallel(self) -> Any: ...
+    @property
+    def stages(self) -> tuple[Any, ...]: ...
+    @property
+    def methods(self) -> Mapping[str, Any]: ...
+    @property
+    def varies(self) -> frozenset[str]: ...
+    @property
+    def full_steps(self) -> int | None: ...
 
 
 class Method:
@@ -32,11 +56,11 @@ class Method:
     also_called: ClassVar[Mapping[str, str]] = {}
     """What other programs and papers call its keys, in lower case and with _ for -; "" is the section itself."""
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         """(dotted key, rule) of everything in `recipe` that this method cannot work with."""
         yield from ()
 
-    def warnings(self, recipe: Recipe) -> Iterator[str]:
+    def warnings(self, recipe: Sections) -> Iterator[str]:
         """What is legal and probably not meant, one sentence each."""
         yield from ()
 
@@ -57,11 +81,11 @@ class Method:
         """Bytes of its own tensors between two full steps, which each checkpoint holds too."""
         return 0
 
-    def assumptions(self, recipe: Recipe) -> list[str]:
+    def assumptions(self, recipe: Sections) -> list[str]:
         """What a plan cannot know in advance, and what it assumes instead, one sentence each."""
         return []
 
-    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         """Fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences, so
         that it changes before and after a stop in the middle. Empty where the method has no schedule."""
         return {}
@@ -71,7 +95,7 @@ class Method:
         return {}
 
     def columns(
-        self, recipe: Recipe, plan: StepPlan, result: StepResult
+        self, recipe: Sections, plan: StepPlan, result: StepResult
     ) -> dict[str, float | None]:
         """This method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
         return {}

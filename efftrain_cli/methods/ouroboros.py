@@ -28,12 +28,11 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, varying
+from efftrain_cli.methods.method import Method, Sections, varying
 from efftrain_cli.model.flops import block_parameters, flops_per_token
 
 if TYPE_CHECKING:
     from efftrain_cli.model.config import GPTConfig
-    from efftrain_cli.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -86,7 +85,7 @@ class Ouroboros(Method):
         """The device in the ring, from 0, that holds module k."""
         return 0 if module == self.modules else module - 1
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         n_layer = recipe.model.n_layer
         if self.modules > n_layer + 2:
             yield (
@@ -112,10 +111,8 @@ class Ouroboros(Method):
                 "stages",
                 "cannot be combined with ouroboros: gradients in flight have the shape of the smaller model",
             )
-        if (
-            recipe.chunked_accumulation is not None
-            and recipe.chunked_accumulation.rounding == "stochastic"
-        ):
+        accumulation = recipe.methods.get("chunked_accumulation")
+        if accumulation is not None and accumulation.rounding == "stochastic":
             rule = 'must be "nearest" with ouroboros: a batch that is run again would draw other roundings'
             yield "chunked_accumulation.rounding", rule
         if recipe.parallel is not None and recipe.parallel.lanes is not None:
@@ -124,14 +121,14 @@ class Ouroboros(Method):
                 "cannot be combined with ouroboros, whose devices hold modules; set parallel = false",
             )
 
-    def warnings(self, recipe: Recipe) -> Iterator[str]:
+    def warnings(self, recipe: Sections) -> Iterator[str]:
         warmup, steps = self.warmup_steps, recipe.full_steps
         if self.modules == 1:
             yield "ouroboros.modules = 1 delays nothing: this is ordinary training"
         elif steps is not None and warmup >= steps:
             yield f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient is ever late"
 
-    def assumptions(self, recipe: Recipe) -> list[str]:
+    def assumptions(self, recipe: Sections) -> list[str]:
         if self.modules == 1:
             return []
         after = (
@@ -147,7 +144,7 @@ class Ouroboros(Method):
             f"unchanged for its first one; the last ones in flight are dropped.{again}"
         ]
 
-    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         every = min(self.cosine_every, 2)
         return {
             "ouroboros": replace(

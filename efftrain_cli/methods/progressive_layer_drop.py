@@ -35,11 +35,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.method import Method, Sections
 
 if TYPE_CHECKING:
-    from efftrain_cli.plan.step import StepPlan, StepResult
-    from efftrain_cli.recipe.recipe import Recipe
+    from efftrain_cli.foundation.step import StepPlan, StepResult
 
 GAMMA_STEPS = 100
 """gamma = GAMMA_STEPS / T: after T / 100 updates theta has come 63 % of its way."""
@@ -66,7 +65,7 @@ class ProgressiveLayerDrop(Method):
     granularity: Literal["step", "micro_step"] = "micro_step"
     """How often the gates are drawn: once per optimizer step, or for every micro-batch."""
 
-    def warnings(self, recipe: Recipe) -> Iterator[str]:
+    def warnings(self, recipe: Sections) -> Iterator[str]:
         run_steps = recipe.full_steps
         if run_steps is not None and self.steps > 2 * run_steps and self.theta < 1:
             yield (
@@ -80,10 +79,10 @@ class ProgressiveLayerDrop(Method):
                 "it is for comparison only"
             )
 
-    def assumptions(self, recipe: Recipe) -> list[str]:
+    def assumptions(self, recipe: Sections) -> list[str]:
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
 
-    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         return (
             {"progressive_layer_drop": replace(self, steps=2 * half)}
             if self.steps > 2 * half
@@ -91,7 +90,7 @@ class ProgressiveLayerDrop(Method):
         )
 
     def columns(
-        self, recipe: Recipe, plan: StepPlan, result: StepResult
+        self, recipe: Sections, plan: StepPlan, result: StepResult
     ) -> dict[str, float | None]:
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 

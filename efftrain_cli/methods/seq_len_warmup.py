@@ -30,17 +30,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, varying
-
-if TYPE_CHECKING:
-    from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.methods.method import Method, Sections, varying
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -195,7 +192,7 @@ class SeqLenWarmup(Method):
             first, tokens = begins, length * self.batch_size_at(length, full, batch_size)
         return total + (step - first + 1) * tokens
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower
         # bound.
         smallest = min(
@@ -210,7 +207,7 @@ class SeqLenWarmup(Method):
                 f"{name} to false",
             )
 
-    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         if self.steps is not None:
             return {"seq_len_warmup": replace(self, steps=min(self.steps, 2 * half))}
         until = (min(self.until[0], half + 1),) if len(self.until) == 1 else self.until

@@ -34,13 +34,12 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, varying
+from efftrain_cli.methods.method import Method, Sections, varying
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from efftrain_cli.plan.step import MicroBatch, StepPlan, StepResult
-    from efftrain_cli.recipe.recipe import Recipe
+    from efftrain_cli.foundation.step import MicroBatch, StepPlan, StepResult
 
 CHUNK = 1 << 16
 """Elements per chunk of a dot product on the CPU."""
@@ -101,7 +100,7 @@ class SimiGrad(Method):
         """max_batch_size rounded down to the quantum, in sequences."""
         return self.max_batch_size // self.quantum * self.quantum
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         key, batch_size = "train.batch_size", recipe.train.batch_size
         if batch_size % self.quantum:
             yield (
@@ -112,7 +111,7 @@ class SimiGrad(Method):
             bounds = f"{self.lowest} to {self.highest} sequences"
             yield key, f"must lie within SimiGrad's bounds, {bounds}: SimiGrad starts from it"
 
-    def warnings(self, recipe: Recipe) -> Iterator[str]:
+    def warnings(self, recipe: Sections) -> Iterator[str]:
         if recipe.optim.schedule != "constant" and recipe.optim.decay_steps is not None:
             yield (
                 "optim.decay_steps decays by steps, and SimiGrad makes their number unknown; decay by tokens instead "
@@ -147,13 +146,13 @@ class SimiGrad(Method):
     def batch_multiple(self) -> int:
         return self.quantum
 
-    def assumptions(self, recipe: Recipe) -> list[str]:
+    def assumptions(self, recipe: Sections) -> list[str]:
         return [
             "SimiGrad decides the batch size from gradients as they come; the plan assumes that it stays as it is, at first "
             f"train.batch_size = {recipe.train.batch_size}."
         ]
 
-    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         every = min(self.interval, half)
         return {
             "simigrad": replace(
@@ -211,7 +210,7 @@ class SimiGrad(Method):
         return max(self.lowest, min(wanted, self.highest))
 
     def columns(
-        self, recipe: Recipe, plan: StepPlan, result: StepResult
+        self, recipe: Sections, plan: StepPlan, result: StepResult
     ) -> dict[str, float | None]:
         """None in a step that did not measure, and where the value does not exist.
 

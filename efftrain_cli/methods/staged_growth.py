@@ -36,11 +36,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION, Count, parse_count
-from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.method import Method, Sections
 
 if TYPE_CHECKING:
-    from efftrain_cli.plan.step import Progress
-    from efftrain_cli.recipe.recipe import Recipe
+    from efftrain_cli.foundation.step import Progress
 
 Moments = Literal["paper", "ema", "reset"]
 Symmetry = Literal["none", "offdiag", "noise"]
@@ -177,7 +176,7 @@ class Stage:
     0.563 for width x 2, 0.407 for both."""
 
 
-def _planned_end(recipe: Recipe, switch: Switch | None) -> float | None:
+def _planned_end(recipe: Sections, switch: Switch | None) -> float | None:
     """Return the tokens of the run at which a stage ends, None if only training shows it."""
     if switch is None or switch.rule not in ("steps", "tokens"):
         return None
@@ -206,7 +205,7 @@ class StagedGrowth(Method):
     """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small":
     matrices and the last layer norm at lr / k and k times the weight decay, eps / k)."""
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         if recipe.optim.name == "muon" and self.dynamics == "small":
             rule = 'must be "target" with optim.name = "muon": the small model\'s dynamics are derived for AdamW'
             yield "staged_growth.dynamics", rule
@@ -230,7 +229,7 @@ class StagedGrowth(Method):
                 rule = f"stage {index}: lr = {stage.lr:g} must not be less than optim.min_lr = {recipe.optim.min_lr:g}, where its decay ends"
                 yield "stages", rule
 
-    def warnings(self, recipe: Recipe) -> Iterator[str]:
+    def warnings(self, recipe: Sections) -> Iterator[str]:
         optim, budget = recipe.optim, recipe.train.tokens
         ends = [_planned_end(recipe, stage.switch) for stage in recipe.stages[:-1]]
         for index, stage_end in enumerate(ends):
@@ -249,7 +248,7 @@ class StagedGrowth(Method):
                 f"before the end of its decay at {decay:,}: the learning rate ends above min_lr; set optim.decay_tokens = {end:_}"
             )
 
-    def _schedule_end(self, recipe: Recipe, ends: Iterable[float | None]) -> int | None:
+    def _schedule_end(self, recipe: Sections, ends: Iterable[float | None]) -> int | None:
         """Return the tokens at which the schedule stands at the end of the budget, None if only training shows it."""
         schedule, trained = 0.0, 0.0
         for end, following in zip(ends, recipe.stages[1:], strict=True):
@@ -261,7 +260,7 @@ class StagedGrowth(Method):
             schedule, trained = (schedule + end - trained) * ratio, end
         return round(schedule + recipe.train.tokens - trained)
 
-    def assumptions(self, recipe: Recipe) -> list[str]:
+    def assumptions(self, recipe: Sections) -> list[str]:
         return [
             f"Stage {index} ends by the {switch.rule} of the validation loss; the plan assumes "
             + (
@@ -273,7 +272,7 @@ class StagedGrowth(Method):
             if switch is not None and switch.reads_val_loss()
         ]
 
-    def shortened(self, recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         return {
             "stages": tuple(
                 stage

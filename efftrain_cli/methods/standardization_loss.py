@@ -27,16 +27,15 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method
+from efftrain_cli.methods.method import Method, Sections
 from efftrain_cli.model.flops import channels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from efftrain_cli.foundation.step import StepPlan
     from efftrain_cli.model.config import Dimensions
     from efftrain_cli.model.gpt import GPT
-    from efftrain_cli.plan.step import StepPlan
-    from efftrain_cli.recipe.recipe import Recipe
 
 SITES: dict[str, tuple[str, ...]] = {
     "preact": ("attn.c_attn", "mlp.c_fc"),
@@ -107,7 +106,7 @@ class StandardizationLoss(Method):
     def cut_matters(self) -> bool:
         return self.moments == "channel"
 
-    def problems(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         model = recipe.model
         gated = model.mlp == "swiglu"
         if self.affine and (gated or not model.bias):
@@ -121,20 +120,17 @@ class StandardizationLoss(Method):
                 "standardization_loss.affine",
                 'must be false with sites = "ln_input" and model.norm = "layernorm": layer norms have a scale and shift of their own',
             )
-        if (
-            recipe.ouroboros is not None
-            and recipe.ouroboros.modules > 1
-            and recipe.ouroboros.variant == "replay"
-        ):
+        ouroboros = recipe.methods.get("ouroboros")
+        if ouroboros is not None and ouroboros.modules > 1 and ouroboros.variant == "replay":
             why = "a module that is run again does so for the cross-entropy alone"
             yield "ouroboros.variant", f'must be "stash" with standardization_loss: {why}'
-        warmup = recipe.seq_len_warmup
+        warmup = recipe.methods.get("seq_len_warmup")
         shortest = model.seq_len if warmup is None else warmup.seq_len_at(1, model.seq_len)
         if self.skip_first_position and shortest < 2:
             rule = f"leaves nothing of sequences of {shortest} token: the shortest needs 2 or more"
             yield "standardization_loss.skip_first_position", rule
 
-    def warnings(self, recipe: Recipe) -> Iterator[str]:
+    def warnings(self, recipe: Sections) -> Iterator[str]:
         model = recipe.model
         if model.norm == "layernorm" and self.sites == "ln_input":
             yield (
@@ -149,7 +145,7 @@ class StandardizationLoss(Method):
                 "beside a cross-entropy of a few nats 0.01 to 1 is usual"
             )
 
-    def assumptions(self, recipe: Recipe) -> list[str]:
+    def assumptions(self, recipe: Sections) -> list[str]:
         model, paper, per, stays = recipe.model, "", "each token", ""
         if self.moments == "channel":
             paper = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model):.3g}"

@@ -1,23 +1,19 @@
 """Text from a trained GPT, token by token, keeping keys and values of what it has read.
 
-`generate` is a generator of token columns, so its caller decides when to stop; `generate_text` stops at end-of-text and
-turns tokens into text. The padding of the vocabulary is never sampled: the head cuts it off.
+`generate` is a generator of token columns, so its caller decides when to stop. The padding of the vocabulary is never
+sampled: the head cuts it off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
-
-if TYPE_CHECKING:
-    from efftrain_cli.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,26 +85,3 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
         probabilities = probabilities.masked_fill(beyond.gather(-1, order.argsort(-1)), 0.0)
     drawn = torch.multinomial(probabilities.cpu(), 1, generator=generator)[:, 0]
     return drawn.to(logits.device)
-
-
-def generate_text(
-    model: GPT, tokenizer: Tokenizer, prompt: str, sampling: Sampling, max_tokens: int
-) -> Iterator[str]:
-    """Pieces of the text that follows `prompt`, as they become whole characters; ends at end-of-text or max_tokens.
-
-    An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain text, as in training
-    data.
-    """
-    from tokenizers.decoders import DecodeStream
-
-    ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.eot_id]
-    # The stream reads the prompt too: a piece's leading space depends on what stands before it.
-    stream = DecodeStream(ids=ids, skip_special_tokens=True)
-    tokens = generate(model, torch.tensor([ids], device=model.device), sampling)
-    for _ in range(max_tokens):
-        token = int(next(tokens))
-        if token == tokenizer.eot_id:
-            return
-        piece = stream.step(tokenizer.backend, token)
-        if piece is not None:
-            yield piece

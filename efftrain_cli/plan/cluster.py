@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.model.flops import block_parameters, inner_parameters, parameter_count
 from efftrain_cli.plan.cost import gradient_copies, likely_vocabulary, training_bytes
 from efftrain_cli.plan.plan import (
@@ -30,7 +31,6 @@ from efftrain_cli.plan.plan import (
     padded_vocab_size,
     plan_run,
 )
-from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Parallel
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from functools import cache
 
+from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.methods.staged_growth import (
     default_schedule_ratio,
     parse_operator,
@@ -22,7 +23,6 @@ from efftrain_cli.model.flops import (
     newton_schulz_flops,
     parameter_count,
 )
-from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.plan.plan import plan_run
-from efftrain_cli.plan.step import Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 
 CSV_COLUMNS = (

@@ -151,7 +151,7 @@ def check_draft(draft: Draft) -> Recipe:
     absent = {name: None for name, info in fields if may_be_absent(info.annotation)}
     known = {**absent, **check.partial, **sections}
     partial = Partial(**known, methods=methods_among(known))
-    for key, rule in breaches_between(partial):  # type: ignore[arg-type]  # a recipe, as far as it is known
+    for key, rule in breaches_between(partial):  # a recipe, as far as it is known
         section, _, name = key.partition(".")
         check.add(key, rule, getattr(known[section], name) if name else None)
     if check.problems:

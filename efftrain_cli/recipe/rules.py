@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from efftrain_cli.methods.method import varying
+from efftrain_cli.methods.method import Sections, varying
 from efftrain_cli.model.config import Dimensions
 from efftrain_cli.recipe.check import UnknownValue
 
-if TYPE_CHECKING:
-    from efftrain_cli.recipe.recipe import Recipe
 
-
-def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def breaches_between(recipe: Sections) -> Iterator[tuple[str, str]]:
     """(dotted key, rule) of every combination that cannot work. `recipe` may be what is known of one with mistakes: a
     rule is skipped where a value that it needs is itself wrong."""
     for rules in (_model_rules, _data_rules, _optim_rules, _parallel_rules, _method_rules):
@@ -29,12 +25,12 @@ def breaches_between(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield from method.problems(recipe)
 
 
-def _model_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _model_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
     for name, rule in Dimensions.misfits(recipe.model):
         yield f"model.{name}", rule
 
 
-def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _data_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
     data = recipe.data
     if data.sources is None:
         return
@@ -50,7 +46,7 @@ def _data_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield "data.sources", f"source {number} ({source.path!r}): {rule}, {total:g}"
 
 
-def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _optim_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
     optim = recipe.optim
     if optim.decay_tokens is not None and optim.decay_steps is not None:
         same = f"optim.decay_tokens = {optim.decay_tokens:,} schedules the same decay"
@@ -81,7 +77,7 @@ def _optim_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         )
 
 
-def _method_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _method_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
     for one, other in pairwise(varying(recipe.methods, "batch")):
         yield (
             one,
@@ -89,7 +85,7 @@ def _method_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
         )
 
 
-def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
     lanes = None if recipe.parallel is None else recipe.parallel.lanes
     if recipe.parallel is not None and recipe.parallel.strategy == "shard":
         unable = {
@@ -117,7 +113,7 @@ def _parallel_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield "parallel.lanes", rule
 
 
-def warnings_of(recipe: Recipe) -> list[str]:
+def warnings_of(recipe: Sections) -> list[str]:
     """What is legal and probably not meant, one sentence each; `pretrain` prints them before step 1."""
     found = []
     model, optim, train, steps = recipe.model, recipe.optim, recipe.train, recipe.full_steps
@@ -157,7 +153,7 @@ def warnings_of(recipe: Recipe) -> list[str]:
             f"optim.decay_steps = {optim.decay_steps:,} lies beyond the budget's {steps:,} steps: "
             "the learning rate never reaches min_lr"
         )
-    slw = recipe.seq_len_warmup
+    slw = recipe.methods.get("seq_len_warmup")
     early = recipe.varies & {"length", "batch"} and not (slw is not None and slw.batch == "tokens")
     if (
         early

@@ -7,7 +7,6 @@ its first run starts; comments and the order of keys are free to change, everyth
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -18,23 +17,17 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.compare.sequential import schedule
-from efftrain_cli.foundation.environment import expanded
-from efftrain_cli.foundation.errors import Problem, RecipeError, UsageError
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.section import SECTION, Text
-from efftrain_cli.recipe.check import Check, report
 from efftrain_cli.recipe.file import (
     find_recipe,
     is_path,
     read_recipe_file,
-    read_toml_file,
     shown_path,
 )
-from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.recipe.toml import flatten, toml_value
-from efftrain_cli.run.directory import run_path
+from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.rows import NOT_COMPUTED
-from efftrain_cli.study.phases import confirmation, over_rates, tuning
-from efftrain_cli.sweep.trials import check_comparable, parse_seeds, recipe_of
+from efftrain_cli.sweep.trials import parse_seeds
 
 COSTS = ("tokens_to_target", "flops_to_target", "seconds_to_target")
 """Measures of cost: compared as ratios, so a margin is a share."""
@@ -238,147 +231,3 @@ def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
                 yield from _flat(item, f"{prefix}{field.name}.{name}.")
         elif value is not None:
             yield f"{prefix}{field.name}", value
-
-
-def read_study(path: Path) -> StudyFile:
-    """Reads a study file and checks everything that can be known before training.
-
-    Raises:
-        RecipeError: it breaks any rule; the message lists every breach at once.
-    """
-    path = expanded(str(path), "write the path without ~")
-    if path.suffix != ".toml":
-        raise UsageError(f"{path}: a study is a TOML file; its name ends in .toml")
-    if not path.is_file():
-        raise UsageError(f"there is no study file {path}")
-    draft = read_toml_file(path)
-    check = Check(draft, Study)
-    valid = check.result()
-    _check_numbers(check, valid)
-    _check_arms(check, valid, path)
-    _check_tuning(check, valid)
-    _check_recipes(check, valid, path)
-    if not check.problems:
-        study = StudyFile(path, Study(**valid))
-        _check_runs(check, study)
-        if not check.problems:
-            return study
-    raise RecipeError(report(path.stem, check.problems, "study"), check.problems)
-
-
-def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
-    seeds = parse_seeds(valid["seeds"]) if "seeds" in valid else ()
-    if seeds and len(seeds) < 2:
-        check.add("seeds", "needs two seeds or more: one seed supports no claim", valid["seeds"])
-    elif seeds and "looks" in valid:
-        try:
-            schedule(len(seeds), valid["looks"])
-        except ValueError as error:
-            check.add("looks", str(error), valid["looks"])
-    if (
-        seeds
-        and (tuning := valid.get("tuning"))
-        and (both := sorted({*seeds} & {*parse_seeds(tuning.seeds)}))
-    ):
-        rule = "has seeds of the study itself: a setting chosen on the judged runs flatters them"
-        check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
-    for i, primary in enumerate(valid.get("primary", ())):
-        if primary.direction in ("noninferior", "equivalent") and primary.margin is None:
-            rule = f"is required for {primary.direction}: how large a difference still does not matter?"
-            check.add(f"primary.{i}.margin", rule)
-        if primary.direction in ("better", "different") and primary.margin is not None:
-            check.add(
-                f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin
-            )
-        if primary.target is not None and primary.measure not in COSTS:
-            check.add(
-                f"primary.{i}.target", "is for a cost, such as tokens_to_target", primary.target
-            )
-        if primary.rates and primary.measure != "lr_sensitivity":
-            check.add(f"primary.{i}.rates", "is for lr_sensitivity", list(primary.rates))
-        rates = primary.rates or ()
-        rising = all(later > rate for rate, later in itertools.pairwise(rates))
-        if primary.measure == "lr_sensitivity" and (len(rates) < 2 or not rising):
-            check.add(
-                f"primary.{i}.rates",
-                "needs two or more learning rates, in rising order",
-                list(rates),
-            )
-    kinds = [(primary.measure, primary.target) for primary in valid.get("primary", ())]
-    for i, kind in enumerate(kinds):
-        if kind in kinds[:i]:
-            check.add(f"primary.{i}.measure", "is judged already by a [[primary]] above", kind[0])
-
-
-def _check_arms(check: Check, valid: Mapping[str, Any], path: Path) -> None:
-    arms = valid.get("arms", ())
-    names = [arm.name for arm in arms]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            check.add(f"arms.{i}.name", "is also the name of another arm", name)
-        try:
-            run_path(f"{path.stem}-{name}")
-        except UsageError:
-            rule = "may hold letters, digits, '.', '_' and '-': it is part of the names of runs"
-            check.add(f"arms.{i}.name", rule, name)
-        if len(f"{path.stem}-{name}") > LONGEST_NAME:
-            rule = f"is too long beside the study's name {path.stem!r}: {LONGEST_NAME - 1} characters for both"
-            check.add(f"arms.{i}.name", rule, name)
-    if names and "baseline" in valid and valid["baseline"] not in names:
-        check.add("baseline", f"must be one of the arms: {', '.join(names)}", valid["baseline"])
-
-
-def _check_tuning(check: Check, valid: Mapping[str, Any]) -> None:
-    grids = [("tuning.grid", valid["tuning"].grid)] if valid.get("tuning") else []
-    for i, arm in enumerate(valid.get("arms", ())):
-        if arm.grid is not None:
-            if not valid.get("tuning"):
-                check.add(f"arms.{i}.grid", "needs a [tuning] section with the seeds to tune on")
-            grids.append((f"arms.{i}.grid", arm.grid))
-    for key, grid in grids:
-        for name, values in grid.items():
-            if name in ("seed", "base") or name.startswith(NOT_COMPUTED):
-                check.add(
-                    key, f"{name} cannot be tuned: it does not change what a recipe computes", None
-                )
-            if len(set(map(toml_value, values))) < len(values):
-                check.add(key, f"{name} has a value twice", list(values))
-
-
-def _check_recipes(check: Check, valid: Mapping[str, Any], path: Path) -> None:
-    for i, arm in enumerate(valid.get("arms", ())):
-        try:
-            load_recipe(
-                str(find_recipe(arm.recipe, beside=path)), (*valid.get("set", ()), *arm.set)
-            )
-        except RecipeError as error:
-            _wrong_recipe(check, i, arm.recipe, error)
-
-
-def _wrong_recipe(check: Check, i: int, recipe: str, error: RecipeError) -> None:
-    text = str(error).replace("\n", "\n    ")
-    check.problems.append(
-        Problem(
-            f"arms.{i}.recipe", text, toml_value(recipe), check.draft.origin(f"arms.{i}.recipe")
-        )
-    )
-
-
-def _check_runs(check: Check, file: StudyFile) -> None:
-    """Every point of every arm's grid must be a recipe, and all must be validated on the same text."""
-    runs = [*confirmation(file, {}), *over_rates(file, {}), *tuning(file)]
-    trials = []
-    for i, arm in enumerate(file.study.arms):
-        of_arm = [trial for name, trial in runs if name == arm.name]
-        trials += of_arm
-        for trial in {trial.settings: trial for trial in reversed(of_arm)}.values():
-            try:
-                recipe_of(trial)
-            except RecipeError as error:
-                _wrong_recipe(check, i, arm.recipe, error)
-    if not check.problems:
-        try:
-            check_comparable(trials)
-        except UsageError as error:
-            text = str(error).partition("\nMake them equal")[0].replace("\n", "\n    ")
-            check.problems.append(Problem("arms", text, None, check.draft.origin("arms.0")))

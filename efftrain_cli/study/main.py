@@ -19,9 +19,10 @@ from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
 from efftrain_cli.study.conduct import choices, conduct, judge_runs, settings_of, tuning_done
-from efftrain_cli.study.file import StudyFile, read_study
+from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import Judgement
 from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of, tuning
+from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.sweep.curves import sensitivity_curves

@@ -6,9 +6,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from efftrain_cli.recipe.toml import toml_value
+from efftrain_cli.study.file import StudyFile
 from efftrain_cli.sweep.needs import disk_bytes, seconds_left
 from efftrain_cli.sweep.runner import tokens_so_far
 from efftrain_cli.sweep.trials import (
@@ -20,9 +21,6 @@ from efftrain_cli.sweep.trials import (
     setting_word,
     state_of,
 )
-
-if TYPE_CHECKING:
-    from efftrain_cli.study.file import StudyFile
 
 NamedTrial = tuple[str, Trial]
 """An arm's name and one of its runs."""

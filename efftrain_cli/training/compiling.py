@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.model.gpt import GPT, Block, RunBlock, run_eagerly
 from efftrain_cli.plan.plan import accumulation_steps, shares
-from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 
 Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]

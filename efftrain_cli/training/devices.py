@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
+from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.optim.gradients import fill_gradients, take_gradients
-from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 from efftrain_cli.training.stopwatch import CommStats

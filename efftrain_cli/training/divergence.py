@@ -9,8 +9,8 @@ from typing import NoReturn
 import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
+from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.model.linear import first_overflow, has_narrow_layers
-from efftrain_cli.plan.step import Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.model.kernels import (
@@ -16,7 +17,6 @@ from efftrain_cli.model.kernels import (
 )
 from efftrain_cli.model.linear import Seen, clear_seen, seen_by_layers, set_draws
 from efftrain_cli.plan.plan import optimizer_flops
-from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (

@@ -13,12 +13,13 @@ from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DiskError, LostProcessError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
-from efftrain_cli.model.generate import Sampling, generate_text
+from efftrain_cli.model.generate import Sampling
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.stability import gradient_warnings, loss_spikes
 from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
+from efftrain_cli.training.sampling import generate_text
 from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session
 from efftrain_cli.training.stages import (

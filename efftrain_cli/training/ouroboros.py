@@ -31,12 +31,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
-from efftrain_cli.plan.step import MicroBatch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.optim.gradients import fill_gradients
-from efftrain_cli.plan.step import MicroBatch, StepPlan
 from efftrain_cli.training.buckets import buckets, flattened, scatter
 from efftrain_cli.training.devices import Devices, Losses, Passes
 from efftrain_cli.training.ranks import Ranks

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
-from efftrain_cli.plan.step import MicroBatch, StepPlan
+from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.devices import Devices, GradientStep, Passes

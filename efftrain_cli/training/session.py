@@ -28,9 +28,9 @@ from efftrain_cli.foundation.console import human_count, make_console, printable
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
+from efftrain_cli.foundation.step import Batch
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
-from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.origin import read_origin

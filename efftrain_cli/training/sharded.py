@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.plan.step import Batch, MicroBatch, StepPlan
+from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.devices import Devices, Losses, Passes, Rewinding, split_micro_batches

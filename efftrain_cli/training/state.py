@@ -19,9 +19,9 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import fsync, made_beside
 from efftrain_cli.foundation.records import Record, read_record
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.run.manifest import SCHEMA_VERSION, verify_checkpoint, write_manifest
 from efftrain_cli.training.tensor_file import sha256_of_buffers, tensor_buffers, write_buffers
 

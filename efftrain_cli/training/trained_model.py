@@ -10,9 +10,9 @@ import torch
 
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import folded
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
 from efftrain_cli.run.manifest import read_manifest, verify_checkpoint

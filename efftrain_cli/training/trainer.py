@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import LostProcessError
 from efftrain_cli.foundation.signals import Stop
+from efftrain_cli.foundation.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
@@ -32,7 +33,6 @@ from efftrain_cli.plan.plan import (
     reads_val_loss,
     stage_ended,
 )
-from efftrain_cli.plan.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.training.build import autocast, compute_dtype

@@ -11,7 +11,7 @@ import pytest
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows, permute
 from efftrain_cli.foundation.errors import DataError, RecipeError
-from efftrain_cli.plan.step import StepPlan
+from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.recipe.sections import Data
 
 

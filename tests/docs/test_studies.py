@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.study.file import Primary, Study, read_study
+from efftrain_cli.study.file import Primary, Study
+from efftrain_cli.study.reading import read_study
 from tests.conftest import REPOSITORY, Efftrain
 
 TEXT = (REPOSITORY / "docs" / "studies.md").read_text()

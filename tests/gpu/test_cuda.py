@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from efftrain_cli.bench.bench import random_windows
+from efftrain_cli.foundation.step import Batch
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.plan import full_plan
-from efftrain_cli.plan.step import Batch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.build import build_model, build_optimizer
 from efftrain_cli.training.compiling import compiled_graphs

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from efftrain_cli.foundation.step import Batch, StepPlan
 from efftrain_cli.methods.ouroboros import Ouroboros
-from efftrain_cli.plan.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import ALONE, Ranks

@@ -150,7 +150,7 @@ from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.file import recipe_names
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.plan.step import Progress
+from efftrain_cli.foundation.step import Progress
 for name in recipe_names():
     recipe = load_recipe(name)
     assert plan_step(recipe, Progress()).step == 1
@@ -203,14 +203,12 @@ def floor_of(module: str) -> int:
 
 @cache
 def imports_of(module: str) -> list[tuple[str, int]]:
-    """(module of ours, line) of every import, those inside functions included, those for type checkers not."""
+    """(module of ours, line) of every import, those inside functions and for type checkers included."""
     path = PACKAGE / Path(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     modules = set(module_names())
 
     def walk(node: ast.AST) -> Iterator[tuple[str, int]]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("efftrain_cli."):

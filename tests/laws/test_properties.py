@@ -17,10 +17,10 @@ from efftrain_cli.compare.inference import decide, holm, paired_t, rank_sum
 from efftrain_cli.data.limits import apportion
 from efftrain_cli.data.windows import permute
 from efftrain_cli.foundation.section import parse_count
+from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
-from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.recipe.toml import toml_lines

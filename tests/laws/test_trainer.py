@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.build import build_model

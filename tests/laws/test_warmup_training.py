@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import after_step, assumed_result, plan_step
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.plan.step import Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.build import build_model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from efftrain_cli.foundation.step import StepResult
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.plan.step import StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.flops import block_parameters, flops_per_token
@@ -22,7 +23,6 @@ from efftrain_cli.plan.plan import (
     plan_step,
 )
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.plan.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model, Optim, Train

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.step import MicroBatch
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
 from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.model.linear import NarrowLinear, clear_seen, seen_by_layers
 from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.plan.step import MicroBatch
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ouroboros import (

@@ -12,13 +12,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from efftrain_cli.foundation.step import Progress, StepResult
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import Dots, SimiGrad, mean_dots, noise_scale
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import after_growth, after_step, method_columns, plan_run, plan_step
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.plan.step import Progress, StepResult
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.ouroboros import Ouroboros
@@ -21,7 +22,6 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import standardization_loss
 from efftrain_cli.plan.plan import model_parameters, plan_step, token_flops
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim, Parallel

@@ -93,7 +93,7 @@ from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.plan.step import Batch, Progress
+from efftrain_cli.foundation.step import Batch, Progress
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.training.trainer import update
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from efftrain_cli.foundation.step import Progress, StepResult
 from efftrain_cli.plan.plan import (
     accumulation_steps,
     after_step,
@@ -14,7 +15,6 @@ from efftrain_cli.plan.plan import (
     plan_step,
 )
 from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
-from efftrain_cli.plan.step import Progress, StepResult
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from tests.conftest import python

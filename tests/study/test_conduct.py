@@ -19,9 +19,10 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.conduct import choices, conduct
-from efftrain_cli.study.file import StudyFile, read_study
+from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.main import judged
 from efftrain_cli.study.phases import all_trials, left_of, phases_of
+from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import check_registered, register, study_folder
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.screen import verdict_lines

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
-from efftrain_cli.study.file import read_study
 from efftrain_cli.study.phases import confirmation, tuning
+from efftrain_cli.study.reading import read_study
 from tests.study.conftest import STUDY
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from efftrain_cli.bench.bench import random_windows
+from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.plan.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import trainer
 from efftrain_cli.training.compiling import compiled_graphs, micro_batch_shapes

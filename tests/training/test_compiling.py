@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.kernels import choose_determinism
 from efftrain_cli.plan.plan import plan_run, plan_step
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training import compiling

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.plan.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.staged_growth import Switch
 from efftrain_cli.plan.plan import after_evaluation, after_growth, plan_run, stage_ended
 from efftrain_cli.plan.preview import turning_points
-from efftrain_cli.plan.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 

@@ -1,4 +1,4 @@
-"""The values that one training step is made of. Decisions about them live in `plan.py`; nothing here computes.
+"""The values that one training step is made of. Decisions about them live in `plan/plan.py`; nothing here computes.
 
 `Progress` goes in, `StepPlan` says what the step will do, `StepResult` what it was, and `after_step` makes the next
 `Progress`. All are immutable. No torch at import, so that plans can be printed without it.
