@@ -240,7 +240,8 @@ def worse_method(repetitions: int, random: Random) -> list[Row]:
             estimate = inference.exponentiated(
                 inference.paired_t([match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)])
             )
-            outcomes.append(inference.decide([estimate])[0].outcome)
+            better = "better" if inference.is_better(estimate) else "worse"
+            outcomes.append(better if estimate.p < inference.ALPHA else "undecided")
         words = "worse" if worse > 0 else "better"
         rows.append(
             (
@@ -292,7 +293,7 @@ def _dead(run: RunNumbers) -> RunNumbers:
 
 
 def _final(comparison: Comparison) -> str:
-    return next(d.verdict for d in comparison.differences if d.measure.key == "final_loss")
+    return next(d.outcome for d in comparison.verdicts if d.question.key == "final_loss")
 
 
 def partial_pairs(repetitions: int, random: Random) -> list[Row]:
@@ -323,8 +324,9 @@ def many_lines(repetitions: int, random: Random) -> list[Row]:
         runs = [run for name in "abcd" for run in arm(random, name, shifts, QUIET)]
         comparison = compare(runs)
         verdicts = [
-            (d.measure.key == "final_loss", d.verdict in ("better", "worse"))
-            for d in comparison.differences
+            (d.question.key == "final_loss", d.outcome in ("better", "worse"))
+            for d in comparison.verdicts
+            if d.question.tested != "score"
         ]
         found[0] += any(shown for primary, shown in verdicts if primary)
         found[1] += any(shown for primary, shown in verdicts if not primary)
@@ -352,9 +354,9 @@ def zero_shot(repetitions: int, random: Random) -> list[Row]:
                 runs.append(
                     run_of(name, seed, losses + 0.001 * random.standard_normal(), zero_shot=results)
                 )
-        differences = [d for row in compare(runs).zero_shot for d in row.differences]
-        found += any(d.verdict in ("better", "worse") for d in differences)
-        raw += any(d.over_seeds.p < inference.ALPHA for d in differences)
+        verdicts = [d for d in compare(runs).verdicts if d.question.tested == "score"]
+        found += any(d.outcome in ("better", "worse") for d in verdicts)
+        raw += any(d.estimate.p < inference.ALPHA for d in verdicts)
     what = "8 zero-shot tasks, three recipes equal to the baseline"
     return [
         (what, "any winner, corrected", _percent(found / repetitions)),

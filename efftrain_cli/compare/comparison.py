@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from efftrain_cli.compare.differences import Cell, Difference, compare_groups
-from efftrain_cli.compare.fairness import Label, check
+from efftrain_cli.compare.engine import Verdict, correct, verdict
+from efftrain_cli.compare.fairness import INCOMPARABLE, check
 from efftrain_cli.compare.groups import (
     BEST_RULE,
     Group,
@@ -23,16 +23,18 @@ from efftrain_cli.compare.groups import (
     shown,
 )
 from efftrain_cli.compare.measures import (
+    PRIMARY,
     Costs,
     EqualPoint,
-    Measure,
+    Question,
+    Value,
     equal_points,
-    measure_run,
     measures,
 )
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
-from efftrain_cli.compare.zero_shot import ZeroShotRow, compare_zero_shot
+from efftrain_cli.compare.zero_shot import score_questions
 from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.foundation.why import Why
 from efftrain_cli.recipe.recipe import methods_among
 
 
@@ -43,7 +45,8 @@ class Comparison:
     groups: tuple[Group, ...]
     """The baseline first."""
     baseline: Group
-    labels: tuple[Label, ...]
+    labels: tuple[Why, ...]
+    """What a reader must know, of the kinds "allowed" (losses are not comparable), "warning" and "note"."""
     recipe_differences: tuple[tuple[str, tuple[str, ...]], ...]
     """Exactly the dotted keys that differ, with the value of each group."""
     trials: tuple[Trial, ...]
@@ -53,11 +56,12 @@ class Comparison:
     margin: float | None
     """Nats per token within which final losses count as equivalent; None: not asked."""
     points: dict[str, EqualPoint]
-    measures: tuple[Measure, ...]
-    cells: dict[tuple[str, str], Cell]
-    """By measure key and group label; what compares two runs ("match") has none."""
-    differences: tuple[Difference, ...]
-    zero_shot: tuple[ZeroShotRow, ...]
+    questions: tuple[Question, ...]
+    """Every measure, zero-shot scores last."""
+    values: dict[tuple[str, str], dict[int, Value]]
+    """Numbers by seed, by question's key and group's label."""
+    verdicts: tuple[Verdict, ...]
+    """Of every question that is tested, group by group."""
     costs: Costs
     exploratory: bool = False
     """The runs are a study's, and what is compared here is not part of its verdict."""
@@ -72,11 +76,9 @@ class Comparison:
         place = self.groups.index(group)
         return chr(ord("A") + place) if place < 26 else f"R{place + 1}"
 
-    def difference(self, key: str, label: str) -> Difference | None:
-        """A group's difference from the baseline in a measure, where it was compared."""
-        return next(
-            (d for d in self.differences if d.measure.key == key and d.label == label), None
-        )
+    def verdict(self, key: str, label: str) -> Verdict | None:
+        """A group's verdict against the baseline in a measure, where it was compared."""
+        return next((v for v in self.verdicts if (v.question.key, v.arm) == (key, label)), None)
 
 
 def read_sound(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
@@ -137,46 +139,28 @@ def compare(
     runs, grid_notes = at_common_evaluations(runs)
     every = group_runs(runs, allow)
     named = _named(every, baseline) if baseline is not None else None
-    groups, trials = (every, []) if every_setting else best_settings(every)
-    if named is not None:
-        # A setting that was named as the baseline is what was asked for, best or not.
-        own = [
-            g
-            for g in groups
-            if g.recipe_name != named.recipe_name or len({g.recipe_name for g in groups}) == 1
-        ]
-        groups = [named, *(g for g in (groups if every_setting else own) if g is not named)]
+    groups, trials = _choose_groups(every, named, every_setting)
     labels = [
-        *(Label("warning", f"a run is left out: {reason}") for reason in left_out),
+        *(Why("warning", f"a run is left out: {reason}") for reason in left_out),
         *check(groups, allow),
     ]
     base = named or _default_baseline(groups)
     groups = [base, *(group for group in groups if group is not base)]
-    every_run = [run for group in groups for run in group.runs]
-    points = equal_points(every_run)
-    with_bits = any(
-        (run.origin.get("data") or {}).get("valid_bytes_per_token") for run in every_run
-    )
-    rows = measures(costs, with_bits, points, target_loss, several=len(groups) > 1)
-    cells = {}
-    for group in groups:
-        per_run = [measure_run(run, points, target_loss, costs) for run in group.runs]
-        for measure in rows:
-            if measure.tested != "match":
-                cells[measure.key, group.label] = Cell(
-                    tuple(values[measure.key] for values in per_run)
-                )
-    withheld = ""
+    points = equal_points([run for group in groups for run in group.runs])
+    questions = [
+        *measures(costs, _has_bytes(groups), points, target_loss, len(groups) > 1, margin),
+        *score_questions(groups, allow),
+    ]
     # Of a setting that was asked for by its own name, the recipe's other settings do not matter.
     chosen_from = {trial.recipe_name for trial in trials}
     if named is not None and baseline != named.recipe_name:
         chosen_from.discard(named.recipe_name)
+    withheld = None
     if named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1:
-        withheld = "settings of one recipe: name one with --baseline to test the others against it"
+        text = "settings of one recipe: name one with --baseline to test the others against it"
+        withheld = Why("settings", text)
     elif waits := _pending(group for group in every if group.recipe_name in chosen_from):
-        withheld = f"pending: the best setting waits for {waits}"
-    incomparable = any(label.severity == "allowed" for label in labels)
-    losses_withheld = "not judged: these losses are not comparable" if incomparable else withheld
+        withheld = Why("pending", f"pending: the best setting waits for {waits}")
     return Comparison(
         groups=tuple(groups),
         baseline=base,
@@ -194,13 +178,64 @@ def compare(
         target_loss=target_loss,
         margin=margin,
         points=points,
-        measures=tuple(rows),
-        cells=cells,
-        differences=tuple(
-            compare_groups(groups, base, rows, cells, points, margin, losses_withheld)
-        ),
-        zero_shot=tuple(compare_zero_shot(groups, base, allow, withheld)),
+        questions=tuple(questions),
+        values={
+            (question.key, group.label): question.values(group)
+            for question in questions
+            for group in groups
+        },
+        verdicts=tuple(_judge(questions, groups, labels, withheld)),
         costs=costs,
+    )
+
+
+def _choose_groups(
+    every: Sequence[Group], named: Group | None, every_setting: bool
+) -> tuple[list[Group], list[Trial]]:
+    """The groups that are compared, a named baseline first, and the settings among which each was chosen."""
+    groups, trials = (list(every), []) if every_setting else best_settings(every)
+    if named is None:
+        return groups, trials
+    # A setting that was named as the baseline is what was asked for, best or not.
+    others = [group for group in groups if group is not named]
+    if not every_setting and len({group.recipe_name for group in groups}) > 1:
+        others = [group for group in others if group.recipe_name != named.recipe_name]
+    return [named, *others], trials
+
+
+def _has_bytes(groups: Sequence[Group]) -> bool:
+    data = [run.origin.get("data") or {} for group in groups for run in group.runs]
+    return any(each.get("valid_bytes_per_token") for each in data)
+
+
+def _judge(
+    questions: Sequence[Question],
+    groups: Sequence[Group],
+    labels: Sequence[Why],
+    withheld: Why | None,
+) -> list[Verdict]:
+    """Every tested question of every group, corrected in three families: the primary, all others, zero-shot scores."""
+    of_losses = withheld
+    if any(label.kind == "allowed" for label in labels):
+        of_losses = INCOMPARABLE
+    families: dict[str, list[Verdict]] = {PRIMARY: [], "": [], "score": []}
+    finished = [run for group in groups for run in group.runs if run.status == "finished"]
+    for question in questions:
+        if not question.tested or _says_nothing_new(question, finished):
+            continue
+        scores = question.tested == "score"
+        family = families["score" if scores else question.key if question.key == PRIMARY else ""]
+        for group in groups[1:]:
+            why = withheld if scores else of_losses
+            family.append(verdict(question, groups[0], group, withheld=why))
+    return [each for family in families.values() for each in correct(family)]
+
+
+def _says_nothing_new(question: Question, finished: Sequence[RunNumbers]) -> bool:
+    """A loss at equal cost where every finished run ends: that is the final loss."""
+    point = question.point
+    return point is not None and all(
+        float(run.evaluated[question.axis][-1]) <= 1.001 * point for run in finished
     )
 
 
@@ -240,7 +275,7 @@ def _default_baseline(groups: Sequence[Group]) -> Group:
     return plain[0] if len(plain) == 1 else (finished or over)[0]
 
 
-def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Label]]:
+def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Why]]:
     """Runs evaluated at different intervals, reduced to the steps that all finished ones share, and each one's last."""
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
@@ -258,16 +293,16 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
             replace(run, evaluated={name: values[there] for name, values in run.evaluated.items()})
         )
     note = f"evaluated at different intervals: only the {len(common)} evaluations after the same steps, and the last, count"
-    return kept, [Label("note", note)]
+    return kept, [Why("note", note)]
 
 
 def _trial_notes(
     every: Sequence[Group], groups: Sequence[Group], trials: Sequence[Trial]
-) -> list[Label]:
+) -> list[Why]:
     if not trials:
         return []
     notes = [
-        Label(
+        Why(
             "note",
             f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs",
         )
@@ -279,7 +314,7 @@ def _trial_notes(
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} {count}" for name, count in counts.items())
         text = f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is"
-        notes.append(Label("warning", text))
+        notes.append(Why("warning", text))
     return notes
 
 
@@ -289,10 +324,10 @@ def _pending(groups: Iterable[Group]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _pending_notes(groups: Sequence[Group]) -> list[Label]:
+def _pending_notes(groups: Sequence[Group]) -> list[Why]:
     waiting = _pending(groups) if len(groups) > 1 else ""
     return (
-        [Label("warning", f"the verdict waits for runs that have not finished: {waiting}")]
+        [Why("warning", f"the verdict waits for runs that have not finished: {waiting}")]
         if waiting
         else []
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from efftrain_cli.compare.groups import Group, differing_keys, shown
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.why import Why
 
+INCOMPARABLE = Why("not_judged", "not judged: these losses are not comparable")
 STEADY = 1.2
 """Throughputs of one recipe on one device differ by less than this factor where nothing else used the machine."""
 SAME_SPEED = 1.15
@@ -32,17 +33,10 @@ _CONDITIONS = {
 """What runs may differ in beside their recipes -> its key in the origin, and what an origin without it means."""
 
 
-@dataclass(frozen=True)
-class Label:
-    """Something that a reader of the comparison must know."""
+def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
+    """Everything that a reader of a comparison of `groups` must know, by kind.
 
-    severity: str
-    """"allowed": losses are not comparable, shown because of --allow. "warning": may explain a difference. "note"."""
-    text: str
-
-
-def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
-    """All labels of a comparison of `groups`.
+    "allowed": losses are not comparable, shown because of --allow; "warning": may explain a difference; "note".
 
     Raises:
         UsageError: validation sets or tokenizers differ, or cannot be shown to be equal, and `allow` is False.
@@ -57,7 +51,7 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
             "side by side, labelled"
         )
     marks = [
-        (mark.startswith("resumed"), f"{run.name}: {mark}") for run in runs for mark in run.marks
+        (mark.kind == "resumed", f"{run.name}: {mark.text}") for run in runs for mark in run.marks
     ]
     warnings = [
         *_origin_warnings(runs),
@@ -71,7 +65,7 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Label]:
         *_same_recipe_notes(groups),
     ]
     texts = {"allowed": refusals, "warning": warnings, "note": notes}
-    return [Label(severity, text) for severity, found in texts.items() for text in found]
+    return [Why(severity, text) for severity, found in texts.items() for text in found]
 
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
@@ -80,14 +74,10 @@ def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
         if len({str(run.origin.get(key, usual)) for run in runs}) > 1:
             return f"different {title}"
     # The origin is that of the first start alone; the marks say where a later one differed.
-    moved = [
-        f"{run.name} {mark}"
-        for run in runs
-        for mark in run.marks
-        if mark.startswith(("ran on ", "ran with "))
-    ]
-    if moved:
-        return moved[0]
+    for run in runs:
+        for mark in run.marks:
+            if mark.kind == "moved":
+                return f"{run.name} {mark.text}"
     if any(len(run.speeds) < 2 for run in runs):
         return "the machine's speed was not measured before and after every run"
     rates = [rate for run in runs for rate in run.speeds]

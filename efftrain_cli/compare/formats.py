@@ -8,21 +8,21 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.differences import PRIMARY, Cell
+from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.compare.inference import ALPHA
+from efftrain_cli.compare.measures import PRIMARY, mean_sd
 from efftrain_cli.compare.tables import Table, headline, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.files import csv_text
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
-    from efftrain_cli.compare.fairness import Label
-    from efftrain_cli.compare.groups import Group
-    from efftrain_cli.compare.inference import Estimate, ExactTest
-    from efftrain_cli.compare.zero_shot import ZeroShotDifference
+    from efftrain_cli.compare.inference import Estimate
+    from efftrain_cli.foundation.why import Why
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Format of `--format json`."""
 SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
 """How a label is announced."""
@@ -70,19 +70,19 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
         console.print()
 
 
-def print_labels(console: Console, labels: Sequence[Label]) -> None:
+def print_labels(console: Console, labels: Sequence[Why]) -> None:
     """Prints what a reader must know, the gravest first."""
     from rich.markup import escape
 
     style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}
     for label in gravest_first(labels):
-        sign = f"[{style[label.severity]}]{SIGNS[label.severity]}:[/]"
+        sign = f"[{style[label.kind]}]{SIGNS[label.kind]}:[/]"
         console.print(f"{sign} {escape(label.text)}", highlight=False)
 
 
-def gravest_first(labels: Sequence[Label]) -> list[Label]:
+def gravest_first(labels: Sequence[Why]) -> list[Why]:
     """Labels in the order of SIGNS."""
-    return sorted(labels, key=lambda label: list(SIGNS).index(label.severity))
+    return sorted(labels, key=lambda label: list(SIGNS).index(label.kind))
 
 
 def opening(comparison: Comparison) -> list[str]:
@@ -103,7 +103,7 @@ def markdown(comparison: Comparison) -> str:
             parts += ["", table.note]
     if comparison.labels:
         parts += ["", "### Read with care", ""]
-        parts += [f"- **{SIGNS[label.severity]}**: {label.text}" for label in comparison.labels]
+        parts += [f"- **{SIGNS[label.kind]}**: {label.text}" for label in comparison.labels]
     return "\n".join(parts).strip() + "\n"
 
 
@@ -120,7 +120,7 @@ def latex(comparison: Comparison) -> str:
     from tabulate import tabulate
 
     parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in opening(comparison))]
-    parts += [f"% {SIGNS[label.severity]}: {label.text}" for label in comparison.labels]
+    parts += [f"% {SIGNS[label.kind]}: {label.text}" for label in comparison.labels]
     for table in tables_of(comparison):
         words = ". ".join(
             text.translate(_LATEX).rstrip(".") for text in (table.title, table.note) if text
@@ -140,80 +140,132 @@ def latex(comparison: Comparison) -> str:
     return "\n".join(parts) + "\n"
 
 
-_COLUMNS = (
-    "section measure unit recipe baseline seeds values mean sd difference kind low high p p_holm shared_seeds method verdict "
-    "exploratory"
-)
+COLUMNS = [
+    "section",
+    "measure",
+    "unit",
+    "arm",
+    "baseline",
+    "seeds",
+    "values",
+    "mean",
+    "sd",
+    "estimate",
+    "low",
+    "high",
+    "p",
+    "p_holm",
+    "verdict",
+    "reason",
+    "kind",
+]
+"""Of the frame: a row per measure and recipe."""
+_CSV_COLUMNS = [
+    "section",
+    "measure",
+    "unit",
+    "recipe",
+    "baseline",
+    "seeds",
+    "values",
+    "mean",
+    "sd",
+    "estimate",
+    "kind",
+    "low",
+    "high",
+    "p",
+    "p_holm",
+    "shared_seeds",
+    "method",
+    "verdict",
+    "exploratory",
+]
+
+
+def frame_of(comparison: Comparison) -> pd.DataFrame:
+    """A row per measure and recipe, in COLUMNS: values by seed, mean, spread, test against the baseline.
+
+    `seeds` and `values` are lists; a value without a number is the reason in words. `verdict` is empty where nothing
+    was judged: `reason` says why in words, `kind` for programs.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(_rows(comparison))[COLUMNS]
+
+
+def _rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """The rows of the frame with more columns: `tested`, `shared_seeds`, `method`, and the verdict as `found`."""
+    verdicts = {(found.question.key, found.arm): found for found in comparison.verdicts}
+    rows = []
+    for question in comparison.questions:
+        for group in comparison.groups:
+            values = list(comparison.values[question.key, group.label].values())
+            mean, sd = mean_sd(values)
+            row: dict[str, Any] = {
+                "section": question.section,
+                "measure": question.key,
+                "unit": question.unit,
+                "arm": group.label,
+                "baseline": group is comparison.baseline,
+                "seeds": list(group.seeds),
+                "values": [v if isinstance(v, float) else v.text for v in values],
+                "mean": mean,
+                "sd": sd,
+            }
+            if question.tested == "match":
+                row |= {"values": [], "mean": None, "sd": None}
+            rows.append(row | _tested(verdicts.get((question.key, group.label))))
+    return rows
+
+
+def _tested(found: Verdict | None) -> dict[str, Any]:
+    if found is None:
+        names = "estimate low high p p_holm verdict reason kind tested shared_seeds method"
+        return dict.fromkeys(names.split()) | {"found": None}
+    why, estimate = found.why, found.estimate
+    return {
+        "estimate": _number(estimate.mean),
+        "low": estimate.low,
+        "high": estimate.high,
+        "p": found.test.p,
+        "p_holm": found.p_holm,
+        "verdict": None if why else found.outcome,
+        "reason": why and why.text,
+        "kind": why and why.kind,
+        "tested": found.question.tested,
+        "shared_seeds": len(found.seeds),
+        "method": found.test.method,
+        "found": found,
+    }
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """One row per measure and recipe at full precision: values by seed, mean, spread, test against the baseline."""
-    rows: list[list[str]] = []
-
-    def add(
-        of: tuple[str, str, str],
-        group: Group,
-        values: Sequence[object],
-        test: Sequence[str],
-        *mean: str,
-    ) -> None:
-        who = [
-            group.label,
-            str(group is comparison.baseline).lower(),
-            " ".join(map(str, group.seeds)),
-        ]
+    """The frame at full precision; `recipe` is its arm and `kind` how two recipes are compared."""
+    rows = []
+    for row in _rows(comparison):
+        found = row["found"]
         # A reason may hold spaces, so values are set apart by semicolons.
-        numbers = [";".join(map(str, values)), *(mean or ("", ""))]
-        rows.append([*of, *who, *numbers, *(test or [""] * 9), str(comparison.exploratory).lower()])
-
-    for measure in comparison.measures:
-        what = measure.section, measure.key, measure.unit
-        for group in comparison.groups:
-            cell = comparison.cells.get((measure.key, group.label), Cell())
-            test = []
-            if (d := comparison.difference(measure.key, group.label)) is not None:
-                test = _test(
-                    d.estimate,
-                    measure.tested,
-                    d.exact or d.estimate,
-                    d.p_holm,
-                    len(d.seeds),
-                    d.verdict,
-                )
-            add(what, group, cell.values, test, _blank(cell.mean), _blank(cell.sd))
-    for score in comparison.zero_shot:
-        what = "Zero-shot", f"{score.task}/{score.protocol}/{score.limit}/{score.metric}", ""
-        differences = {d.label: d for d in score.differences}
-        for group in comparison.groups:
-            values = ["missing" if value is None else value for value in score.scores[group.label]]
-            test = []
-            if (z := differences.get(group.label)) is not None:
-                test = _test(
-                    z.over_seeds, "difference", z.over_seeds, z.p_holm, z.over_seeds.n, z.verdict
-                )
-            add(what, group, values, test)
-    return csv_text(_COLUMNS.split(), rows)
+        row |= {
+            "recipe": row["arm"],
+            "kind": row["tested"],
+            "seeds": " ".join(map(str, row["seeds"])),
+            "values": ";".join(map(str, row["values"])),
+            "verdict": found and found.text,
+            "exploratory": comparison.exploratory,
+        }
+        rows.append([_blank(row[name]) for name in _CSV_COLUMNS])
+    return csv_text(_CSV_COLUMNS, rows)
 
 
-def _test(
-    estimate: Estimate,
-    kind: str,
-    test: Estimate | ExactTest,
-    p_holm: float | None,
-    n: int,
-    verdict: str,
-) -> list[str]:
-    numbers = (estimate.low, estimate.high, test.p, p_holm)
-    return [_blank(estimate.mean), kind, *map(_blank, numbers), str(n), test.method, verdict]
-
-
-def _blank(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else repr(value)
+def _blank(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Everything as plain values, at full precision; None where there is no number."""
-    by_run = [measure.key for measure in comparison.measures if measure.tested != "match"]
     return {
         "schema_version": SCHEMA_VERSION,
         "verdicts": verdict_sentences(comparison),
@@ -226,7 +278,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             axis: {"value": point.value, "limited_by": point.limited_by}
             for axis, point in comparison.points.items()
         },
-        "labels": [asdict(label) for label in comparison.labels],
+        "labels": [{"severity": each.kind, "text": each.text} for each in comparison.labels],
         "recipe_differences": {
             key: {group.label: group.conditions.get(key) for group in comparison.groups}
             for key, _ in comparison.recipe_differences
@@ -242,68 +294,43 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                         "name": run.name,
                         "seed": run.seed,
                         "status": run.status,
-                        "marks": list(run.marks),
+                        "marks": [mark.text for mark in run.marks],
                         "steps": run.step,
                         "seconds": run.all_seconds,
                         "speeds_gflops": list(run.speeds),
-                        "measures": {key: _number(cell.values[i]) for key, cell in cells.items()},
-                        "missing": {
-                            k: cell.values[i]
-                            for k, cell in cells.items()
-                            if isinstance(cell.values[i], str)
-                        },
                     }
-                    for i, run in enumerate(group.runs)
+                    for run in group.runs
                 ],
-                "mean": {key: cell.mean for key, cell in cells.items()},
-                "sd": {key: cell.sd for key, cell in cells.items()},
             }
             for group in comparison.groups
-            for cells in [{key: comparison.cells[key, group.label] for key in by_run}]
         ],
-        "differences": [
-            {
-                "measure": difference.measure.key,
-                "kind": difference.measure.tested,
-                "recipe": difference.label,
-                **_estimate(difference.estimate),
-                "exact": None
-                if (test := difference.exact) is None
-                else asdict(test) | {"wins": _number(test.wins)},
-                "p_holm": difference.p_holm,
-                "p_equivalent": difference.decision.p_equivalent,
-                "could_see": difference.decision.could_see,
-                "shared_seeds": list(difference.seeds),
-                "outcome": None if difference.reason else difference.decision.outcome,
-                "not_judged": difference.reason or None,
-            }
-            for difference in comparison.differences
-        ],
-        "zero_shot": [
-            asdict(row) | {"differences": [_zero_shot(found) for found in row.differences]}
-            for row in comparison.zero_shot
-        ],
+        "rows": [_row_as_json(row) for row in _rows(comparison)],
     }
 
 
-def _zero_shot(difference: ZeroShotDifference) -> dict[str, Any]:
-    items = difference.over_items
-    return {
-        "recipe": difference.label,
-        "over_seeds": _estimate(difference.over_seeds),
-        "over_items": None if items is None else _estimate(items),
-        "mcnemar_p": difference.mcnemar_p,
-        "p_holm": difference.p_holm,
-        "verdict": difference.verdict,
+def _row_as_json(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the frame, and what its test holds besides."""
+    found: Verdict | None = row.pop("found")
+    if found is None:
+        return row
+    exact, items = found.exact, found.items
+    return row | {
+        "shared_seeds": list(found.seeds),
+        **_estimate(found.estimate),
+        "exact": None if exact is None else asdict(exact) | {"wins": _number(exact.wins)},
+        "p_equivalent": found.p_equivalent,
+        "could_see": found.could_see,
+        "items": None if items is None else asdict(items),
+        "items_p": found.items_p,
+        "caveat": found.caveat or None,
     }
 
 
 def _estimate(estimate: Estimate) -> dict[str, Any]:
-    values = asdict(estimate)
-    del values["log"]
-    bound = {1: "more than", -1: "less than"}.get(values.pop("bound"))
-    return {"estimate": _number(values.pop("mean")), "bound": bound, **values}
+    bound = {1: "more than", -1: "less than"}.get(estimate.bound)
+    spread = {"sd_of_test": estimate.sd, "se": estimate.se, "df": estimate.df}
+    return {"bound": bound, "n": estimate.n, **spread}
 
 
-def _number(value: float | str) -> float | None:
-    return value if isinstance(value, float) and math.isfinite(value) else None
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -32,8 +32,16 @@ class Group:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, increasing."""
-        return tuple(run.seed for run in self.runs)
+        """The seeds, in the order of the runs."""
+        return tuple(self.by_seed)
+
+    @property
+    def by_seed(self) -> dict[int, list[RunNumbers]]:
+        """Runs by seed: one each, or one per learning rate where sensitivity to it is judged."""
+        found: dict[int, list[RunNumbers]] = {}
+        for run in self.runs:
+            found.setdefault(run.seed, []).append(run)
+        return found
 
     @property
     def recipe_name(self) -> str:

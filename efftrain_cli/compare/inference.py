@@ -17,6 +17,8 @@ from typing import Literal
 import numpy as np
 from scipy import optimize, special, stats
 
+from efftrain_cli.foundation.why import Why
+
 ALPHA = 0.05
 """Error rate of every test; intervals cover 1 - ALPHA."""
 POWER = 0.8
@@ -29,15 +31,14 @@ COUNTED_SIDE, COUNTED_RUNS = 10, 5_000
 """Ranks are counted exactly up to 50 runs an arm: if runs x runs of the smaller arm are at most COUNTED_RUNS, or the
 smaller arm has fewer than COUNTED_SIDE. The time grows with the fourth power of the runs."""
 
-Outcome = Literal["better", "worse", "equivalent", "undecided"]
 Direction = Literal["different", "better", "noninferior", "equivalent"]
-ONE_SEED = "one seed: no claim"
-NO_SPREAD = "no spread between seeds: no claim"
+ONE_SEED = Why("one_seed", "one seed: no claim")
+NO_SPREAD = Why("no_spread", "no spread between seeds: no claim")
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95 % interval. Where there is no interval, `reason` says why and no claim is made."""
+    """A mean with its 95 % interval. Where there is no interval, `why` says so and no claim is made."""
 
     mean: float
     low: float | None = None
@@ -53,15 +54,18 @@ class Estimate:
     df: float | None = None
     """Degrees of freedom of Student's t."""
     method: str = ""
-    reason: str = ""
-    """Why there is no interval; empty where there is one."""
+    """Name of the test, for people."""
+    paired: bool = False
+    """Whether every run has its pair."""
+    why: Why | None = None
+    """Why there is no interval; None if there is one."""
     log: bool = False
     """`mean`, `low` and `high` are ratios; `sd`, `se` and tests are those of their logarithm."""
     bound: int = 0
     """1: the true mean is larger, as runs of the baseline missed the target; -1: smaller, as the method's did."""
 
 
-def _estimate(
+def _by_t(
     mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float
 ) -> Estimate:
     half = se * float(special.stdtrit(df, 1 - alpha / 2))
@@ -74,65 +78,97 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     values = np.asarray(differences, float)
     n = len(values)
     if n == 0:
-        return Estimate(math.nan, reason="no pairs")
+        return Estimate(math.nan, why=Why("no_values", "no pairs"))
     mean = float(values.mean())
     if n == 1:
-        return Estimate(mean, n=1, reason=ONE_SEED)
+        return Estimate(mean, n=1, paired=True, why=ONE_SEED)
     sd = float(values.std(ddof=1))
     # Differences of numbers that agree to rounding have a spread of rounding: that is not evidence of anything.
     if sd <= 1e-12 * max(1.0, float(np.abs(values).max())):
-        return Estimate(mean, n=n, sd=0.0, reason=NO_SPREAD)
-    return _estimate(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", alpha)
+        return Estimate(mean, n=n, sd=0.0, paired=True, why=NO_SPREAD)
+    return replace(_by_t(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", alpha), paired=True)
 
 
-def difference_of_means(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
-    """Mean of `method` less mean of `baseline`, both by seed, with the interval that fits how their seeds overlap.
+def welch_t(
+    baseline: Sequence[float],
+    method: Sequence[float],
+    name: str = "Welch's t, seeds not paired",
+    pairing: tuple[int, float] = (0, 0.0),
+) -> Estimate:
+    """Difference of the means of two samples of unequal variances.
 
-    All seeds shared: the paired t. None: Welch's t. Some: the t for partially overlapping samples (Derrick, Russ, Toher
-    and White 2017, unequal variances), which uses every run and becomes the other two at the ends; with fewer than
-    FEWEST_PAIRS pairs Welch's t, which ignores them. The estimate is always the difference of the two means.
+    Args:
+        pairing: pairs among the runs and the correlation within them. With pairs this is the t for partially
+            overlapping samples (Derrick, Russ, Toher and White 2017, unequal variances).
     """
-    a, b = np.array(list(baseline.values()), float), np.array(list(method.values()), float)
-    if len(a) == 0 or len(b) == 0:
-        return Estimate(math.nan, reason="no values")
-    shared = sorted(baseline.keys() & method.keys())
-    if len(shared) == len(a) == len(b):
-        return paired_t([method[seed] - baseline[seed] for seed in shared])
+    a, b = np.asarray(baseline, float), np.asarray(method, float)
     mean, n = float(b.mean() - a.mean()), min(len(a), len(b))
     if n == 1:
-        return Estimate(mean, n=1, reason=ONE_SEED)
+        return Estimate(mean, n=1, why=ONE_SEED)
     va, vb = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     scale = max(1.0, float(np.abs(a).max()), float(np.abs(b).max()))
     if math.sqrt(va + vb) <= 1e-12 * scale:
-        return Estimate(mean, n=n, sd=0.0, reason=NO_SPREAD)
+        return Estimate(mean, n=n, sd=0.0, why=NO_SPREAD)
     df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
-    variance, words = va + vb, "Welch's t, seeds not paired"
-    if len(shared) >= FEWEST_PAIRS:
-        x, y = (
-            np.array([baseline[seed] for seed in shared]),
-            np.array([method[seed] for seed in shared]),
-        )
-        spread = x.std() * y.std()
-        r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else 0.0
-        # A negative correlation has no cause here, and would be the noise of a few pairs.
-        variance -= 2 * max(0.0, r) * math.sqrt(va * vb) * len(shared) / math.sqrt(len(a) * len(b))
-        single = len(a) + len(b) - 2 * len(shared)
-        df = (len(shared) - 1) + (df - len(shared) + 1) / (len(a) + len(b)) * single
-        words = f"t for partly paired samples, {len(shared)} pairs"
-    elif shared:
-        words = f"Welch's t; {len(shared)} shared seed{'s are' if len(shared) > 1 else ' is'} too few to pair"
+    variance = va + vb
+    pairs, r = pairing
+    if pairs:
+        variance -= 2 * r * math.sqrt(va * vb) * pairs / math.sqrt(len(a) * len(b))
+        df = (pairs - 1) + (df - pairs + 1) / (len(a) + len(b)) * (len(a) + len(b) - 2 * pairs)
     sd = math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
-    return _estimate(mean, math.sqrt(variance), df, n, sd, words, ALPHA)
+    return _by_t(mean, math.sqrt(variance), df, n, sd, name, ALPHA)
 
 
-def ratio_of_means(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
+def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
+    """Difference of means of two samples that share some seeds, from every run."""
+    shared = sorted(baseline.keys() & method.keys())
+    x, y = (np.array([side[seed] for seed in shared]) for side in (baseline, method))
+    spread = x.std() * y.std()
+    r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else 0.0
+    return welch_t(
+        list(baseline.values()),
+        list(method.values()),
+        f"t for partly paired samples, {len(shared)} pairs",
+        # A negative correlation has no cause here, and would be the noise of a few pairs.
+        (len(shared), max(0.0, r)),
+    )
+
+
+def difference_of_means(
+    baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
+) -> Estimate:
+    """Mean of `method` less mean of `baseline`, both by seed, by the test that fits how their seeds overlap.
+
+    All seeds shared: the paired t. None: Welch's t. Some: the t for partly paired samples; with fewer than FEWEST_PAIRS
+    pairs Welch's t, which ignores them. The estimate is always the difference of the two means.
+
+    Args:
+        alpha: level of the paired t's interval; the others have ALPHA.
+    """
+    if not baseline or not method:
+        return Estimate(math.nan, why=Why("no_values", "no values"))
+    shared = len(baseline.keys() & method.keys())
+    if shared == len(baseline) == len(method):
+        return paired_t([method[seed] - baseline[seed] for seed in sorted(baseline)], alpha)
+    if shared >= FEWEST_PAIRS:
+        return partly_paired_t(baseline, method)
+    sides = list(baseline.values()), list(method.values())
+    if not shared:
+        return welch_t(*sides)
+    are = "seeds are" if shared > 1 else "seed is"
+    return welch_t(*sides, f"Welch's t; {shared} shared {are} too few to pair")
+
+
+def ratio_of_means(
+    baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
+) -> Estimate:
     """Geometric mean of `baseline` over that of `method`, both positive and by seed: above 1 the method needs less.
 
     Raises:
         ValueError: a value is not positive.
     """
     a, b = ({seed: math.log(value) for seed, value in side.items()} for side in (baseline, method))
-    return exponentiated(difference_of_means(b, a))
+    return exponentiated(difference_of_means(b, a, alpha))
 
 
 def exponentiated(on_logs: Estimate) -> Estimate:
@@ -155,17 +191,10 @@ def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
     """
     table = np.asarray(scores, float)
     if table.size == 0:
-        return Estimate(math.nan, reason="no values")
+        return Estimate(math.nan, why=Why("no_values", "no values"))
     # The columns' share enters a difference with the other sign; the mean of all is kept in the rows.
     rows, columns = table.mean(1), table.mean() - table.mean(0)
-    estimate = difference_of_means(
-        dict(enumerate(columns)), {-1 - i: value for i, value in enumerate(rows)}
-    )
-    return (
-        replace(estimate, method="all pairs of runs, seeds not paired")
-        if estimate.method
-        else estimate
-    )
+    return welch_t(columns, rows, "all pairs of runs, seeds not paired")
 
 
 def _shift_p(estimate: Estimate, shift: float) -> tuple[float, float]:
@@ -175,53 +204,6 @@ def _shift_p(estimate: Estimate, shift: float) -> tuple[float, float]:
     mean = math.log(estimate.mean) if estimate.log else estimate.mean
     t = (mean - shift) / estimate.se
     return float(special.stdtr(estimate.df, t)), float(special.stdtr(estimate.df, -t))
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What an estimate says about a question, at error rate ALPHA."""
-
-    outcome: Outcome
-    p: float | None
-    """Of the question's own test, adjusted where it is one of several; None where nothing could be tested."""
-    p_equivalent: float | None = None
-    """Of the two one-sided tests against the margin, adjusted alike; None without a margin."""
-    could_see: float | None = None
-    """The smallest true difference seen with power 0.8 at this spread and size; for ratios the share less 1."""
-
-
-def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None) -> list[Decision]:
-    """The outcome of each of several comparisons with one baseline, each kind of claim corrected by Holm over them:
-    better or worse by the two-sided test; else equivalent, where a margin is given and both one-sided tests pass.
-
-    An exact test of ranks says nothing about a margin: it can show a difference, not an equivalence.
-
-    Raises:
-        ValueError: the margin is not positive.
-    """
-    tested = [i for i, result in enumerate(results) if result.p is not None]
-
-    def corrected(direction: Direction) -> dict[int, float]:
-        return dict(
-            zip(tested, holm([claim_p(results[i], direction, margin) for i in tested]), strict=True)
-        )
-
-    p, equal = corrected("different"), corrected("equivalent") if margin is not None else {}
-    found = []
-    for i, result in enumerate(results):
-        outcome: Outcome = "undecided"
-        if i in p and p[i] < ALPHA:
-            outcome = "better" if is_better(result) else "worse"
-        elif equal.get(i, 1.0) < ALPHA:
-            outcome = "equivalent"
-        # Planned for the strictest of Holm's steps.
-        seen = (
-            detectable(result, ALPHA / max(1, len(tested)))
-            if isinstance(result, Estimate)
-            else None
-        )
-        found.append(Decision(outcome, p.get(i), equal.get(i), seen))
-    return found
 
 
 def is_better(result: Estimate | ExactTest) -> bool:

@@ -20,6 +20,7 @@ from scipy.optimize import isotonic_regression
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.foundation.why import Why
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
             largest = f"the baseline's largest budget did not reach this loss in {above} of {len(here)} seeds"
             smallest = f"its smallest budget reached it already in {below} of {len(here)}"
             reason = "; ".join([*([largest] if above else []), *([smallest] if below else [])])
-            estimate = Estimate(math.nan, n=len(here), reason=reason, log=True)
+            why = Why("beyond", reason)
+            estimate = Estimate(math.nan, n=len(here), why=why, log=True)
         else:
             estimate = inference.exponentiated(inference.paired_t(logs))
         loss = sum(rung.loss for rung in rungs.values()) / len(here)

@@ -8,35 +8,77 @@ as the first crossing of a jittery one comes too early: that of the best-fitting
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.inference import Direction
 from efftrain_cli.compare.reading import AXES, RunNumbers
 from efftrain_cli.foundation.console import human_count, perplexity
+from efftrain_cli.foundation.why import Why
 
-NOT_REACHED = "not reached"
-FAILED = "failed"
+Value = float | Why
+"""A number, or the reason why there is none."""
+NOT_REACHED = Why("not_reached", "not reached")
+NO_EVALUATION = Why("no_evaluation", "no evaluation")
+PRIMARY = "final_loss"
+"""The measure that decides; the others are shown beside it and corrected as one family."""
 SAME_SCHEDULE = 0.02
 """Runs whose schedules stand further apart than this share of their decay are not compared at equal cost."""
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "training seconds"}
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A question about two recipes: a row of the table."""
+class Question:
+    """What is asked of two recipes: a measure, a row of the table."""
 
     key: str
     title: str
     unit: str
     section: str
+    read: Callable[..., Value]
+    """The number of one seed, from its run or from all its runs over learning rates."""
     tested: str = ""
     """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target, baseline / method),
-    "match" (of costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "" shown and
-    never tested."""
+    "match" (of costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "score" (of
+    zero-shot results), "" shown and never tested."""
     axis: str = ""
     """Tokens, FLOPs or seconds, where it is about cost."""
+    point: float | None = None
+    """Cost at which losses are compared; None: at the runs' ends."""
+    direction: Direction = "different"
+    margin: float | None = None
+    """Nats per token within which losses count as equal, or the share of a cost; None: not asked."""
+    target: float | None = None
+    """Loss to reach, nats per token."""
+    higher: bool = False
+    """Whether a higher value is better."""
+    allow: bool = False
+    """Whether scores after different tokens are judged, labelled."""
+
+    def values(self, group: Group) -> dict[int, Value]:
+        """Numbers by seed."""
+        return {seed: self.read(*runs) for seed, runs in group.by_seed.items()}
+
+
+def mean_sd(values: Collection[Value]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (n - 1) over the seeds; None if a seed has no number, the deviation of one seed too.
+
+    What is missing is never averaged away.
+    """
+    found = numbers(values)
+    if not found or len(found) < len(values):
+        return None, None
+    sd = float(np.std(found, ddof=1)) if len(found) > 1 else None
+    return float(np.mean(found)), sd
+
+
+def numbers(values: Collection[Value]) -> list[float]:
+    """The values that are numbers."""
+    return [value for value in values if not isinstance(value, Why)]
 
 
 @dataclass(frozen=True)
@@ -71,10 +113,11 @@ def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
     return points
 
 
-def final_loss(run: RunNumbers) -> float | str:
-    """The final loss of a finished run; else the run's status."""
-    none = "no evaluation" if run.status == "finished" else run.status
-    return none if run.final_loss is None else run.final_loss
+def final_loss(run: RunNumbers) -> Value:
+    """Return the final loss of a finished run; else its status."""
+    if run.final_loss is not None:
+        return run.final_loss
+    return NO_EVALUATION if run.status == "finished" else Why(run.status, run.status)
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
@@ -130,19 +173,13 @@ def match_ratio(baseline: RunNumbers, method: RunNumbers, axis: str) -> float:
     `smooth_end`s: a single last evaluation would let its noise decide, always for the side that is evaluated more
     quietly.
     """
-    return match_ratios([baseline], [method], axis)[0][0]
-
-
-def match_ratios(
-    baselines: Sequence[RunNumbers], methods: Sequence[RunNumbers], axis: str
-) -> list[list[float]]:
-    """`match_ratio` of every method's run (row) and every baseline's (column)."""
-    before, after = ([_read_end(run, axis) for run in side] for side in (baselines, methods))
-    return [[_match(a, b) for a in before] for b in after]
+    return match(read_end(baseline, axis), read_end(method, axis))
 
 
 @dataclass(frozen=True)
-class _Ended:
+class Ended:
+    """A finished run as costs to match read it."""
+
     spent: float
     end: float
     x: np.ndarray
@@ -150,12 +187,12 @@ class _Ended:
     """Knots of the falling curve."""
 
 
-def _read_end(run: RunNumbers, axis: str) -> _Ended:
+def read_end(run: RunNumbers, axis: str) -> Ended:
     x, loss = falling_curve(run.evaluated[axis], run.evaluated["val_loss"])
-    return _Ended(float(run.evaluated[axis][-1]), smooth_end(run, axis), x, loss)
+    return Ended(float(run.evaluated[axis][-1]), smooth_end(run, axis), x, loss)
 
 
-def _match(baseline: _Ended, method: _Ended) -> float:
+def match(baseline: Ended, method: Ended) -> float:
     better, worse, sign = (
         (method, baseline, 1.0) if method.end < baseline.end else (baseline, method, -1.0)
     )
@@ -202,7 +239,7 @@ def schedule_tokens(run: RunNumbers) -> float:
 
 
 def other_budgets(runs: Sequence[RunNumbers]) -> str:
-    """Why costs that are read along these runs' ways are not judged; "" where they are.
+    """Return why costs that are read along these runs' ways are not judged; "" where they are.
 
     A longer schedule stands earlier in its decay there, so it looks more costly than it is.
     """
@@ -219,21 +256,18 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
     )
 
 
-def why_not_matched(runs: Sequence[RunNumbers], axis: str) -> str:
-    """Why costs to match among these runs are not judged; "" where they are: budgets must be the same. And where a run
-    failed, ranks by final loss stand for ranks by cost, which they are only at equal cost.
+def costs_differ(runs: Sequence[RunNumbers], axis: str) -> str:
+    """Return why costs to match cannot be ranked; "" where they can.
+
+    If a run failed, ranks by final loss stand for ranks by cost, which they are only at equal cost.
     """
-    if found := other_budgets(runs):
-        return found
     finished = [run for run in runs if run.status == "finished" and len(run.evaluated[axis])]
     spent = [float(run.evaluated[axis][-1]) for run in finished]
-    if (
-        any(run.status != "finished" for run in runs)
-        and spent
-        and max(spent) > (1 + SAME_SCHEDULE) * min(spent)
-    ):
-        return "cost to match cannot be ranked where a run failed and costs differ"
-    return ""
+    if all(run.status == "finished" for run in runs) or not spent:
+        return ""
+    if max(spent) <= (1 + SAME_SCHEDULE) * min(spent):
+        return ""
+    return "cost to match cannot be ranked where a run failed and costs differ"
 
 
 def measures(
@@ -242,122 +276,160 @@ def measures(
     points: dict[str, EqualPoint],
     target: float | None,
     several: bool = True,
-) -> list[Measure]:
+    margin: float | None = None,
+) -> list[Question]:
     """The measures of a comparison, in the order of its table.
 
     Args:
         several: there is a baseline to compare with; without one, costs to match it are left out.
+        margin: nats per token within which final losses count as equal.
     """
-    loss, cost, stability, speed = "Validation loss", "Cost", "Stability", "Throughput"
+    loss, cost, nats = "Validation loss", "Cost", "nats/token"
     found = [
-        Measure("final_loss", "final loss", "nats/token", loss, "difference"),
-        Measure("final_perplexity", "final perplexity", "", loss),
+        Question(PRIMARY, "final loss", nats, loss, final_loss, "difference", margin=margin),
+        Question("final_perplexity", "final perplexity", "", loss, _perplexity),
     ]
     if with_bits:
-        found.append(Measure("final_bits_per_byte", "final, per byte of text", "bits/byte", loss))
-    found += [
-        Measure(
-            f"loss_at_{axis}",
-            f"loss at {quantity(point.value, axis)}",
-            "nats/token",
-            loss,
-            "difference",
-            axis,
-        )
-        for axis, point in points.items()
-    ]
-    found.append(Measure("best_loss", "best loss (never tested)", "nats/token", loss))
-    if target is not None:
-        found += [
-            Measure(f"{axis}_to_target", f"{AXIS_WORDS[axis]} to target", "", cost, "ratio", axis)
-            for axis in AXES
-        ]
-        if costs.price_per_hour is not None:
-            found.append(
-                Measure("price_to_target", f"price at {costs.price_per_hour:g} per hour", "", cost)
-            )
-        if costs.power_watts is not None:
-            found.append(
-                Measure("kwh_to_target", f"energy at {costs.power_watts:g} W", "kWh", cost)
-            )
-    elif several:
-        found += [
-            Measure(f"{axis}_to_match", f"{AXIS_WORDS[axis]} to match", "", cost, "match", axis)
-            for axis in AXES
-        ]
-    found += [
-        Measure("diverged", "runs that diverged", "", stability, "failures"),
-        Measure("share_over_1_2", "steps with loss ratio above 1.2", "%", stability, "rank"),
-        Measure("share_over_1_5", "steps with loss ratio above 1.5", "%", stability),
-        Measure("max_loss_ratio", "largest loss ratio", "", stability),
-        Measure("nonfinite_stops", "non-finite stops", "", stability),
-        Measure("rewinds", "rewinds", "", stability),
-        Measure("tokens_per_second", "tokens per training second", "", speed),
-        Measure("mfu", "MFU", "%", speed),
-        Measure("trained_tokens", "tokens trained", "", speed),
-        Measure("trained_flops", "FLOPs executed", "", speed),
-        Measure("train_seconds", "training time", "", speed),
-        Measure("train_cpu_seconds", "processor time of training", "", speed),
-    ]
-    return found
-
-
-def measure_run(
-    run: RunNumbers, points: dict[str, EqualPoint], target: float | None, costs: Costs
-) -> dict[str, float | str]:
-    """Every measure of a run by key: a number, or the reason why there is none. What compares two runs is not here."""
-    loss = run.evaluated["val_loss"]
-    none = "no evaluation" if not len(loss) else ""
-    final = final_loss(run)
-    values: dict[str, float | str] = {
-        "final_loss": final,
-        "best_loss": none or float(loss.min()),
-        "final_perplexity": final,
-    }
-    if isinstance(final, float):
-        overflows = perplexity(final) == math.inf
-        values["final_perplexity"] = "above 1e308" if overflows else perplexity(final)
-    data = run.origin.get("data")
-    bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
-    values["final_bits_per_byte"] = final
-    if isinstance(final, float):
-        values["final_bits_per_byte"] = (
-            final / math.log(2) / bytes_per_token if bytes_per_token else "unknown"
-        )
+        title = "final, per byte of text"
+        found.append(Question("final_bits_per_byte", title, "bits/byte", loss, _bits_per_byte))
     for axis, point in points.items():
-        at = loss_at(run, axis, point.value)
-        values[f"loss_at_{axis}"] = (
-            at if at is not None else none or (FAILED if run.failed else "not evaluated")
+        title = f"loss at {quantity(point.value, axis)}"
+        read = partial(_loss_at, axis=axis, value=point.value)
+        found.append(
+            Question(
+                f"loss_at_{axis}", title, nats, loss, read, "difference", axis, point=point.value
+            )
         )
-    if target is not None:
-        for axis in AXES:
-            needed = needed_for(run, axis, target)
-            values[f"{axis}_to_target"] = needed if needed is not None else NOT_REACHED
-        seconds = values["seconds_to_target"]
-        for key, per_second in (
-            (
-                "price_to_target",
-                None if costs.price_per_hour is None else costs.price_per_hour / 3600,
-            ),
-            ("kwh_to_target", None if costs.power_watts is None else costs.power_watts / 3.6e6),
-        ):
-            if per_second is not None:
-                values[key] = seconds * per_second if isinstance(seconds, float) else seconds
-    missing = "not logged"
-    return values | {
-        "diverged": float(run.has_diverged),
-        "share_over_1_2": 100 * run.over_1_2 / run.ratio_steps if run.ratio_steps else missing,
-        "share_over_1_5": 100 * run.over_1_5 / run.ratio_steps if run.ratio_steps else missing,
-        "max_loss_ratio": run.max_ratio if run.max_ratio is not None else missing,
-        "nonfinite_stops": float(run.nonfinite_stops),
-        "rewinds": float(run.rewinds),
-        "tokens_per_second": run.tokens_per_second if run.tokens_per_second is not None else "N/A",
-        "mfu": 100 * run.mfu if run.mfu is not None else "N/A",
-        "trained_tokens": run.tokens,
-        "trained_flops": run.flops,
-        "train_seconds": run.seconds,
-        "train_cpu_seconds": run.cpu_seconds if run.cpu_seconds is not None else missing,
-    }
+    found.append(Question("best_loss", "best loss (never tested)", nats, loss, _best_loss))
+    if target is not None or several:
+        found += [cost_question(axis, target) for axis in AXES]
+    if target is None:
+        return [*found, *_STEADY]
+    paid = []
+    if costs.price_per_hour is not None:
+        title = f"price at {costs.price_per_hour:g} per hour"
+        paid.append(("price_to_target", title, "", costs.price_per_hour / 3600))
+    if costs.power_watts is not None:
+        title = f"energy at {costs.power_watts:g} W"
+        paid.append(("kwh_to_target", title, "kWh", costs.power_watts / 3.6e6))
+    for key, title, unit, per_second in paid:
+        read = partial(cost_to_reach, axis="seconds", target=target, times=per_second)
+        found.append(Question(key, title, unit, cost, read))
+    return [*found, *_STEADY]
+
+
+def cost_question(axis: str, target: float | None) -> Question:
+    """The cost to reach a loss: `target`, or without one, of each pair of runs, the worse run's final loss."""
+    if target is None:
+        title = f"{AXIS_WORDS[axis]} to match"
+        return Question(f"{axis}_to_match", title, "", "Cost", final_loss, "match", axis)
+    read = partial(cost_to_reach, axis=axis, target=target)
+    title = f"{AXIS_WORDS[axis]} to target"
+    return Question(f"{axis}_to_target", title, "", "Cost", read, "ratio", axis, target=target)
+
+
+def cost_to_reach(run: RunNumbers, axis: str, target: float, times: float = 1.0) -> Value:
+    """Return tokens, FLOPs or seconds to reach `target`, multiplied by `times`."""
+    needed = needed_for(run, axis, target)
+    return NOT_REACHED if needed is None else needed * times
+
+
+def _perplexity(run: RunNumbers) -> Value:
+    final = final_loss(run)
+    if isinstance(final, Why):
+        return final
+    value = perplexity(final)
+    return Why("overflow", "above 1e308") if value == math.inf else value
+
+
+def _bits_per_byte(run: RunNumbers) -> Value:
+    final, data = final_loss(run), run.origin.get("data")
+    bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
+    if isinstance(final, Why):
+        return final
+    return final / math.log(2) / bytes_per_token if bytes_per_token else Why("unknown", "unknown")
+
+
+def _loss_at(run: RunNumbers, axis: str, value: float) -> Value:
+    at = loss_at(run, axis, value)
+    if at is not None:
+        return at
+    if not len(run.evaluated["val_loss"]):
+        return NO_EVALUATION
+    return Why("failed", "failed") if run.failed else Why("not_evaluated", "not evaluated")
+
+
+def _best_loss(run: RunNumbers) -> Value:
+    loss = run.evaluated["val_loss"]
+    return float(loss.min()) if len(loss) else NO_EVALUATION
+
+
+def _plain(
+    key: str,
+    title: str,
+    unit: str,
+    section: str,
+    value: Callable[[RunNumbers], float | None],
+    tested: str = "",
+    missing: str = "not logged",
+) -> Question:
+    def read(run: RunNumbers) -> Value:
+        found = value(run)
+        return Why("missing", missing) if found is None else float(found)
+
+    return Question(key, title, unit, section, read, tested)
+
+
+def _share(run: RunNumbers, steps: int) -> float | None:
+    return 100 * steps / run.ratio_steps if run.ratio_steps else None
+
+
+_OVER = "steps with loss ratio above"
+_STEADY = (
+    _plain(
+        "diverged", "runs that diverged", "", "Stability", lambda run: run.has_diverged, "failures"
+    ),
+    _plain(
+        "share_over_1_2",
+        f"{_OVER} 1.2",
+        "%",
+        "Stability",
+        lambda run: _share(run, run.over_1_2),
+        "rank",
+    ),
+    _plain(
+        "share_over_1_5", f"{_OVER} 1.5", "%", "Stability", lambda run: _share(run, run.over_1_5)
+    ),
+    _plain("max_loss_ratio", "largest loss ratio", "", "Stability", lambda run: run.max_ratio),
+    _plain("nonfinite_stops", "non-finite stops", "", "Stability", lambda run: run.nonfinite_stops),
+    _plain("rewinds", "rewinds", "", "Stability", lambda run: run.rewinds),
+    _plain(
+        "tokens_per_second",
+        "tokens per training second",
+        "",
+        "Throughput",
+        lambda run: run.tokens_per_second,
+        missing="N/A",
+    ),
+    _plain(
+        "mfu",
+        "MFU",
+        "%",
+        "Throughput",
+        lambda run: None if run.mfu is None else 100 * run.mfu,
+        missing="N/A",
+    ),
+    _plain("trained_tokens", "tokens trained", "", "Throughput", lambda run: run.tokens),
+    _plain("trained_flops", "FLOPs executed", "", "Throughput", lambda run: run.flops),
+    _plain("train_seconds", "training time", "", "Throughput", lambda run: run.seconds),
+    _plain(
+        "train_cpu_seconds",
+        "processor time of training",
+        "",
+        "Throughput",
+        lambda run: run.cpu_seconds,
+    ),
+)
 
 
 def human(value: float) -> str:

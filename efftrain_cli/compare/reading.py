@@ -11,6 +11,7 @@ import numpy as np
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.why import Why
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
@@ -68,7 +69,7 @@ class RunNumbers:
     """The resolved recipe as dotted keys, seed included."""
     origin: dict[str, Any]
     status: str
-    marks: tuple[str, ...]
+    marks: tuple[Why, ...]
     """What a reader of a table must know: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
     evaluated: dict[str, np.ndarray]
     """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a validation loss, in order.
@@ -264,7 +265,7 @@ def _end(run: RunDirectory) -> str:
     return ""
 
 
-def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[str, ...]:
+def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[Why, ...]:
     marks = []
     budget = run.recipe.get("train", {}).get("tokens")
     if status != "finished":
@@ -279,11 +280,11 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[st
             "stopped": "unfinished: stopped",
             "crashed": f"unfinished: crashed{why}",
         }
-        marks.append(f"{words.get(status, status)} at step {step}{share}")
+        marks.append(Why("unfinished", f"{words.get(status, status)} at step {step}{share}"))
     if rewinds := _count(run, "rewind"):
-        marks.append(f"rewound {_times(rewinds)}")
+        marks.append(Why("rewound", f"rewound {_times(rewinds)}"))
     if (resumes := max(rows.segments - 1 - rewinds, _count(run, "resume"))) > 0:
-        marks.append(f"resumed {_times(resumes)}")
+        marks.append(Why("resumed", f"resumed {_times(resumes)}"))
     starts = [event for event in run.events if event.get("event") in ("start", "resume")]
     # A run that was started by an older version says all but its devices in its origin alone.
     said = [run.origin, *starts]
@@ -297,7 +298,7 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[st
     ):
         values = dict.fromkeys(str(source[key]) for source in sources if key in source)
         if len(values) > 1:
-            marks.append(f"ran {before} {' and '.join(values)}{after}")
+            marks.append(Why("moved", f"ran {before} {' and '.join(values)}{after}"))
     for event in run.events:
         if event.get("event") == "override":
             changed = event.get("differences")
@@ -305,14 +306,17 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[st
             changes = ", ".join(
                 str(entry[0]) for entry in entries if isinstance(entry, list) and entry
             )
-            marks.append(f"continued although what decides it had changed ({changes or 'unknown'})")
+            text = f"continued although what decides it had changed ({changes or 'unknown'})"
+            marks.append(Why("changed", text))
     steps = rows.columns["step"]
     if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:
-        marks.append(f"{gap} step{'s are' if gap > 1 else ' is'} missing in metrics.jsonl")
+        text = f"{gap} step{'s are' if gap > 1 else ' is'} missing in metrics.jsonl"
+        marks.append(Why("gap", text))
     if rows.nonfinite_segments and status != "diverged":
-        marks.append(f"non-finite {_times(rows.nonfinite_segments)}")
+        marks.append(Why("nonfinite", f"non-finite {_times(rows.nonfinite_segments)}"))
     if rows.damaged:
-        marks.append(f"{counted(len(rows.damaged), 'damaged line')} of metrics.jsonl left out")
+        text = f"{counted(len(rows.damaged), 'damaged line')} of metrics.jsonl left out"
+        marks.append(Why("damaged", text))
     return tuple(marks)
 
 

@@ -81,5 +81,5 @@ def _receipt(run: RunNumbers) -> dict[str, str]:
         lines.append(
             f"machine's speed before and after, GFLOP/s: {', '.join(f'{rate:g}' for rate in run.speeds)}"
         )
-    lines += [f"mark: {mark}" for mark in run.marks]
+    lines += [f"mark: {mark.text}" for mark in run.marks]
     return {"title": f"{run.name}: {run.status}", "text": "\n".join(lines)}

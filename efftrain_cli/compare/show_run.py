@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from efftrain_cli.compare.groups import shown
-from efftrain_cli.compare.measures import Costs, duration, human, measure_run, measures
+from efftrain_cli.compare.measures import Costs, duration, human, measures
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, number_text
 from efftrain_cli.run.directory import checkpoints_of
@@ -48,10 +48,11 @@ def values_of_run(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {"name": path.name, "folder": str(path), "status": "not started"}
     if (path / "metrics.jsonl").exists():
         run = read_numbers(path)
-        measured = measure_run(run, {}, None, Costs())
+        questions = measures(Costs(), True, {}, None, several=False)
+        measured = {question.key: question.read(run) for question in questions}
         values |= {
             "status": run.status,
-            "marks": list(run.marks),
+            "marks": [mark.text for mark in run.marks],
             "recipe_name": run.recipe_name,
             "seed": run.seed,
             "steps": run.step,
@@ -80,7 +81,7 @@ def _status(path: Path, run: RunNumbers) -> Table:
     budget = run.recipe.get("train.tokens")
     rows = [
         ("status", run.status),
-        ("marks", "; ".join(run.marks) or "-"),
+        ("marks", "; ".join(mark.text for mark in run.marks) or "-"),
         ("recipe", run.recipe_name),
         ("seed", str(run.seed)),
         ("steps", str(run.step)),
@@ -92,11 +93,10 @@ def _status(path: Path, run: RunNumbers) -> Table:
 
 def _measures(run: RunNumbers) -> Table:
     with_bits = bool((run.origin.get("data") or {}).get("valid_bytes_per_token"))
-    values = measure_run(run, {}, None, Costs())
     rows = []
     for measure in measures(Costs(), with_bits, {}, None, several=False):
-        value = values[measure.key]
-        text = number_text(measure, value) if isinstance(value, float) else value
+        value = measure.read(run)
+        text = number_text(measure, value) if isinstance(value, float) else value.text
         section = "" if measure.section != "Validation loss" else "validation loss, "
         rows.append(
             (f"{section}{measure.title}{f', {measure.unit}' if measure.unit else ''}", text)

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.differences import Cell, Difference
+from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import Measure, human, quantity
+from efftrain_cli.compare.measures import Question, Value, human, mean_sd, numbers, quantity
 from efftrain_cli.compare.planning import MOST_SEEDS, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import p_text, short_verdict
-from efftrain_cli.compare.zero_shot import ZeroShotDifference, ZeroShotRow
 from efftrain_cli.foundation.console import counted
+from efftrain_cli.foundation.why import Why
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,9 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
         details: the runs, every recipe key that differs and every measure too; else the key, the answers and the
             scores.
     """
-    sections = dict.fromkeys(measure.section for measure in comparison.measures)
+    sections = dict.fromkeys(
+        question.section for question in comparison.questions if question.tested != "score"
+    )
     tables = [
         key_table(comparison),
         answers(comparison),
@@ -92,25 +93,29 @@ def answers(comparison: Comparison) -> Table:
     others = [group for group in comparison.groups if group is not comparison.baseline]
     if not others:
         return Table("", (), ())
-    asked = list(dict.fromkeys(d.measure for d in comparison.differences if d.reason != "none"))
-    reasons = list(dict.fromkeys(_footnote(d) for d in comparison.differences if _footnote(d)))
+    asked: dict[str, list[Verdict]] = {}
+    for found in comparison.verdicts:
+        if found.question.tested != "score":
+            asked.setdefault(found.question.key, []).append(found)
+    every = [found for each in asked.values() for found in each]
+    reasons = list(dict.fromkeys(_footnote(found) for found in every if _footnote(found)))
     rows = []
-    for measure in asked:
-        found = [d for d in comparison.differences if d.measure == measure]
-        question = _question(measure, found, reasons)
-        base, *sides = (
-            _short_cell(comparison, measure, side) for side in (comparison.baseline, *others)
-        )
+    for each in asked.values():
+        question = each[0].question
+        if all(found.why and found.why.kind == "nothing" for found in each):
+            continue
+        title = _title(question, each, reasons)
+        base, *sides = (_short_cell(comparison, question, side) for side in comparison.groups)
         if len(others) == 1:
-            rows.append((question, base, *sides, *_answer(found[0])))
+            rows.append((title, base, *sides, *_answer(each[0])))
             continue
         under = [
-            (comparison.letter(group), side, *_answer(d))
-            for group, side, d in zip(others, sides, found, strict=True)
+            (comparison.letter(group), side, *_answer(found))
+            for group, side, found in zip(others, sides, each, strict=True)
         ]
-        if measure.tested != "match":
+        if question.tested != "match":
             under.insert(0, ("A", base, "", "", ""))
-        rows += [("" if i else question, *row) for i, row in enumerate(under)]
+        rows += [("" if i else title, *row) for i, row in enumerate(under)]
     head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
     if len(others) > 1:
         head = ("", "", "mean", "against A [95 %]", "p", "verdict")
@@ -124,24 +129,23 @@ def _answers_note(comparison: Comparison) -> str:
         + (", corrected for the number of recipes" if len(comparison.groups) > 2 else "")
         + "; p of the other lines is corrected (Holm) for their number."
     )
-    if any(d.measure.tested == "match" for d in comparison.differences):
+    if any(found.question.tested == "match" for found in comparison.verdicts):
         note += (
             " To match: what the better run of a pair needs to reach the worse one's final loss."
         )
     return note
 
 
-def _footnote(difference: Difference) -> str:
-    reason = difference.reason
-    return "" if reason in ("", "none", inference.ONE_SEED) else reason
+def _footnote(found: Verdict) -> str:
+    return found.why.text if found.why and found.why.kind not in ("nothing", "one_seed") else ""
 
 
-def _question(measure: Measure, differences: Sequence[Difference], reasons: Sequence[str]) -> str:
+def _title(question: Question, found: Sequence[Verdict], reasons: Sequence[str]) -> str:
     title = {"share_over_1_2": "% of steps jumping", "diverged": "runs that diverged"}.get(
-        measure.key, measure.title
+        question.key, question.title
     )
     marks = dict.fromkeys(
-        _mark(reasons.index(_footnote(d)) + 1) for d in differences if _footnote(d)
+        _mark(reasons.index(_footnote(each)) + 1) for each in found if _footnote(each)
     )
     return " ".join(
         (title.replace("training seconds", "seconds"), *(["".join(marks)] if marks else []))
@@ -153,31 +157,33 @@ def _mark(number: int) -> str:
     return str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _short_cell(comparison: Comparison, measure: Measure, group: Group) -> str:
-    cell = comparison.cells.get((measure.key, group.label))
-    if cell is None:
+def _short_cell(comparison: Comparison, question: Question, group: Group) -> str:
+    values = list(comparison.values[question.key, group.label].values())
+    there = numbers(values)
+    if question.tested == "match":
         return ""
-    if measure.tested == "failures":
-        return f"{sum(cell.numbers):.0f} of {len(cell.values)}"
-    if cell.mean is None:
-        return (
-            f"{len(cell.numbers)} of {len(cell.values)} runs"
-            if len(cell.values) > 1
-            else str(cell.values[0])
-        )
-    return number_text(measure, cell.mean)
+    if question.tested == "failures":
+        return f"{sum(there):.0f} of {len(values)}"
+    if len(there) == len(values):
+        return number_text(question, fmean(there))
+    return f"{len(there)} of {len(values)} runs" if len(values) > 1 else value_text(values[0])
 
 
-def _answer(difference: Difference) -> tuple[str, str, str]:
-    test, estimate = difference.exact, difference.estimate
+def value_text(value: Value) -> str:
+    """A number in full, or the reason why there is none."""
+    return value.text if isinstance(value, Why) else str(value)
+
+
+def _answer(found: Verdict) -> tuple[str, str, str]:
+    test, estimate = found.exact, found.estimate
     if test is None:
         number = estimate_text(estimate)
     else:
-        known = difference.measure.tested != "failures" and not math.isnan(test.wins)
+        known = found.question.tested != "failures" and not math.isnan(test.wins)
         number = f"ahead in {100 * test.wins:.0f} % of pairs" if known else "-"
         if not math.isnan(estimate.mean):
             number = f"{'more than' if estimate.bound > 0 else 'less than'} {estimate.mean:.2f}x, {number}"
-    return number, p_text(difference.p_holm), short_verdict(difference)
+    return number, p_text(found.p_holm), short_verdict(found)
 
 
 def _trials(comparison: Comparison) -> Table:
@@ -203,7 +209,7 @@ def _runs(comparison: Comparison) -> Table:
             str(run.seed),
             run.status,
             human(run.tokens),
-            "; ".join(run.marks) or "-",
+            "; ".join(mark.text for mark in run.marks) or "-",
         )
         for group in comparison.groups
         for run in group.runs
@@ -218,11 +224,13 @@ def _recipe_differences(comparison: Comparison) -> Table:
 
 def _measures(comparison: Comparison, section: str) -> Table:
     rows = []
-    for measure in comparison.measures:
-        if measure.section == section and measure.tested != "match":
-            title = f"{measure.title}, {measure.unit}" if measure.unit else measure.title
-            cells = [comparison.cells[measure.key, group.label] for group in comparison.groups]
-            rows.append((title, *(cell_text(measure, cell) for cell in cells)))
+    for question in comparison.questions:
+        if question.section == section and question.tested != "match":
+            title = f"{question.title}, {question.unit}" if question.unit else question.title
+            sides = [
+                comparison.values[question.key, group.label].values() for group in comparison.groups
+            ]
+            rows.append((title, *(cell_text(question, list(side)) for side in sides)))
     several = any(len(group.runs) > 1 for group in comparison.groups)
     note = "mean ± standard deviation over seeds; no ± where all seeds agree" if several else ""
     return Table(section, ("", *_heads(comparison)), tuple(rows), note)
@@ -230,21 +238,23 @@ def _measures(comparison: Comparison, section: str) -> Table:
 
 def _tests(comparison: Comparison) -> Table:
     """Every test in full."""
-    rows = [
-        (
-            f"{d.measure.title}, {comparison.letter(next(g for g in comparison.groups if g.label == d.label))}",
-            estimate_text(d.estimate),
-            "-"
-            if d.reason.startswith("not judged")
-            else p_text(d.exact.p if d.exact else d.estimate.p),
-            p_text(d.p_holm),
-            d.exact.method if d.exact else d.estimate.method or "-",
-            _could_see(d),
-            d.verdict,
+    letters = {group.label: comparison.letter(group) for group in comparison.groups}
+    rows = []
+    for found in comparison.verdicts:
+        kind = found.why.kind if found.why else ""
+        if found.question.tested == "score" or kind == "nothing":
+            continue
+        rows.append(
+            (
+                f"{found.question.title}, {letters[found.arm]}",
+                estimate_text(found.estimate),
+                "-" if kind == "not_judged" else p_text(found.test.p),
+                p_text(found.p_holm),
+                found.test.method or "-",
+                _could_see(found),
+                found.text,
+            )
         )
-        for d in comparison.differences
-        if d.reason != "none"
-    ]
     head = (
         "question, recipe",
         "difference [95 %]",
@@ -261,22 +271,30 @@ def _tests(comparison: Comparison) -> Table:
     return Table("Tests against A", head, tuple(rows), note)
 
 
-def _could_see(difference: Difference) -> str:
-    seen = difference.decision.could_see
+def _could_see(found: Verdict) -> str:
+    seen = found.could_see
     if seen is None:
         return "-"
-    return f"{1 + seen:.3g}x" if difference.estimate.log else f"{seen:.2g}"
+    return f"{1 + seen:.3g}x" if found.estimate.log else f"{seen:.2g}"
 
 
 def _zero_shot(comparison: Comparison) -> Table:
     rows = []
-    for row in comparison.zero_shot:
-        cells = [_scores_text(row, group.label) for group in comparison.groups]
-        against = "; ".join(
-            _zero_shot_text(comparison, d, len(row.differences)) for d in row.differences
-        )
-        limit = f", first {row.limit}" if row.limit else ""
-        rows.append((f"{row.task} ({row.protocol}{limit}), {row.metric}", *cells, against or "-"))
+    others = len(comparison.groups) > 2
+    for question in comparison.questions:
+        if question.tested != "score":
+            continue
+        cells = [
+            _scores_text(list(comparison.values[question.key, group.label].values()))
+            for group in comparison.groups
+        ]
+        against = []
+        for group in comparison.groups[1:]:
+            found = comparison.verdict(question.key, group.label)
+            assert found is not None
+            letter = f"{comparison.letter(group)}: " if others else ""
+            against.append(f"{letter}{_score_text(found)}")
+        rows.append((question.title, *cells, "; ".join(against) or "-"))
     return Table(
         "Zero-shot",
         ("task (protocol), metric", *_heads(comparison), "against A"),
@@ -285,47 +303,36 @@ def _zero_shot(comparison: Comparison) -> Table:
     )
 
 
-def _scores_text(row: ZeroShotRow, label: str) -> str:
-    scores = row.scores[label]
-    there = [score for score in scores if score is not None]
+def _scores_text(scores: Sequence[Value]) -> str:
+    there = numbers(scores)
     if len(there) < len(scores):
-        return (
-            f"missing ({len(scores) - len(there)} of {len(scores)} seeds)"
-            if len(scores) > 1
-            else "missing"
-        )
+        missing = f"{len(scores) - len(there)} of {len(scores)} seeds"
+        return f"missing ({missing})" if len(scores) > 1 else "missing"
     return f"{fmean(there):.4g}" + (f" ± {stdev(there):.2g}" if len(there) > 1 else "")
 
 
-def _zero_shot_text(comparison: Comparison, difference: ZeroShotDifference, others: int) -> str:
-    estimate = (
-        difference.over_seeds if difference.over_seeds.low is not None else difference.over_items
-    )
+def _score_text(found: Verdict) -> str:
+    over, estimate = "seeds", found.estimate
+    if estimate.low is None and found.items is not None:
+        over, estimate = "items", found.items
     number = ""
-    if estimate is not None and estimate.low is not None and estimate.high is not None:
-        over = "seeds" if estimate is difference.over_seeds else "items"
+    if estimate.low is not None:
         number = f"{estimate.mean:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}] over {estimate.n} {over}; "
-    if difference.p_holm is not None:
-        number += f"p {p_text(difference.p_holm)}; "
-    letter = next(
-        comparison.letter(group) for group in comparison.groups if group.label == difference.label
-    )
-    return f"{f'{letter}: ' if others > 1 else ''}{number}{difference.verdict}"
+    if found.p_holm is not None:
+        number += f"p {p_text(found.p_holm)}; "
+    return f"{number}{found.text}"
 
 
-def cell_text(measure: Measure, cell: Cell) -> str:
+def cell_text(question: Question, values: Sequence[Value]) -> str:
     """A measure of a group: mean ± sd, or what is missing in how many seeds."""
-    if cell.mean is None:
-        reasons, n = (
-            Counter(value for value in cell.values if isinstance(value, str)),
-            len(cell.values),
-        )
+    mean, sd = mean_sd(values)
+    if mean is None:
+        reasons = Counter(value.text for value in values if isinstance(value, Why))
+        n = len(values)
         if n in reasons.values():
             return next(iter(reasons))
         return ", ".join(f"{reason} ({count} of {n} seeds)" for reason, count in reasons.items())
-    if cell.sd is None:
-        return number_text(measure, cell.mean)
-    return spread_text(measure, cell.mean, cell.sd)
+    return number_text(question, mean) if sd is None else spread_text(question, mean, sd)
 
 
 _COUNTS = ("tokens_to_target", "trained_tokens", "tokens_per_second")
@@ -333,7 +340,7 @@ _SCALES = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "K"),
 _SECONDS = ((7200.0, 3600.0, " h"), (120.0, 60.0, " min"), (0.0, 1.0, " s"))
 
 
-def _unit(measure: Measure, value: float) -> tuple[float, str]:
+def _unit(measure: Question, value: float) -> tuple[float, str]:
     """What a number is divided by for reading, and the suffix that says so; a mean and its spread share it."""
     if measure.key in _COUNTS:
         return next((divisor, suffix) for limit, divisor, suffix in _SCALES if abs(value) >= limit)
@@ -345,7 +352,7 @@ def _unit(measure: Measure, value: float) -> tuple[float, str]:
     return 1.0, ""
 
 
-def _fixed(measure: Measure) -> int | None:
+def _fixed(measure: Question) -> int | None:
     """Decimals of measures that are read in fixed steps; None: four significant digits."""
     key = measure.key
     if key.endswith("_loss") or key.startswith("loss_at") or key == "final_bits_per_byte":
@@ -355,14 +362,14 @@ def _fixed(measure: Measure) -> int | None:
     return None
 
 
-def number_text(measure: Measure, value: float) -> str:
+def number_text(measure: Question, value: float) -> str:
     """A number of a measure, rounded for reading."""
     divisor, suffix = _unit(measure, value)
     decimals = _fixed(measure)
     return (f"{value / divisor:.4g}" if decimals is None else f"{value:.{decimals}f}") + suffix
 
 
-def spread_text(measure: Measure, mean: float, sd: float) -> str:
+def spread_text(measure: Question, mean: float, sd: float) -> str:
     """A mean and its standard deviation in one unit, the deviation with two digits: "78.46K ± 0.52K"."""
     if sd == 0:
         return number_text(measure, mean)
@@ -403,16 +410,16 @@ def estimate_text(estimate: Estimate) -> str:
 def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
     """How many seeds per recipe would show true differences of these sizes, from the spread seen so far."""
     rows = []
-    for difference in comparison.differences:
-        if difference.measure.tested not in ("difference", "ratio", "match"):
+    for found in comparison.verdicts:
+        if found.question.tested not in ("difference", "ratio", "match"):
             continue
-        estimate = difference.estimate
-        title = difference.measure.title
+        estimate, title = found.estimate, found.question.title
         if not estimate.sd or estimate.p is None:
-            reason = estimate.reason or difference.reason or "no spread"
-            rows.append((title, difference.label, "-", *("-" for _ in differences), reason))
+            why = estimate.why or found.why
+            missing = why.text if why else "no spread"
+            rows.append((title, found.arm, "-", *("-" for _ in differences), missing))
             continue
-        paired = estimate.method.startswith("paired")
+        paired = estimate.paired
         low, high = sd_interval(estimate.sd, estimate.n)
         needed = []
         for size in differences:
@@ -420,7 +427,7 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))
         behind = f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far"
         rows.append(
-            (title, difference.label, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind)
+            (title, found.arm, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind)
         )
     heads = tuple(f"{size:g}" for size in differences)
     return Table(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.differences import PRIMARY, Difference
+from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate, ExactTest
+from efftrain_cli.compare.measures import PRIMARY
 
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
@@ -22,23 +23,26 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
 def _sentence(comparison: Comparison, group: Group) -> str:
     base = comparison.baseline
     a, b = (f"{comparison.letter(each)} {each.label}" for each in (base, group))
-    difference = comparison.difference(PRIMARY, group.label)
-    assert difference is not None
-    estimate, reason = difference.estimate, difference.reason
-    if reason:
-        shown = f" ({_gap(estimate)})" if not math.isnan(estimate.mean) else ""
-        return f"{b} against {a}: {reason.replace('pending:', 'the verdict waits:')}{shown}."
-    decided = difference.verdict in ("better", "worse")
-    claim = f"{b} is {difference.verdict} than {a}" if decided else f"{b} against {a} is undecided"
-    if difference.exact is not None:
-        return f"{claim}: {_ranks(difference.exact, difference.p_holm, comparison, group)}."
-    behind = f"{estimate.n} pairs" if estimate.method.startswith("paired") else estimate.method
-    how = f"{_gap(estimate)}, {p_words(difference.p_holm)}, {behind}"
+    found = comparison.verdict(PRIMARY, group.label)
+    assert found is not None
+    estimate, why = found.estimate, found.why
+    if why is not None:
+        gap = f" ({_gap(estimate)})" if not math.isnan(estimate.mean) else ""
+        text = why.text
+        if why.kind == "pending":
+            text = text.replace("pending:", "the verdict waits:")
+        return f"{b} against {a}: {text}{gap}."
+    decided = found.outcome in ("better", "worse")
+    claim = f"{b} is {found.outcome} than {a}" if decided else f"{b} against {a} is undecided"
+    if found.exact is not None:
+        return f"{claim}: {_ranks(found.exact, found.p_holm, comparison, group)}."
+    behind = f"{estimate.n} pairs" if estimate.paired else estimate.method
+    how = f"{_gap(estimate)}, {p_words(found.p_holm)}, {behind}"
     if decided:
         return f"{claim}: {how}.{_cost(comparison, group)}"
-    if difference.verdict == "equivalent":
+    if found.outcome == "equivalent":
         return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
-    seen = difference.decision.could_see
+    seen = found.could_see
     could = f" This study could have seen {seen:.2g} nats/token or more." if seen else ""
     return f"{claim}: {how}.{could}"
 
@@ -70,13 +74,8 @@ def _cost(comparison: Comparison, group: Group) -> str:
         ("tokens_to_target", "the target loss"),
         ("tokens_to_match", "the worse one's final loss"),
     ):
-        found = comparison.difference(key, group.label)
-        if (
-            found is not None
-            and not found.reason
-            and found.exact is None
-            and found.verdict in ("better", "worse")
-        ):
+        found = comparison.verdict(key, group.label)
+        if found and found.exact is None and found.outcome in ("better", "worse"):
             ratio = found.estimate.mean
             share = f"{ratio:.2f}x fewer" if ratio > 1 else f"{1 / ratio:.2f}x more"
             return f" Tokens to {words}: {share}."
@@ -96,12 +95,15 @@ def p_text(p: float | None) -> str:
     return f"{p:.2g}" if p >= 0.0001 else "<0.0001"
 
 
-def short_verdict(difference: Difference) -> str:
+_SHORT = {
+    "pending": "pending",
+    "not_judged": "not judged",
+    "settings": "not judged",
+    "too_few": "undecided",
+    "nothing": "none",
+}
+
+
+def short_verdict(found: Verdict) -> str:
     """The verdict in one or two words."""
-    reason = difference.reason
-    for word in ("pending", "not judged", "undecided"):
-        if reason.startswith(word):
-            return word
-    if reason.startswith("settings"):
-        return "not judged"
-    return "no claim" if reason and reason != "none" else reason or difference.decision.outcome
+    return _SHORT.get(found.why.kind, "no claim") if found.why else found.outcome

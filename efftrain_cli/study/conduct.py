@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from efftrain_cli.compare.fairness import check
+from efftrain_cli.compare.fairness import INCOMPARABLE, check
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.study.file import Arm, StudyFile
-from efftrain_cli.study.judge import Judgement, judge
+from efftrain_cli.study.judge import StudyState, judge
 from efftrain_cli.study.phases import Tuned, all_trials, confirmation, over_rates, tuning
 from efftrain_cli.study.registration import study_folder
 from efftrain_cli.sweep.runner import Crew
@@ -25,9 +25,9 @@ from efftrain_cli.sweep.trials import ENDED, Choice, choose, read_trial, state_o
 def conduct(
     file: StudyFile,
     crew: Crew,
-    tell: Callable[[Judgement], None] = lambda judgement: None,
+    tell: Callable[[StudyState], None] = lambda judgement: None,
     allow: bool = False,
-) -> Judgement:
+) -> StudyState:
     """Trains what the study still needs, and judges it at every look.
 
     Args:
@@ -131,7 +131,7 @@ def read_runs(
     return found
 
 
-def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = None) -> Judgement:
+def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = None) -> StudyState:
     """Judges the confirmation runs that exist, where `compare` would compare them.
 
     Args:
@@ -146,18 +146,16 @@ def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = N
     runs = read_runs(file, chosen)
     rated = {rate: read_runs(file, chosen, rate) for rate in file.rates}
     labels = check(_groups((runs, *rated.values()), file.seeds), allow)
-    unfair = any(label.severity == "allowed" for label in labels)
-    judgement = judge(
-        file, runs, "not judged: these losses are not comparable" if unfair else "", rated
-    )
+    unfair = any(label.kind == "allowed" for label in labels)
+    judgement = judge(file, runs, INCOMPARABLE if unfair else None, rated)
     if judgement.look:
         # Only what has been judged is worth a reader's attention; but no run of the study may be incomparable.
         judged = check(
             _groups((runs, *rated.values()), file.seeds[: judgement.looks[judgement.look - 1]]),
             allow=True,
         )
-        labels = [label for label in labels if label.severity == "allowed"]
-        labels += [label for label in judged if label.severity != "allowed"]
+        labels = [label for label in labels if label.kind == "allowed"]
+        labels += [label for label in judged if label.kind != "allowed"]
     return replace(judgement, labels=(*labels, *judgement.labels), tuned=tuned)
 
 
@@ -186,12 +184,17 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
             continue
         loss = "" if run.final_loss is None else f"{run.final_loss:.6f}"
         settings = " ".join(trial.settings)
-        numbers = [loss, f"{run.tokens:.0f}", f"{run.seconds:.1f}", "; ".join(run.marks)]
+        numbers = [
+            loss,
+            f"{run.tokens:.0f}",
+            f"{run.seconds:.1f}",
+            "; ".join(mark.text for mark in run.marks),
+        ]
         rows.append([phase, arm, settings, trial.seed, trial.name, run.status, *numbers])
     _write(study_folder(file.name) / "receipts.csv", RECEIPTS, rows)
 
 
-def write_looks(file: StudyFile, judgement: Judgement) -> None:
+def write_looks(file: StudyFile, judgement: StudyState) -> None:
     """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
     path = study_folder(file.name) / "looks.csv"
     before = (
@@ -201,15 +204,15 @@ def write_looks(file: StudyFile, judgement: Judgement) -> None:
         list(row) for row in before[1:] if row and int(row[0]) < judgement.look
     ]
     for verdict in judgement.verdicts:
-        estimate, primary = verdict.estimate, verdict.primary
+        estimate, question = verdict.estimate, verdict.question
         numbers = [
             _number(value)
             for value in (estimate.mean, estimate.low, estimate.high, verdict.p, verdict.p_holm)
         ]
         words = [
-            primary.measure,
-            primary.direction,
-            "" if primary.margin is None else primary.margin,
+            question.key,
+            question.direction,
+            "" if question.margin is None else question.margin,
             verdict.arm,
         ]
         rows.append([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])

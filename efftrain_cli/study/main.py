@@ -11,16 +11,16 @@ from typing import Any
 
 from efftrain_cli.compare import sensitivity
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.fairness import Label
 from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.console import human_count, human_seconds, say, silent, table_lines
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import free_bytes
+from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
 from efftrain_cli.study.conduct import choices, conduct, judge_runs, settings_of, tuning_done
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.judge import Judgement
+from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of, tuning
 from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
@@ -114,7 +114,7 @@ def run_study(
             + (f": {', '.join(taken)}" if taken else "")
         )
 
-    def tell(judgement: Judgement) -> None:
+    def tell(judgement: StudyState) -> None:
         found = ", ".join(f"{verdict.arm} {verdict.outcome}" for verdict in judgement.verdicts)
         look, looks = judgement.look, judgement.looks
         if not silent():
@@ -158,7 +158,7 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
     )
 
 
-def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration]:
+def judged(file: StudyFile, allow: bool) -> tuple[StudyState, Registration]:
     """The study's verdicts from the runs there are, without training any.
 
     Raises:
@@ -170,7 +170,7 @@ def judged(file: StudyFile, allow: bool) -> tuple[Judgement, Registration]:
 
 
 def verdict_text(
-    file: StudyFile, judgement: Judgement, registration: Registration, plot: bool = False
+    file: StudyFile, judgement: StudyState, registration: Registration, plot: bool = False
 ) -> str:
     """The verdicts, how each arm's setting was chosen, and the losses over learning rates."""
     lines = screen.verdict_lines(file, judgement, registration)
@@ -184,14 +184,14 @@ def verdict_text(
 
 
 def verdict_json(
-    file: StudyFile, judgement: Judgement, registration: Registration | None
+    file: StudyFile, judgement: StudyState, registration: Registration | None
 ) -> dict[str, Any]:
     """The same as plain values."""
     rates = sensitivity.as_json(learning_rates(file, judgement))
     return screen.as_json(file, judgement, registration) | {"sensitivity": rates}
 
 
-def learning_rates(file: StudyFile, judgement: Judgement) -> list[Curve]:
+def learning_rates(file: StudyFile, judgement: StudyState) -> list[Curve]:
     """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty where there
     are neither."""
     if file.rates:
@@ -216,9 +216,7 @@ def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
         f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]
     )
     text = f"exploratory: what is compared here was not fixed beforehand. The verdicts of study {verdict['study']}: {found or 'none yet'}"
-    return replace(
-        comparison, labels=(Label("warning", text), *comparison.labels), exploratory=True
-    )
+    return replace(comparison, labels=(Why("warning", text), *comparison.labels), exploratory=True)
 
 
 def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str], dict[str, Any]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
+from efftrain_cli.compare.engine import Verdict, sides_of
 from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.compare.measures import AXIS_WORDS, Question
 from efftrain_cli.foundation.console import (
     Row,
     human_bytes,
@@ -15,21 +16,12 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
-from efftrain_cli.study.file import LOSSES, Primary, StudyFile
-from efftrain_cli.study.judge import Judgement, Verdict, sides_of
+from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.judge import StudyState, question_of
 from efftrain_cli.study.phases import Phase, Tuned, left_of
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.sweep.screen import settings_table
 from efftrain_cli.sweep.trials import RULE
-
-MEASURES = {
-    "final_loss": "final loss",
-    "lr_sensitivity": "learning-rate sensitivity",
-    "tokens_to_target": "tokens to the target",
-    "flops_to_target": "FLOPs to the target",
-    "seconds_to_target": "seconds to the target",
-}
-
 
 # --- the plan --------------------------------------------------------------------------------------------------------
 
@@ -92,10 +84,10 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
 
 def primary_text(primary: Primary, baseline: str) -> str:
     """What must be shown."""
-    words = MEASURES[primary.measure]
+    question = question_of(primary)
+    words, margin = _title(question), _margin(question)
     if primary.target is not None:
         words += f" {primary.target:g}"
-    margin = "" if primary.margin is None else _margin(primary)
     return {
         "better": f"{words} better than {baseline}'s (one-sided)",
         "different": f"{words} different from {baseline}'s (two-sided)",
@@ -104,12 +96,16 @@ def primary_text(primary: Primary, baseline: str) -> str:
     }[primary.direction]
 
 
-def _margin(primary: Primary) -> str:
-    return (
-        f"{primary.margin:g} nats"
-        if primary.measure in LOSSES
-        else f"{100 * (primary.margin or 0):g} %"
-    )
+def _title(question: Question) -> str:
+    """A study names a cost to match as one to the target, which is each pair's worse final loss."""
+    if question.axis:
+        return f"{AXIS_WORDS[question.axis].removeprefix('training ')} to the target"
+    return question.title
+
+
+def _margin(question: Question) -> str:
+    margin = question.margin or 0.0
+    return f"{100 * margin:g} %" if question.axis else f"{margin:g} nats"
 
 
 def looks_line(file: StudyFile) -> str:
@@ -122,7 +118,7 @@ def looks_line(file: StudyFile) -> str:
         return f"one, at level {alpha:g}{holm}"
     # Each direction has its own boundary.
     words = []
-    for sides in dict.fromkeys(map(sides_of, file.study.primary)):
+    for sides in dict.fromkeys(sides_of(primary.direction) for primary in file.study.primary):
         nominal = ", ".join(f"{level:.2g}" for level in nominal_levels(alpha, looks, sides))
         words.append(f"{'two' if sides == 2 else 'one'}-sided levels {nominal}")
     return (
@@ -152,7 +148,7 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registration) -> list[str]:
+def verdict_lines(file: StudyFile, judgement: StudyState, registration: Registration) -> list[str]:
     """The answer, then how it was reached."""
     lines = []
     if reasons := [f"  - {reason}" for reason in why_exploratory(judgement, registration)]:
@@ -167,16 +163,17 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines.append("")
     rows: list[Row] = []
     for verdict in judgement.verdicts:
-        p = "<.0001" if verdict.p_holm < 1e-4 else f"{verdict.p_holm:.4f}"
+        p_holm = 1.0 if verdict.p_holm is None else verdict.p_holm
+        p = "<.0001" if p_holm < 1e-4 else f"{p_holm:.4f}"
         numbers = (interval_text(verdict.estimate), p, str(len(verdict.seeds)))
-        rows.append((MEASURES[verdict.primary.measure], verdict.arm, *numbers, verdict.outcome))
+        rows.append((_title(verdict.question), verdict.arm, *numbers, verdict.outcome))
     level = 100 * (1 - file.study.alpha)
     lines += table_lines(
         ("measure", "arm", f"difference [{level:g} %]", "p", "seeds", "verdict"), rows
     )
     unit = (
         "arm less baseline, nats per token"
-        if any(v.primary.measure in LOSSES for v in judgement.verdicts)
+        if any(not verdict.question.axis for verdict in judgement.verdicts)
         else ""
     )
     ratio = (
@@ -199,47 +196,53 @@ def verdict_lines(file: StudyFile, judgement: Judgement, registration: Registrat
     lines += [f"warning: {warning}" for arm in judgement.tuned for warning in arm.warnings]
     for severity in ("warning", "note"):
         lines += [
-            f"{severity}: {label.text}" for label in judgement.labels if label.severity == severity
+            f"{severity}: {label.text}" for label in judgement.labels if label.kind == severity
         ]
     return lines
 
 
-def why_exploratory(judgement: Judgement, registration: Registration | None) -> list[str]:
+def why_exploratory(judgement: StudyState, registration: Registration | None) -> list[str]:
     """Why no verdict is a confirmation; empty where they are."""
     reasons = list(registration.exploratory) if registration else ["not registered"]
-    return [*reasons, *(label.text for label in judgement.labels if label.severity == "allowed")]
+    return [*reasons, *(label.text for label in judgement.labels if label.kind == "allowed")]
 
 
 def sentence(file: StudyFile, verdict: Verdict) -> str:
     """One verdict as one sentence."""
-    base, primary, arm = file.study.baseline, verdict.primary, verdict.arm
-    words = MEASURES[primary.measure]
-    ranked = math.isnan(verdict.estimate.mean)
-    by = "" if ranked else f": {interval_text(verdict.estimate)}"
-    by += f" ({verdict.note})" if verdict.note else ""
+    base, question, arm = file.study.baseline, verdict.question, verdict.arm
+    words, note = _title(question), note_of(verdict)
+    by = "" if math.isnan(verdict.estimate.mean) else f": {interval_text(verdict.estimate)}"
+    by += f" ({note})" if note else ""
     if verdict.outcome in ("better", "worse"):
         return f"{arm}: {verdict.outcome} than {base} in {words}{by}."
     if verdict.outcome == "noninferior":
-        return f"{arm}: not worse than {base} in {words} by {_margin(primary)} or more{by}."
+        return f"{arm}: not worse than {base} in {words} by {_margin(question)} or more{by}."
     if verdict.outcome == "equivalent":
-        return f"{arm}: equivalent to {base} in {words}, within {_margin(primary)}{by}."
+        return f"{arm}: equivalent to {base} in {words}, within {_margin(question)}{by}."
     if verdict.opposite:
-        word = "beyond the margin" if primary.direction == "equivalent" and not ranked else "worse"
-        test = "rank test" if ranked else "interval"
-        return f"{arm}: {primary.direction} is not shown; the {test} says {word} in {words}{by}."
-    seen = (
-        ""
-        if verdict.could_see is None
-        else f"; such a study shows {_size(verdict)} in 80 % of cases"
-    )
+        test = "interval" if verdict.exact is None else "rank test"
+        beyond = question.direction == "equivalent" and verdict.exact is None
+        word = "beyond the margin" if beyond else "worse"
+        return f"{arm}: {question.direction} is not shown; the {test} says {word} in {words}{by}."
+    seen = ""
+    if verdict.could_see is not None:
+        seen = f"; such a study shows {_size(verdict)} in 80 % of cases"
     return f"{arm}: undecided in {words}{by}{seen}."
 
 
+def note_of(verdict: Verdict) -> str:
+    """Why there is no interval, or by which test the verdict was reached."""
+    why = verdict.why.text if verdict.why else ""
+    return "; ".join(text for text in (why, verdict.note) if text)
+
+
 def _size(verdict: Verdict) -> str:
-    size, nats = verdict.could_see or 0.0, verdict.primary.measure in LOSSES
-    if verdict.primary.direction in ("noninferior", "equivalent"):
-        return f"a margin of {size:.2g} nats" if nats else f"a margin of {100 * size:.2g} %"
-    return f"a difference of {size:.2g} nats" if nats else f"a factor of {1 + size:.2f}"
+    size, question = verdict.could_see or 0.0, verdict.question
+    if question.direction in ("noninferior", "equivalent"):
+        return (
+            f"a margin of {100 * size:.2g} %" if question.axis else f"a margin of {size:.2g} nats"
+        )
+    return f"a factor of {1 + size:.2f}" if question.axis else f"a difference of {size:.2g} nats"
 
 
 def interval_text(estimate: Estimate) -> str:
@@ -257,7 +260,7 @@ def interval_text(estimate: Estimate) -> str:
 
 
 def as_json(
-    file: StudyFile, judgement: Judgement, registration: Registration | None
+    file: StudyFile, judgement: StudyState, registration: Registration | None
 ) -> dict[str, Any]:
     """Plan and verdicts as plain values; null where there is no number."""
     return {
@@ -267,7 +270,7 @@ def as_json(
         "sha256": file.sha256,
         "registered": registration.registered if registration else None,
         "exploratory": why_exploratory(judgement, registration),
-        "labels": [asdict(label) for label in judgement.labels],
+        "labels": [{"severity": each.kind, "text": each.text} for each in judgement.labels],
         "baseline": file.study.baseline,
         "alpha": file.study.alpha,
         "looks": list(judgement.looks),
@@ -291,7 +294,11 @@ def as_json(
         },
         "verdicts": [
             {
-                **asdict(verdict.primary),
+                "measure": verdict.question.key,
+                "direction": verdict.question.direction,
+                "margin": verdict.question.margin,
+                "target": verdict.question.target,
+                "rates": list(file.rates) if verdict.question.key == "lr_sensitivity" else None,
                 "arm": verdict.arm,
                 "seeds": list(verdict.seeds),
                 "estimate": verdict.estimate.mean if math.isfinite(verdict.estimate.mean) else None,
@@ -302,7 +309,7 @@ def as_json(
                 "p_holm": verdict.p_holm,
                 "outcome": verdict.outcome,
                 "could_see": verdict.could_see,
-                "note": verdict.note,
+                "note": note_of(verdict),
             }
             for verdict in judgement.verdicts
         ],

@@ -143,12 +143,13 @@ def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -
 
 def _gain(gain: Gain) -> str:
     estimate = gain.estimate
+    why = estimate.why.text if estimate.why else ""
     if gain.above and not gain.below:
         return f"more than {gain.most:.2f}x in {gain.above} of {estimate.n} seeds: the baseline's ladder ends there"
     if gain.below and not gain.above:
         return f"less than {gain.least:.2f}x in {gain.below} of {estimate.n} seeds: the baseline's ladder begins there"
     if gain.above:
-        return f"undecided: {estimate.reason}"
+        return f"undecided: {why}"
     if estimate.low is None or estimate.high is None:
-        return f"{estimate.mean:.2f}x ({estimate.reason})"
+        return f"{estimate.mean:.2f}x ({why})"
     return f"{estimate.mean:.2f}x [{estimate.low:.2f}, {estimate.high:.2f}]"

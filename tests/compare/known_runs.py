@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from efftrain_cli.compare.comparison import Comparison, compare, read_sound
+from efftrain_cli.compare.engine import (
+    ONE_LOOK,
+    Verdict,
+    answer_by_count,
+    answer_by_t,
+    correct,
+)
 from efftrain_cli.compare.groups import select_runs
+from efftrain_cli.compare.inference import Estimate, ExactTest
+from efftrain_cli.compare.measures import PRIMARY, Question, final_loss, mean_sd
 from tests.fake_runs import rows_of, write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
@@ -14,6 +25,29 @@ PLD = "\n[progressive_layer_drop]\ntheta = 0.5\n"
 
 def of(*names: str, **options: object) -> Comparison:
     return compare(read_sound(select_runs(names))[0], **options)  # type: ignore[arg-type]
+
+
+def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None) -> list[Verdict]:
+    """The verdicts of these tests as one family of one look."""
+    question = Question(PRIMARY, "", "", "", final_loss, "difference", margin=margin)
+    found = Verdict(question, "method", (), Estimate(math.nan))
+    verdicts = []
+    for result in results:
+        if isinstance(result, ExactTest):
+            verdicts.append(answer_by_count(found, result, ONE_LOOK))
+        else:
+            verdicts.append(answer_by_t(found, [result], ONE_LOOK))
+    return correct(verdicts)
+
+
+def mean(comparison: Comparison, key: str, label: str) -> float | None:
+    """A group's mean of a measure; None where a seed has no number."""
+    return mean_sd(comparison.values[key, label].values())[0]
+
+
+def scores(comparison: Comparison) -> list[Verdict]:
+    """The verdicts on zero-shot scores."""
+    return [found for found in comparison.verdicts if found.question.tested == "score"]
 
 
 def pair(root: Path, seeds: int = 3) -> None:

@@ -70,17 +70,12 @@ def test_formats_agree(two: Path) -> None:
     out = run("small", "small-slw", "--format", "csv", "-o", "c.csv")
     assert out.stdout == ""
     table = pd.read_csv("c.csv").set_index(["measure", "recipe"])
-    assert (
-        table.loc[("final_loss", "small-slw"), "mean"] == value["groups"][1]["mean"]["final_loss"]
-    )
-    difference = next(d for d in value["differences"] if d["measure"] == "tokens_to_match")
-    assert table.loc[("tokens_to_match", "small-slw"), "difference"] == difference["estimate"]
-    assert (value["schema_version"], difference["outcome"], difference["not_judged"]) == (
-        2,
-        "better",
-        None,
-    )
-    loss = f"{value['groups'][1]['mean']['final_loss']:.4f}"
+    rows = {(row["measure"], row["arm"]): row for row in value["rows"]}
+    final, cost = (rows[key, "small-slw"] for key in ("final_loss", "tokens_to_match"))
+    assert table.loc[("final_loss", "small-slw"), "mean"] == final["mean"]
+    assert table.loc[("tokens_to_match", "small-slw"), "estimate"] == cost["estimate"]
+    assert (value["schema_version"], cost["verdict"], cost["reason"]) == (3, "better", None)
+    loss = f"{final['mean']:.4f}"
     for kind in ("table", "markdown", "latex"):
         assert loss in run("small", "small-slw", "--format", kind).stdout
 

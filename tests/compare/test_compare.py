@@ -15,6 +15,7 @@ from scipy import stats
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.formats import as_json
 from efftrain_cli.compare.measures import (
+    NOT_REACHED,
     Costs,
     loss_at,
     match_ratio,
@@ -22,10 +23,10 @@ from efftrain_cli.compare.measures import (
     schedule_position,
     smooth_end,
 )
-from efftrain_cli.compare.reading import read_numbers
+from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
-from tests.compare.known_runs import PLD, SLW, curve, of, pair
+from tests.compare.known_runs import PLD, SLW, curve, mean, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
@@ -51,8 +52,8 @@ def test_equal_tokens_are_the_largest_that_all_runs_reached(root: Path) -> None:
     comparison = of("long", "short")
     assert comparison.points["tokens"].value == 20480
     assert comparison.points["tokens"].limited_by == "short-seed0"
-    assert comparison.cells["loss_at_tokens", "long"].mean == 4.0
-    assert comparison.cells["loss_at_tokens", "short"].mean == 5.0
+    assert mean(comparison, "loss_at_tokens", "long") == 4.0
+    assert mean(comparison, "loss_at_tokens", "short") == 5.0
 
 
 def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None:
@@ -61,13 +62,14 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None
         curve(root, [6.0, 4.0, last], "base", seed)
         curve(root, [6.0, 2.2 + seed / 100, 2.1], "method", seed, more=SLW)
     comparison = of("base", "method", target_loss=2.5)
-    cell = comparison.cells["tokens_to_target", "base"]
-    assert cell.mean is None and cell.values[:3] == ("not reached",) * 3
-    tokens = comparison.difference("tokens_to_target", "method")
+    assert mean(comparison, "tokens_to_target", "base") is None
+    values = list(comparison.values["tokens_to_target", "base"].values())
+    assert values[:3] == [NOT_REACHED] * 3
+    tokens = comparison.verdict("tokens_to_target", "method")
     assert (
         tokens.exact.p == pytest.approx(2 / 252)
         and tokens.exact.wins == 1.0
-        and tokens.verdict == "better"
+        and tokens.text == "better"
     )
     assert tokens.estimate.bound == 1 and tokens.estimate.mean == pytest.approx(2.12, abs=0.01)
     row = next(row for row in answers(comparison).rows if row[0] == "tokens to target")
@@ -77,10 +79,10 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None
         and row[3].endswith("ahead in 100 % of pairs")
     )
     # Seen from the other side the method is worse: a fixed target has two sides.
-    other = of("base", "method", target_loss=2.5, baseline="method").difference(
+    other = of("base", "method", target_loss=2.5, baseline="method").verdict(
         "tokens_to_target", "base"
     )
-    assert other.verdict == "worse" and other.estimate.bound == -1
+    assert other.text == "worse" and other.estimate.bound == -1
 
 
 def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path) -> None:
@@ -93,8 +95,8 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
     assert match_ratio(a, b, "tokens") == pytest.approx(math.log(30720 / 25600))
     assert match_ratio(b, a, "tokens") == pytest.approx(-math.log(30720 / 25600))
     assert match_ratio(a, a, "tokens") == 0
-    forward = of("base", "method").difference("tokens_to_match", "method")
-    back = of("base", "method", baseline="method").difference("tokens_to_match", "base")
+    forward = of("base", "method").verdict("tokens_to_match", "method")
+    back = of("base", "method", baseline="method").verdict("tokens_to_match", "base")
     assert forward.estimate.mean == pytest.approx(1.2) and back.estimate.mean == pytest.approx(
         1 / 1.2
     )
@@ -115,9 +117,9 @@ def test_one_seed_makes_no_claim(root: Path) -> None:
     """F49."""
     pair(root, seeds=1)
     comparison = of("small", "small-slw")
-    judged = {d.verdict for d in comparison.differences if d.measure.axis != "seconds"} - {"none"}
+    judged = {d.text for d in comparison.verdicts if d.question.axis != "seconds"} - {"none"}
     assert judged == {"one seed: no claim"}
-    assert all(difference.p_holm is None for difference in comparison.differences)
+    assert all(difference.p_holm is None for difference in comparison.verdicts)
     assert verdict_sentences(comparison)[0].startswith(
         "B small-slw against A small: one seed: no claim ("
     )
@@ -125,7 +127,7 @@ def test_one_seed_makes_no_claim(root: Path) -> None:
 
 def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root: Path) -> None:
     pair(root)
-    verdicts = {d.measure.key: d.verdict for d in of("small", "small-slw").differences}
+    verdicts = {d.question.key: d.text for d in of("small", "small-slw").verdicts}
     assert (
         verdicts["final_loss"]
         == verdicts["tokens_to_match"]
@@ -133,7 +135,7 @@ def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root: Pat
         == "better"
     )
     verdicts = {
-        d.measure.key: d.verdict for d in of("small", "small-slw", baseline="small-slw").differences
+        d.question.key: d.text for d in of("small", "small-slw", baseline="small-slw").verdicts
     }
     assert verdicts["final_loss"] == verdicts["tokens_to_match"] == "worse"
     assert "best_loss" not in verdicts  # shown, never tested
@@ -146,19 +148,15 @@ def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seed
         curve(root, [6.0, 4.0, a], "base", seed)
         curve(root, [6.0, 4.0, b], "method", seed, more=SLW)
     comparison = of("base", "method")
-    final = comparison.difference("final_loss", "method")
+    final = comparison.verdict("final_loss", "method")
     sd = np.std([0.1, -0.2, -0.05], ddof=1)
-    assert final.verdict == "undecided" and final.decision.could_see == pytest.approx(
-        3.26 * sd, rel=0.01
-    )
+    assert final.text == "undecided" and final.could_see == pytest.approx(3.26 * sd, rel=0.01)
     (sentence,) = verdict_sentences(comparison)
     assert sentence == (
         "B method against A base is undecided: final loss better by 0.0500 nats/token, 95 % -0.3226 to 0.4226, p = 0.62, 3 pairs. "
         "This study could have seen 0.49 nats/token or more."
     )
-    assert (
-        of("base", "method", margin=0.7).difference("final_loss", "method").verdict == "equivalent"
-    )
+    assert of("base", "method", margin=0.7).verdict("final_loss", "method").text == "equivalent"
 
 
 def test_partly_shared_seeds_use_every_run(root: Path) -> None:
@@ -169,9 +167,9 @@ def test_partly_shared_seeds_use_every_run(root: Path) -> None:
     for seed in (7, 8):
         write_run(root, "small-pld", seed, speed=1.1, more=PLD)
     comparison = of("small", "small-slw", "small-pld")
-    final = {d.label: d for d in comparison.differences if d.measure.key == "final_loss"}
+    final = {d.arm: d for d in comparison.verdicts if d.question.key == "final_loss"}
     means = {
-        label: comparison.cells["final_loss", label].mean
+        label: mean(comparison, "final_loss", label)
         for label in ("small", "small-slw", "small-pld")
     }
     assert (
@@ -181,7 +179,7 @@ def test_partly_shared_seeds_use_every_run(root: Path) -> None:
     assert final["small-pld"].seeds == () and "not paired" in final["small-pld"].estimate.method
     for label, difference in final.items():  # the interval is about the means that are shown
         assert difference.estimate.mean == pytest.approx(means[label] - means["small"])
-    match = comparison.difference("tokens_to_match", "small-pld")
+    match = comparison.verdict("tokens_to_match", "small-pld")
     assert match.estimate.method.startswith("all pairs") and match.estimate.mean > 1
     assert any("different seeds" in label.text for label in comparison.labels)
 
@@ -193,15 +191,13 @@ def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss
     for seed in range(3):
         write_run(root, "small-pld", seed, speed=1.01, more=PLD)
     comparison = of("small", "small-slw", "small-pld")
-    final = [d for d in comparison.differences if d.measure.key == "final_loss"]
+    final = [d for d in comparison.verdicts if d.question.key == "final_loss"]
     raw = [d.estimate.p for d in final]
     assert final[0].p_holm == pytest.approx(2 * raw[0]) and final[1].p_holm == pytest.approx(raw[1])
     # What the study could have seen is planned at the stricter alpha / 2 of two recipes.
-    assert final[1].decision.could_see == pytest.approx(
-        inference.detectable(final[1].estimate, 0.025)
-    )
+    assert final[1].could_see == pytest.approx(inference.detectable(final[1].estimate, 0.025))
     beside = [
-        d for d in comparison.differences if d.measure.key != "final_loss" and d.p_holm is not None
+        d for d in comparison.verdicts if d.question.key != "final_loss" and d.p_holm is not None
     ]
     assert (
         len(beside) == 4
@@ -213,8 +209,12 @@ def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss
 
 def test_20_seeds_are_judged_by_t_as_3_are(root: Path) -> None:
     pair(root, seeds=20)
-    found = of("small", "small-slw").difference("tokens_to_match", "small-slw")
+    found = of("small", "small-slw").verdict("tokens_to_match", "small-slw")
     assert found.estimate.method == "paired t on log ratios" and found.estimate.n == 20
+
+
+def marks_of(run: RunNumbers) -> tuple[str, ...]:
+    return tuple(mark.text for mark in run.marks)
 
 
 def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
@@ -250,26 +250,28 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     )
     names = ("crashed", "disk", "stopped", "diverged", "resumed", "rewound")
     numbers = {name: read_numbers(root / f"{name}-seed0") for name in names}
-    assert numbers["disk"].marks == ("unfinished: crashed (disk) at step 50 (50 % of its tokens)",)
+    assert marks_of(numbers["disk"]) == (
+        "unfinished: crashed (disk) at step 50 (50 % of its tokens)",
+    )
     changed = {"event": "override", "differences": [["optim.lr", 1e-3, 2e-3]]}
     gap = [row for row in rows_of(100, 0) if row["step"] not in (7, 8)]
     events = [start | {"device": "cpu"}, {"event": "resume", "device": "cuda"}, changed]
     odd = read_numbers(write_run(root, "odd", 0, rows=gap, events=events))
-    assert odd.marks == (
+    assert marks_of(odd) == (
         "resumed once",
         "ran on cpu and cuda",
         "continued although what decides it had changed (optim.lr)",
         "2 steps are missing in metrics.jsonl",
     )
-    assert numbers["crashed"].marks == ("unfinished: crashed at step 50 (50 % of its tokens)",)
-    assert numbers["stopped"].marks == ("unfinished: stopped at step 50 (50 % of its tokens)",)
-    assert numbers["diverged"].marks == ("diverged at step 50 (50 % of its tokens)",)
-    assert numbers["resumed"].marks == ("resumed once",)
-    assert numbers["rewound"].marks == ("rewound once", "non-finite once")
+    assert marks_of(numbers["crashed"]) == ("unfinished: crashed at step 50 (50 % of its tokens)",)
+    assert marks_of(numbers["stopped"]) == ("unfinished: stopped at step 50 (50 % of its tokens)",)
+    assert marks_of(numbers["diverged"]) == ("diverged at step 50 (50 % of its tokens)",)
+    assert marks_of(numbers["resumed"]) == ("resumed once",)
+    assert marks_of(numbers["rewound"]) == ("rewound once", "non-finite once")
     assert (numbers["rewound"].rewinds, numbers["rewound"].nonfinite_stops) == (1, 1)
     labels = [label.text for label in of(*(f"{name}-seed0" for name in numbers)).labels]
     assert all(
-        any(f"{name}-seed0: {mark}" == text for text in labels)
+        any(f"{name}-seed0: {mark.text}" == text for text in labels)
         for name, n in numbers.items()
         for mark in n.marks
     )
@@ -351,10 +353,10 @@ def test_duplicate_rows_and_torn_lines_change_nothing(root: Path) -> None:
 def test_price_and_energy(root: Path) -> None:
     curve(root, [6.0, 4.0, 3.0])
     comparison = of("c", target_loss=4.0, costs=Costs(price_per_hour=3600.0, power_watts=3.6e6))
-    seconds = comparison.cells["seconds_to_target", "c"].mean
+    seconds = mean(comparison, "seconds_to_target", "c")
     assert seconds == pytest.approx(0.5)
-    assert comparison.cells["price_to_target", "c"].mean == pytest.approx(seconds)
-    assert comparison.cells["kwh_to_target", "c"].mean == pytest.approx(seconds)
+    assert mean(comparison, "price_to_target", "c") == pytest.approx(seconds)
+    assert mean(comparison, "kwh_to_target", "c") == pytest.approx(seconds)
 
 
 def test_throughput_is_tokens_over_training_seconds(root: Path) -> None:
@@ -460,28 +462,31 @@ def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -
                 "mfu": None,
                 "train_cpu_seconds": None,
             }
-            assert set(run["measures"]) == set(expected)
+            rows = {row["measure"]: row for row in found["rows"] if row["arm"] == group["label"]}
+            assert set(rows) == set(expected)
             for key, value in expected.items():
-                assert run["measures"][key] == (
-                    None if value is None else pytest.approx(value, rel=1e-9)
-                ), key
+                there = rows[key]["values"][rows[key]["seeds"].index(run["seed"])]
+                if value is None:
+                    assert there in ("N/A", "not logged"), key
+                else:
+                    assert there == pytest.approx(value, rel=1e-9), key
                 by_seed.setdefault(key, {}).setdefault(group["label"], []).append(value)
-        for key, mean in group["mean"].items():
-            if mean is not None:
+        for key, row in rows.items():
+            if row["mean"] is not None:
                 column = pd.Series(by_seed[key][group["label"]])
-                assert (mean, group["sd"][key]) == pytest.approx(
+                assert (row["mean"], row["sd"]) == pytest.approx(
                     (column.mean(), column.std()), rel=1e-9, abs=1e-12
                 )
     tested = 0
-    for difference in found["differences"]:
-        if difference["kind"] not in ("difference", "ratio"):
+    for difference in found["rows"]:
+        if difference["tested"] not in ("difference", "ratio"):
             continue
         baseline, method = (
             by_seed[difference["measure"]][label] for label in ("small", "small-slw")
         )
         values = {"np": np, "baseline": baseline, "method": method}
         exec(over_seeds, values)
-        if difference["kind"] == "ratio":
+        if difference["tested"] == "ratio":
             low, high = np.exp(values["speedup"].confidence_interval())
             p = values["speedup"].pvalue
             estimate = float(stats.gmean(np.divide(baseline, method)))

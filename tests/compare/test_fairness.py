@@ -44,9 +44,9 @@ def test_incomparable_runs_are_refused_or_labelled(
         of("small", "small-slw")
     assert refusal.value.exit_code == 2 and "--allow" in str(refusal.value)
     shown = of("small", "small-slw", allow=True)
-    assert any(label.severity == "allowed" and word in label.text for label in shown.labels)
+    assert any(label.kind == "allowed" and word in label.text for label in shown.labels)
     # Shown is not judged.
-    assert {d.verdict for d in shown.differences} <= {
+    assert {d.text for d in shown.verdicts} <= {
         "not judged: these losses are not comparable",
         "none",
     }
@@ -75,8 +75,7 @@ def test_other_differences_are_said(root: Path, options: dict[str, object], word
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, more=SLW, **options)  # type: ignore[arg-type]
     assert any(
-        label.severity == "warning" and word in label.text
-        for label in of("small", "small-slw").labels
+        label.kind == "warning" and word in label.text for label in of("small", "small-slw").labels
     )
 
 
@@ -94,14 +93,14 @@ def test_flops_without_muons_iterations_are_not_judged(root: Path, counted: bool
         muon = '[optim]\nname = "muon"\nmuon_lr = 0.02'
         (path / "recipe.toml").write_text(recipe.replace("[optim]", muon))
     comparison = of("small", "small-muon")
-    flops = comparison.difference("flops_to_match", "small-muon")
-    tokens = comparison.difference("tokens_to_match", "small-muon")
-    assert tokens.reason == "" and tokens.p_holm is not None
+    flops = comparison.verdict("flops_to_match", "small-muon")
+    tokens = comparison.verdict("tokens_to_match", "small-muon")
+    assert tokens.why is None and tokens.p_holm is not None
     why = (
         "not judged: small-muon-seed0, small-muon-seed1, small-muon-seed2: begun before the FLOPs of Muon's "
         "Newton-Schulz iterations were counted"
     )
-    assert flops.reason == ("" if counted else why)
+    assert (flops.why and flops.why.text) == (None if counted else why)
     assert (flops.p_holm is not None) == counted
 
 

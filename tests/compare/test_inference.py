@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,19 +11,13 @@ from efftrain_cli.compare.inference import (
     Direction,
     Estimate,
     ExactTest,
-    decide,
     difference_of_means,
     paired_t,
     rank_sum,
     ratio_of_means,
+    welch_t,
 )
-
-
-def welch_t(baseline: Sequence[float], method: Sequence[float]) -> inference.Estimate:
-    """The difference of two samples that share no seed."""
-    return difference_of_means(
-        dict(enumerate(baseline)), {-1 - i: value for i, value in enumerate(method)}
-    )
+from tests.compare.known_runs import decide
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
@@ -65,7 +57,7 @@ def test_t_tests_agree_with_scipy() -> None:
 def test_equal_differences_make_no_claim() -> None:
     """Copies of one run under several names have no spread; that is not evidence."""
     assert paired_t([0.1, 0.1, 0.1]).p is None
-    assert paired_t([0.0, 0.0]).reason == "no spread between seeds: no claim"
+    assert paired_t([0.0, 0.0]).why == inference.NO_SPREAD
     assert welch_t([1.0, 1.0], [2.0, 2.0]).p is None
 
 
@@ -150,7 +142,7 @@ def test_one_seed_makes_no_claim() -> None:
         ratio_of_means({0: 2.0}, {0: 1.0}),
         difference_of_means({0: 1.0, 1: 1.1}, {0: 0.5}),
     ):
-        assert estimate.reason == "one seed: no claim"
+        assert estimate.why == inference.ONE_SEED
         assert estimate.p is estimate.low is estimate.high is None
         assert decide([estimate])[0].outcome == "undecided"
 
@@ -259,7 +251,11 @@ def test_outcomes_of_ratios_are_on_the_logarithm() -> None:
 def test_holm_counts_only_what_was_tested() -> None:
     clear, faint = paired_t([0.1, 0.11, 0.12]), paired_t([0.01, 0.03, 0.04])
     decisions = decide([clear, paired_t([0.1]), faint])
-    assert [d.p for d in decisions] == [pytest.approx(2 * clear.p), None, pytest.approx(faint.p)]
+    assert [d.p_holm for d in decisions] == [
+        pytest.approx(2 * clear.p),
+        None,
+        pytest.approx(faint.p),
+    ]
 
 
 @pytest.mark.parametrize(("n", "effect"), [(3, 0.082), (5, 0.043), (8, 0.029), (10, 0.025)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.compare.verdicts import verdict_sentences
+from efftrain_cli.foundation.why import Why
 from tests.compare.known_runs import PLD, SLW, curve, of, pair
 from tests.fake_runs import rows_of, write_run
 
@@ -15,8 +16,8 @@ def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, steps=50, budget=102400, more=SLW)
     comparison = of("small", "small-slw")
-    assert comparison.cells["final_loss", "small-slw"].values == ("crashed",)
-    assert {d.verdict for d in comparison.differences} == {"pending: 1 of 2 runs not finished"}
+    assert comparison.values["final_loss", "small-slw"] == {0: Why("crashed", "crashed")}
+    assert {d.text for d in comparison.verdicts} == {"pending: 1 of 2 runs not finished"}
     assert any("the verdict waits" in label.text for label in comparison.labels)
     assert (
         comparison.points["tokens"].limited_by == "small-seed0"
@@ -32,8 +33,8 @@ def test_a_run_that_was_not_started_is_pending(root: Path) -> None:
     (root / "small-slw-seed1" / "metrics.jsonl").unlink()
     assert (
         of("small", "small-slw")
-        .difference("final_loss", "small-slw")
-        .verdict.startswith("pending: 1 of 6")
+        .verdict("final_loss", "small-slw")
+        .text.startswith("pending: 1 of 6")
     )
 
 
@@ -47,10 +48,10 @@ def test_a_failed_seed_is_the_worst_rank_and_moves_nothing(root: Path) -> None:
         }
         write_run(root, "small", seed, **(dead if seed < 4 else {}))
     comparison = of("small", "small-slw")
-    final = comparison.difference("final_loss", "small-slw")
-    assert final.exact.p == pytest.approx(2 / 252) and final.verdict == "better"
+    final = comparison.verdict("final_loss", "small-slw")
+    assert final.exact.p == pytest.approx(2 / 252) and final.text == "better"
     assert comparison.points["tokens"].value == 102400
-    diverged = comparison.difference("diverged", "small-slw")
+    diverged = comparison.verdict("diverged", "small-slw")
     assert diverged.exact.method == "Fisher's exact test" and diverged.exact.p == pytest.approx(
         10 / 210
     )
@@ -77,9 +78,7 @@ def test_three_failed_of_three_is_undecided_with_its_reason(root: Path) -> None:
         write_run(
             root, "small", seed, steps=30, budget=102400, events=[{"event": "diverged", "step": 30}]
         )
-    verdict = (
-        of("small", "small-slw", baseline="small").difference("final_loss", "small-slw").verdict
-    )
+    verdict = of("small", "small-slw", baseline="small").verdict("final_loss", "small-slw").text
     assert verdict == "undecided: so few runs cannot give p below 0.1"
 
 
@@ -97,13 +96,13 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
         ]
         write_run(root, "small-slw", seed, rows=fast, more=SLW, events=speed)
     comparison = of("small", "small-slw")
-    at = comparison.difference("loss_at_seconds", "small-slw")
+    at = comparison.verdict("loss_at_seconds", "small-slw")
     assert (
-        at.verdict == "not judged: small is at 50 % of its decay, small-slw at 100 %"
+        at.text == "not judged: small is at 50 % of its decay, small-slw at 100 %"
         and at.p_holm is None
     )
-    assert comparison.difference("final_loss", "small-slw").verdict == "better"
-    assert comparison.difference("seconds_to_match", "small-slw").verdict == "better"
+    assert comparison.verdict("final_loss", "small-slw").text == "better"
+    assert comparison.verdict("seconds_to_match", "small-slw").text == "better"
     # A decay that was cut short is said for the final loss too; 2 % and less are not.
     for seed in range(3):
         write_run(root, "short", seed, more=SLW + "\n", lr=2e-3)
@@ -111,7 +110,7 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
         (root / f"short-seed{seed}" / "recipe.toml").write_text(
             text.replace("[optim]", "[optim]\ndecay_tokens = 200_000")
         )
-    assert of("small", "short").difference("final_loss", "short").verdict == (
+    assert of("small", "short").verdict("final_loss", "short").text == (
         "not judged: small is at 100 % of its decay, short at 51 %"
     )
 
@@ -151,11 +150,11 @@ def test_seconds_are_judged_only_on_one_machine_at_one_speed(
             root, "small-slw", seed, speed=1.3, more=SLW, **{"events": events(rate), **change}
         )
     comparison = of("small", "small-slw")
-    verdict = comparison.difference("seconds_to_match", "small-slw").verdict
+    verdict = comparison.verdict("seconds_to_match", "small-slw").text
     assert (
         verdict == "better" if not word else verdict.startswith("not judged: ") and word in verdict
     )
-    assert comparison.difference("tokens_to_match", "small-slw").verdict == "better"
+    assert comparison.verdict("tokens_to_match", "small-slw").text == "better"
 
 
 def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
@@ -182,7 +181,7 @@ def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
         "small optim.lr=0.002",
         "small-slw optim.lr=0.002",
     ]
-    assert comparison.difference("final_loss", "small-slw optim.lr=0.002").verdict == "worse"
+    assert comparison.verdict("final_loss", "small-slw optim.lr=0.002").text == "worse"
     assert [(trial.label, trial.chosen) for trial in comparison.trials] == [
         ("small optim.lr=0.001", False),
         ("small optim.lr=0.002", True),
@@ -202,13 +201,13 @@ def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
     # Settings of one recipe are not tested against whichever comes first.
     alone = of("small")
     assert alone.baseline.label == "small optim.lr=0.002"
-    assert alone.difference("final_loss", "small optim.lr=0.001").verdict.startswith(
+    assert alone.verdict("final_loss", "small optim.lr=0.001").text.startswith(
         "settings of one recipe"
     )
     assert (
         of("small", baseline="small optim.lr=0.001")
-        .difference("final_loss", "small optim.lr=0.002")
-        .verdict
+        .verdict("final_loss", "small optim.lr=0.002")
+        .text
         == "better"
     )
 
@@ -225,7 +224,7 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> N
     comparison = of("small", "small-slw")
     assert comparison.baseline.label == "small optim.lr=0.001"
     assert (
-        comparison.difference("final_loss", "small-slw").verdict
+        comparison.verdict("final_loss", "small-slw").text
         == "pending: the best setting waits for small-0.002-seed2"
     )
     assert (
@@ -233,7 +232,7 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> N
         in verdict_sentences(comparison)[0]
     )
     named = of("small", "small-slw", baseline="small optim.lr=0.001")
-    assert named.difference("final_loss", "small-slw").verdict == "better"
+    assert named.verdict("final_loss", "small-slw").text == "better"
 
 
 def test_only_common_evaluations_are_compared(root: Path) -> None:
@@ -294,9 +293,9 @@ def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(
             if own and not more:
                 recipe = path / "recipe.toml"
                 recipe.write_text(recipe.read_text().replace("[optim]", f"[optim]\n{own}"))
-    found = of("a", "b", baseline="a").difference("loss_at_flops", "b")
-    assert found.verdict.startswith(verdict)
-    assert of("a", "b", baseline="a").difference("final_loss", "b").verdict == "better"
+    found = of("a", "b", baseline="a").verdict("loss_at_flops", "b")
+    assert found.text.startswith(verdict)
+    assert of("a", "b", baseline="a").verdict("final_loss", "b").text == "better"
 
 
 def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
@@ -304,10 +303,10 @@ def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
     for seed in range(3):
         write_run(root, "short", seed, steps=50)
         write_run(root, "long", seed, rows=rows_of(100, seed, speed=0.6), steps=100)
-    found = of("short", "long", baseline="short").difference("tokens_to_match", "long")
+    found = of("short", "long", baseline="short").verdict("tokens_to_match", "long")
     assert (
-        found.verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens")
-        and "train.tokens=a,b,c" in found.verdict
+        found.text.startswith("not judged: schedules of 51.2K and 102.4K tokens")
+        and "train.tokens=a,b,c" in found.text
     )
     assert found.p_holm is None
 
@@ -320,12 +319,12 @@ def test_cost_to_a_target_is_not_judged_over_different_budgets(root: Path) -> No
         write_run(root, "quick", seed, rows=rows_of(50, seed, speed=1.3), steps=50)
     compared = of("short", "long", "quick", baseline="short", target_loss=4.4)
     for axis in ("tokens", "flops"):
-        verdict = compared.difference(f"{axis}_to_target", "long").verdict
+        verdict = compared.verdict(f"{axis}_to_target", "long").text
         assert (
             verdict.startswith("not judged: schedules of 51.2K and 102.4K tokens")
             and "train.tokens=a,b,c" in verdict
         )
-    assert compared.difference("tokens_to_target", "quick").verdict == "better"
+    assert compared.verdict("tokens_to_target", "quick").text == "better"
 
 
 def test_cost_to_match_is_ranked_only_at_equal_cost(root: Path) -> None:
@@ -347,12 +346,12 @@ def test_cost_to_match_is_ranked_only_at_equal_cost(root: Path) -> None:
             events=None if seed else dead,
         )
     comparison = of("small", "small-slw")
-    flops = comparison.difference("flops_to_match", "small-slw")
+    flops = comparison.verdict("flops_to_match", "small-slw")
     assert (
-        flops.verdict
+        flops.text
         == "not judged: cost to match cannot be ranked where a run failed and costs differ"
     )
-    assert comparison.difference("tokens_to_match", "small-slw").reason == ""
+    assert comparison.verdict("tokens_to_match", "small-slw").why is None
 
 
 def test_a_run_that_failed_after_the_target_is_the_worst_rank(root: Path) -> None:
@@ -360,7 +359,7 @@ def test_a_run_that_failed_after_the_target_is_the_worst_rank(root: Path) -> Non
     for seed in range(5):
         curve(root, [6.0, 4.0, 3.5, 3.0], "base", seed)
         curve(root, [6.0, 2.0, 2.0, 2.0], "method", seed, more=SLW, budget=102400, events=dead)
-    tokens = of("base", "method", target_loss=3.2, baseline="base").difference(
+    tokens = of("base", "method", target_loss=3.2, baseline="base").verdict(
         "tokens_to_target", "method"
     )
-    assert tokens.exact.wins == 0 and tokens.verdict == "worse"
+    assert tokens.exact.wins == 0 and tokens.text == "worse"

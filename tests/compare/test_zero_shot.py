@@ -11,8 +11,9 @@ from scipy import stats
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.tables import tables_of
+from efftrain_cli.foundation.why import Why
 from efftrain_cli.zeroshot.results import save_result
-from tests.compare.known_runs import SLW, of, pair
+from tests.compare.known_runs import SLW, of, pair, scores
 from tests.fake_runs import write_run
 
 
@@ -42,21 +43,20 @@ def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
     zero_shot(a, [True] * 10 + [False] * 12 + [True] * 3 + [False] * 5)
     zero_shot(b, [True] * 10 + [True] * 12 + [False] * 3 + [False] * 5)
     zero_shot(b, [True] * 9, limit=9)
-    rows = of("small", "small-slw").zero_shot
-    assert [(row.task, row.limit, row.metric) for row in rows] == [
-        ("lambada", "", "acc"),
-        ("lambada", "9", "acc"),
-    ]
-    (difference,) = rows[0].differences
-    assert difference.over_items.mean == pytest.approx(0.3) and difference.over_items.n == 30
-    assert difference.mcnemar_p == pytest.approx(stats.binomtest(3, 15).pvalue)
+    comparison = of("small", "small-slw")
+    difference, limited = scores(comparison)
+    assert difference.question.key == "lambada/p//acc"
+    assert limited.question.key == "lambada/p/9/acc"
+    assert difference.items.mean == pytest.approx(0.3) and difference.items.n == 30
+    assert difference.items_p == pytest.approx(stats.binomtest(3, 15).pvalue)
     assert (
-        difference.verdict
+        difference.text
         == "one seed: no claim; on its items these two checkpoints differ (p = 0.035)"
     )
     # Under a limit the baseline has no result: nothing is compared with the full one.
-    assert rows[1].scores == {"small": (None,), "small-slw": (1.0,)}
-    assert rows[1].differences[0].verdict == "missing: no claim"
+    values = [comparison.values["lambada/p/9/acc", label] for label in ("small", "small-slw")]
+    assert values == [{0: Why("missing", "missing")}, {0: 1.0}]
+    assert limited.text == "missing: no claim"
 
 
 def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
@@ -66,11 +66,11 @@ def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
         zero_shot(
             root / f"small-slw-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed)
         )
-    (row,) = of("small", "small-slw").zero_shot
-    assert row.differences[0].over_seeds.mean == pytest.approx(7 / 30)
-    assert row.differences[0].verdict == "better"
+    (found,) = scores(of("small", "small-slw"))
+    assert found.estimate.mean == pytest.approx(7 / 30)
+    assert found.text == "better"
     # Items speak for two single checkpoints only.
-    assert row.differences[0].over_items is None and row.differences[0].mcnemar_p is None
+    assert found.items is None and found.items_p is None
     table = next(
         table for table in tables_of(of("small", "small-slw")) if table.title == "Zero-shot"
     )
@@ -88,26 +88,26 @@ def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root:
             zero_shot(
                 root / f"small-slw-seed{seed}", [True] * right + [False] * (30 - right), task=task
             )
-    rows = of("small", "small-slw").zero_shot
-    raw = [row.differences[0].over_seeds.p for row in rows]
-    assert [row.differences[0].p_holm for row in rows] == pytest.approx(
-        inference.holm(raw)
-    ) and raw[0] != raw[1]
+    found = scores(of("small", "small-slw"))
+    raw = [each.estimate.p for each in found]
+    assert [each.p_holm for each in found] == pytest.approx(inference.holm(raw)) and raw[0] != raw[
+        1
+    ]
     # Another checkpoint of one run: 50 steps instead of 100.
     results = json.loads((root / "small-seed1" / "zeroshot.json").read_text())
     for entry in results:
         entry["checkpoint"] = "step-00000050"
     (root / "small-seed1" / "zeroshot.json").write_text(json.dumps(results))
-    verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
+    verdicts = {each.text for each in scores(of("small", "small-slw"))}
     assert verdicts == {"not judged: checkpoints after different tokens (51.2K to 102.4K)"}
-    allowed = of("small", "small-slw", allow=True).zero_shot[0].differences[0]
-    assert allowed.p_holm is not None and allowed.verdict.endswith(
+    allowed = scores(of("small", "small-slw", allow=True))[0]
+    assert allowed.p_holm is not None and allowed.text.endswith(
         " (but checkpoints after different tokens (51.2K to 102.4K))"
     )
     for entry in results:
         entry["checkpoint"] = "imported"
     (root / "small-seed1" / "zeroshot.json").write_text(json.dumps(results))
-    verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
+    verdicts = {each.text for each in scores(of("small", "small-slw"))}
     assert verdicts == {"not judged: the tokens of a checkpoint are unknown"}
 
 
@@ -116,7 +116,7 @@ def test_zero_shot_items_are_corrected_over_tasks(root: Path) -> None:
     for task in ("a", "b"):  # 12 against 3 each: p = 0.035 alone, twice that of two
         zero_shot(a, [False] * 12 + [True] * 3, task=task)
         zero_shot(b, [True] * 12 + [False] * 3, task=task)
-    verdicts = {row.differences[0].verdict for row in of("small", "small-slw").zero_shot}
+    verdicts = {each.text for each in scores(of("small", "small-slw"))}
     assert verdicts == {
         "one seed: no claim; on its items these two checkpoints do not differ clearly (p = 0.07)"
     }
@@ -134,17 +134,12 @@ def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(r
             root / f"small-fast-seed{seed}", [True] * (16 + 2 * seed) + [False] * (14 - 2 * seed)
         )
     settings = [f"small{which}-seed{seed}" for which in ("", "-fast") for seed in range(3)]
-    assert (
-        of(*settings)
-        .zero_shot[0]
-        .differences[0]
-        .verdict.startswith("settings of one recipe: name one with --baseline")
+    assert scores(of(*settings))[0].text.startswith(
+        "settings of one recipe: name one with --baseline"
     )
     named = of(*settings, baseline="small optim.lr=0.001")
-    assert named.zero_shot[0].differences[0].verdict == "better"
+    assert scores(named)[0].text == "better"
     dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
     write_run(root, "small-slw", 3, steps=30, budget=102400, more=SLW, events=dead)
-    difference = of("small-seed*", "small-slw").zero_shot[0].differences[0]
-    assert (
-        difference.verdict == "not judged: 1 failed run has no score" and difference.p_holm is None
-    )
+    difference = scores(of("small-seed*", "small-slw"))[0]
+    assert difference.text == "not judged: 1 failed run has no score" and difference.p_holm is None

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from efftrain_cli.compare.inference import decide, holm, paired_t, rank_sum
+from efftrain_cli.compare.inference import holm, paired_t, rank_sum
 from efftrain_cli.data.limits import apportion
 from efftrain_cli.data.windows import permute
 from efftrain_cli.foundation.section import parse_count
@@ -26,6 +26,7 @@ from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.lines import parse, sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
+from tests.compare.known_runs import decide
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 

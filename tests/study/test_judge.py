@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import judge
-from efftrain_cli.study.screen import looks_line, sentence
+from efftrain_cli.study.screen import looks_line, note_of, sentence
 
 
 @dataclass
@@ -20,6 +21,7 @@ class FakeRun:
 
     loss: float
     status: str = "finished"
+    seed: int = 0
     evaluated: dict[str, np.ndarray] = field(default_factory=dict)
     recipe: dict[str, object] = field(default_factory=lambda: {"optim.schedule": "constant"})
     name: str = "run"
@@ -32,6 +34,14 @@ class FakeRun:
             "schedule_tokens": np.array([0, 1000]),
             "val_loss": np.array([7.0, self.loss]),
         }
+
+    @property
+    def failed(self) -> bool:
+        return self.status == "diverged"
+
+    @property
+    def pending(self) -> bool:
+        return self.status not in ("finished", "diverged")
 
     @property
     def final_loss(self) -> float | None:
@@ -57,7 +67,7 @@ def runs(**losses: list[float | None]) -> dict[str, dict[int, FakeRun]]:
     """Arm -> losses by seed; None: diverged."""
     return {
         arm: {
-            seed: FakeRun(9.0, "diverged") if loss is None else FakeRun(loss)
+            seed: FakeRun(9.0, "diverged", seed) if loss is None else FakeRun(loss, seed=seed)
             for seed, loss in enumerate(values)
         }
         for arm, values in losses.items()
@@ -127,7 +137,7 @@ def test_a_pending_run_lets_the_look_wait() -> None:
         and found.pending == ("method seed 4",)
         and not found.complete
     )
-    there["method"][4] = FakeRun(3.0, "running")
+    there["method"][4] = FakeRun(3.0, "running", 4)
     assert judge(study(), there).pending == ("method seed 4",)
 
 
@@ -155,15 +165,17 @@ def test_failed_runs_are_the_worst_rank() -> None:
     base = [*BASE, 3.51, 3.48]
     method = [None, None, None, None, None, None, 3.45]
     (verdict,) = judge(study(seeds="0..6"), runs(base=base, method=method)).verdicts
-    assert verdict.outcome == "worse" and "6 of this arm's diverged" in verdict.note
+    assert verdict.outcome == "worse" and "6 of this arm's diverged" in note_of(verdict)
     (verdict,) = judge(study("better", seeds="0..6"), runs(base=method, method=base)).verdicts
     assert verdict.outcome == "better"
     (verdict,) = judge(
         study("noninferior", 0.1, seeds="0..6"), runs(base=base, method=method)
     ).verdicts
-    assert verdict.outcome == "undecided" and "a margin cannot be tested then" in verdict.note
+    assert verdict.outcome == "undecided" and "a margin cannot be tested then" in note_of(verdict)
     (verdict,) = judge(study(seeds="0..2"), runs(base=BASE[:3], method=[None, None, None])).verdicts
-    assert verdict.outcome == "undecided" and "smallest p with so many runs is 0.1" in verdict.note
+    assert verdict.outcome == "undecided" and "smallest p with so many runs is 0.1" in note_of(
+        verdict
+    )
 
 
 def test_a_rank_test_pays_for_every_look_that_was_planned() -> None:
@@ -175,15 +187,15 @@ def test_a_rank_test_pays_for_every_look_that_was_planned() -> None:
 
 def test_equal_runs_are_no_claim() -> None:
     (verdict,) = judge(study(), runs(base=BASE, method=BASE)).verdicts
-    assert verdict.outcome == "undecided" and "no spread" in verdict.note
+    assert verdict.outcome == "undecided" and "no spread" in note_of(verdict)
 
 
 class Curve(FakeRun):
     """A run whose loss falls as 7 - `speed` log(1 + tokens / 1000) over ten evaluations to 100,000 tokens."""
 
-    def __init__(self, speed: float, status: str = "finished") -> None:
+    def __init__(self, speed: float, status: str = "finished", seed: int = 0) -> None:
         tokens = np.linspace(0, 100_000, 11)
-        super().__init__(0.0, status)
+        super().__init__(0.0, status, seed)
         loss = 7 - speed * np.log1p(tokens / 1000)
         self.evaluated = {
             "step": tokens / 1000,
@@ -210,7 +222,7 @@ def cost_study(
 
 def curves(**speeds: list[float]) -> dict[str, dict[int, Curve]]:
     return {
-        arm: {seed: Curve(speed) for seed, speed in enumerate(values)}
+        arm: {seed: Curve(speed, seed=seed) for seed, speed in enumerate(values)}
         for arm, values in speeds.items()
     }
 
@@ -244,12 +256,14 @@ def test_cost_without_a_target_is_judged_at_one_budget_and_ranked_at_one_cost_on
     assert judge(cost_study(), there).verdicts[0].outcome == "better"
     there["method"][3].recipe = {"train.tokens": 200_000}
     (verdict,) = judge(cost_study(), there).verdicts
-    assert verdict.outcome == "undecided" and "schedules of 100K and 200K tokens" in verdict.note
-    there["method"][3] = Curve(0.9, "diverged")
+    assert verdict.outcome == "undecided" and "schedules of 100K and 200K tokens" in note_of(
+        verdict
+    )
+    there["method"][3] = Curve(0.9, "diverged", 3)
     assert judge(cost_study(), there).verdicts[0].outcome == "better"
     there["method"][4].evaluated["tokens"] = 2 * there["method"][4].evaluated["tokens"]
     (verdict,) = judge(cost_study(), there).verdicts
-    assert verdict.outcome == "undecided" and verdict.note.endswith(
+    assert verdict.outcome == "undecided" and note_of(verdict).endswith(
         "cannot be ranked where a run failed and costs differ"
     )
 
@@ -258,7 +272,7 @@ def test_a_target_that_is_not_reached_is_a_rank() -> None:
     there = curves(base=[0.5] * 7, method=SPEEDS)
     (verdict,) = judge(cost_study(target=4.0), there).verdicts
     assert verdict.outcome == "better"
-    assert "7 of 7 baseline runs and 0 of this arm's did not reach the target" in verdict.note
+    assert "7 of 7 baseline runs and 0 of this arm's did not reach the target" in note_of(verdict)
 
 
 def test_seconds_of_different_machines_are_not_judged() -> None:
@@ -270,10 +284,7 @@ def test_seconds_of_different_machines_are_not_judged() -> None:
     assert judge(asked, there).verdicts[0].outcome == "better"
     there["method"][3].origin = {"device": "gpu"}
     (verdict,) = judge(asked, there).verdicts
-    assert (
-        verdict.outcome == "undecided"
-        and verdict.note == "seconds are not judged: different device"
-    )
+    assert verdict.outcome == "undecided" and note_of(verdict) == "not judged: different device"
 
 
 def test_flops_that_lack_the_optimizer_are_not_judged() -> None:
@@ -286,8 +297,8 @@ def test_flops_that_lack_the_optimizer_are_not_judged() -> None:
     there["method"][3].flops_lack_optimizer = True
     (verdict,) = judge(asked, there).verdicts
     assert verdict.outcome == "undecided"
-    assert verdict.note.startswith("flops are not judged: ")
-    assert verdict.note.endswith("Muon's Newton-Schulz iterations were counted")
+    assert note_of(verdict).startswith("not judged: ")
+    assert note_of(verdict).endswith("Muon's Newton-Schulz iterations were counted")
 
 
 def test_looks_that_contradict_each_other_decide_nothing() -> None:
@@ -307,7 +318,7 @@ def test_looks_that_contradict_each_other_decide_nothing() -> None:
     assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx(
         (0.5 * 2 - 0.3) / 5
     )
-    assert verdict.note == "an earlier look said better, the last one points the other way"
+    assert note_of(verdict) == "an earlier look said better, the last one points the other way"
 
 
 def test_rank_verdicts_say_how_they_were_reached() -> None:
@@ -357,15 +368,17 @@ def test_other_places_of_the_schedule_are_not_judged() -> None:
             run.recipe = {"optim.schedule": "cosine", "optim.decay_tokens": end}
     (verdict,) = judge(study(), there).verdicts
     assert (verdict.outcome, verdict.p) == ("undecided", 1.0)
-    assert verdict.note == "not judged: base is at 100 % of its decay, method at 50 %"
+    assert note_of(verdict) == "not judged: base is at 100 % of its decay, method at 50 %"
     for run in there["method"].values():
         run.recipe = {"optim.schedule": "cosine", "optim.decay_tokens": 1000}
     assert judge(study(), there).verdicts[0].outcome == "better"
 
 
 def test_what_is_not_comparable_is_not_judged() -> None:
-    (verdict,) = judge(study(), runs(base=BASE, method=shifted(-0.05)), "not comparable").verdicts
-    assert (verdict.outcome, verdict.p, verdict.note) == ("undecided", 1.0, "not comparable")
+    (verdict,) = judge(
+        study(), runs(base=BASE, method=shifted(-0.05)), Why("not_judged", "not comparable")
+    ).verdicts
+    assert (verdict.outcome, verdict.p, note_of(verdict)) == ("undecided", 1.0, "not comparable")
 
 
 def test_only_common_evaluations_count() -> None:
@@ -378,7 +391,10 @@ def test_only_common_evaluations_count() -> None:
             loss = 7 - (speed * factor + 0.001 * i) * np.log1p(tokens / 1000)
             evaluated = {"step": tokens / 1000, "tokens": tokens, "val_loss": loss}
             made[i] = FakeRun(
-                0.0, evaluated=evaluated, recipe={"optim.schedule": "constant", "eval.every": every}
+                0.0,
+                seed=i,
+                evaluated=evaluated,
+                recipe={"optim.schedule": "constant", "eval.every": every},
             )
         return made
 
@@ -446,7 +462,7 @@ def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> Non
     # (0.3 + 0.0 + 0.9) / 3 = 0.4 against 0.3 / 3 = 0.1
     assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.3, abs=1e-9)
     assert "better than base in learning-rate sensitivity" in sentence(sensitivity_study(), verdict)
-    assert "its best loss is 3.606 on average, base's 3.506" in verdict.note
+    assert "its best loss is 3.606 on average, base's 3.506" in note_of(verdict)
 
 
 def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
@@ -467,8 +483,8 @@ def test_an_arm_that_trained_at_no_rate_is_not_the_least_sensitive() -> None:
     (verdict,) = judge(
         sensitivity_study("different"), {}, rated=over_rates(base=base, method=lost)
     ).verdicts
-    assert (
-        verdict.outcome == "undecided" and "with seed 0 no run of method finished" in verdict.note
+    assert verdict.outcome == "undecided" and "with seed 0 no run of method finished" in note_of(
+        verdict
     )
 
 

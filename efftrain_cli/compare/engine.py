@@ -1,0 +1,494 @@
+"""The engine of every verdict: a question, the runs of a baseline and of a method, and the looks that are paid for.
+
+`compare` asks at one look that nobody registered, a study at its registered looks; sensitivity and zero-shot scores are
+questions like the others. A reason that decides something is a `Why`: its words decide nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from scipy import special
+
+from efftrain_cli.compare import inference
+from efftrain_cli.compare.fairness import why_cost_not_judged
+from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
+from efftrain_cli.compare.measures import (
+    SAME_SCHEDULE,
+    Question,
+    Value,
+    costs_differ,
+    match,
+    numbers,
+    other_budgets,
+    read_end,
+    schedule_position,
+)
+from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
+from efftrain_cli.compare.zero_shot import (
+    compare_items,
+    find_results,
+    other_tokens,
+    why_no_score,
+)
+from efftrain_cli.foundation.why import Why
+
+Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
+NOTHING = Why("nothing", "none")
+"""There was no failure or jump to ask about."""
+
+
+@dataclass(frozen=True)
+class Looks:
+    """At which numbers of seeds a question is judged, and at which error rate."""
+
+    plan: tuple[int, ...] = (sys.maxsize,)
+    """Seeds at every planned look; the largest number there is means one look at whatever is there."""
+    taken: int = 1
+    alpha: float = ALPHA
+    registered: bool = False
+    """Planned before the runs: what cannot be judged stays in the family that Holm's correction goes over."""
+
+    def passed_by(self, p: float) -> bool:
+        """Whether a corrected p-value shows a claim; a registered level is inclusive."""
+        return p <= self.alpha if self.registered else p < self.alpha
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Two-sided nominal level of each planned look's own t test."""
+        return nominal_levels(self.alpha, self.plan, 2)
+
+    def level(self, alpha: float, sides: int) -> float:
+        """Nominal level of the last look's own test, where all looks together err with `alpha`."""
+        return nominal_levels(alpha, self.plan, sides)[self.taken - 1]
+
+
+ONE_LOOK = Looks()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to a question about a recipe and its baseline."""
+
+    question: Question
+    arm: str
+    """Label of the recipe."""
+    seeds: tuple[int, ...]
+    """Seeds that both recipes have."""
+    estimate: Estimate
+    """Method less baseline, or baseline / method of a cost; NaN without one. The interval holds at all looks."""
+    exact: ExactTest | None = None
+    """The test that decides in the place of t, where runs failed or missed the target, or the question asks for it."""
+    p: float | None = None
+    """p-value of the direction's claim, adjusted for all looks so far; None where nothing was tested."""
+    p_holm: float | None = None
+    """The same corrected over the family's questions and recipes."""
+    p_equivalent: float | None = None
+    """Corrected p-value of the two one-sided tests against a margin that was asked for beside a difference."""
+    outcome: Outcome = "undecided"
+    opposite: bool = False
+    """Undecided, and the test says the opposite of what was asked: worse, or beyond the margin."""
+    could_see: float | None = None
+    """The smallest true difference that such a study shows with power 0.8; for ratios the factor less 1."""
+    why: Why | None = None
+    """Why nothing is judged; None where it is."""
+    note: str = ""
+    """How the verdict was reached, where that is not by the estimate."""
+    items: Estimate | None = None
+    """Mean difference per item of two single checkpoints' scores."""
+    items_p: float | None = None
+    """Uncorrected p-value over these items."""
+    caveat: str = ""
+    """What --allow had judged in spite of it."""
+
+    @property
+    def test(self) -> Estimate | ExactTest:
+        """The test that decides."""
+        return self.exact or self.estimate
+
+    @property
+    def text(self) -> str:
+        """The outcome, or why there is none."""
+        text = self.why.text if self.why else self.outcome
+        return f"{text} (but {self.caveat})" if self.caveat else text
+
+
+def verdict(
+    question: Question,
+    baseline: Group,
+    method: Group,
+    looks: Looks = ONE_LOOK,
+    withheld: Why | None = None,
+) -> Verdict:
+    """Judge a question; `correct` then corrects the verdicts of a family together.
+
+    Args:
+        baseline: runs in the order in which the looks take their seeds.
+        withheld: why nothing may be judged; None where it may.
+    """
+    shared = tuple(seed for seed in baseline.seeds if seed in method.seeds)
+    found = Verdict(question, method.label, shared, Estimate(math.nan))
+    if question.tested == "score":
+        return _judge_scores(found, baseline, method, looks, withheld)
+    waiting = _why_pending(baseline, method)
+    if waiting:
+        return _unjudged(found, withheld or waiting, looks)
+    sides = [question.values(group) for group in (baseline, method)]
+    counted = question.tested in ("rank", "failures")
+    if counted and not any(any(numbers(side.values())) for side in sides):
+        return replace(found, why=NOTHING)
+    why = withheld or _why_incomparable(question, baseline, method)
+    if why and looks.registered:
+        return _unjudged(found, why, looks)
+    found = _test(found, (baseline, method), sides, looks)
+    why = why or found.why
+    return _unjudged(found, why, looks) if why else found
+
+
+def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
+    """Correct the verdicts of one family by Holm, each kind of claim for itself; an outcome stays if its p passes."""
+    tested = [i for i, each in enumerate(verdicts) if each.p is not None]
+    p = _holm(tested, [verdicts[i].p for i in tested])
+    beside = [i for i in tested if verdicts[i].p_equivalent is not None]
+    equal = _holm(beside, [verdicts[i].p_equivalent for i in beside])
+    by_items = [i for i, each in enumerate(verdicts) if each.items_p is not None]
+    of_items = _holm(by_items, [verdicts[i].items_p for i in by_items])
+    found = []
+    for i, each in enumerate(verdicts):
+        if i in of_items:
+            each = replace(each, why=_items_only(of_items[i]))
+        if i in p:
+            outcome: Outcome = "equivalent" if looks.passed_by(equal.get(i, 1.0)) else "undecided"
+            if looks.passed_by(p[i]):
+                outcome = each.outcome
+            each = replace(
+                each,
+                p_holm=p[i],
+                p_equivalent=equal.get(i),
+                outcome=outcome,
+                opposite=each.opposite and outcome == "undecided",
+                could_see=_could_see(each, looks, len(tested)),
+            )
+        found.append(each)
+    return found
+
+
+def sides_of(direction: Direction) -> int:
+    """2 where a direction is tested two-sided, else 1."""
+    return 2 if direction == "different" else 1
+
+
+def _holm(places: Sequence[int], p_values: Sequence[float | None]) -> dict[int, float]:
+    corrected = inference.holm([p for p in p_values if p is not None])
+    return dict(zip(places, corrected, strict=True))
+
+
+def _could_see(each: Verdict, looks: Looks, comparisons: int) -> float | None:
+    """The smallest true difference, planned for the strictest of Holm's steps."""
+    if each.exact is not None:
+        return None
+    direction = each.question.direction
+    # Of two one-sided tests that must both pass, each may miss half of what the two together may.
+    power = (1 + POWER) / 2 if direction == "equivalent" else POWER
+    sides = sides_of(direction)
+    level = looks.level(looks.alpha / comparisons, sides)
+    return inference.detectable(each.estimate, level, power, one_sided=sides == 1)
+
+
+# --- why nothing may be judged ---------------------------------------------------------------------------------------
+
+
+def _unjudged(found: Verdict, why: Why, looks: Looks) -> Verdict:
+    p = 1.0 if looks.registered else None
+    return replace(found, why=why, p=p, p_equivalent=None, outcome="undecided", opposite=False)
+
+
+def _why_pending(baseline: Group, method: Group) -> Why | None:
+    runs = (*baseline.runs, *method.runs)
+    pending = sum(run.pending for run in runs)
+    if not pending:
+        return None
+    return Why("pending", f"pending: {pending} of {len(runs)} runs not finished")
+
+
+def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why | None:
+    runs = [*baseline.runs, *method.runs]
+    reason = why_cost_not_judged(question.axis, runs)
+    if not reason and question.tested in ("ratio", "match"):
+        reason = other_budgets(runs)
+    if not reason and question.tested == "match":
+        reason = costs_differ(runs, question.axis)
+    if not reason and question.tested in ("difference", "match"):
+        reason = _why_other_schedule(question, baseline, method)
+    return Why("not_judged", f"not judged: {reason}") if reason else None
+
+
+def _why_other_schedule(question: Question, baseline: Group, method: Group) -> str:
+    """Return why the two are at different places of their learning rates' decay; "" where they are not."""
+    axis = "tokens" if question.point is None else question.axis
+    ends = [
+        [run for run in group.runs if run.status == "finished" and len(run.evaluated["step"])]
+        for group in (baseline, method)
+    ]
+    if not all(ends):
+        return ""
+
+    def position(runs: Sequence[RunNumbers]) -> float | None:
+        """On average; None where nothing decays, NaN where it is unknown."""
+        there = []
+        for run in runs:
+            end = float(run.evaluated[axis][-1])
+            place = schedule_position(run, axis, end if question.point is None else question.point)
+            if place is not None:
+                there.append(place)
+        return sum(there) / len(there) if there else None
+
+    a, b = map(position, ends)
+    places = ((baseline, a), (method, b))
+    unknown = [group.label for group, at in places if at is not None and math.isnan(at)]
+    if unknown:
+        return f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at the run's end"
+    if a is not None and b is not None:
+        if abs(a - b) <= SAME_SCHEDULE:
+            return ""
+        return f"{baseline.label} is at {100 * a:.0f} % of its decay, {method.label} at {100 * b:.0f} %"
+    known, decaying, constant = (a, baseline, method) if b is None else (b, method, baseline)
+    # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
+    if known is None or known >= 1 - SAME_SCHEDULE:
+        return ""
+    return (
+        f"{decaying.label} is at {100 * known:.0f} % of its decay, {constant.label} does not decay"
+    )
+
+
+# --- the tests -------------------------------------------------------------------------------------------------------
+
+Sides = Sequence[Mapping[int, Value]]
+"""Values by seed of the baseline and of the method."""
+
+
+def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -> Verdict:
+    """Pick the test: exact where failures are counted, ranks where a run failed or missed the target, else t."""
+    question = found.question
+    if question.tested == "failures":
+        failed = [{seed: bool(value) for seed, value in side.items()} for side in sides]
+        test = inference.failure_test(*failed)
+        return _unless_too_few(answer_by_count(found, test, looks), groups, looks)
+    odd: dict[str, None] = {}
+    ranks: list[list[tuple[float, bool]]] = []
+    for group, side in zip(groups, sides, strict=True):
+        ranks.append([])
+        for value, runs in zip(side.values(), group.by_seed.values(), strict=True):
+            if all(run.failed for run in runs):
+                ranks[-1].append((math.inf, False))
+            elif not isinstance(value, Why):
+                ranks[-1].append((value, False))
+            elif value.kind == "not_reached":
+                ranks[-1].append((float(runs[0].evaluated[question.axis][-1]), True))
+            else:
+                odd[value.text] = None
+    if odd:
+        return _without_estimate(found, f"{', '.join(odd)}: no claim")
+    (a, a_beyond), (b, b_beyond) = (tuple(zip(*side, strict=True)) for side in ranks)
+    if question.tested != "rank" and math.inf not in (*a, *b) and not any((*a_beyond, *b_beyond)):
+        return _by_t(found, groups, sides, looks)
+    bounded = any(a_beyond) != any(b_beyond) and all(0 < value < math.inf for value in (*a, *b))
+    if bounded and not looks.registered:
+        mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))
+        bound = Estimate(mean, log=True, bound=1 if any(a_beyond) else -1)
+        found = replace(found, estimate=bound)
+    counts = {
+        "diverged": (a.count(math.inf), b.count(math.inf)),
+        "did not reach the target": (sum(a_beyond), sum(b_beyond)),
+    }
+    note = [
+        f"{count[0]} of {len(a)} baseline runs and {count[1]} of this arm's {what}; "
+        for what, count in counts.items()
+        if sum(count)
+    ]
+    test = inference.rank_sum(a, b, a_beyond, b_beyond)
+    found = answer_by_count(found, test, looks, "".join(note))
+    return _unless_too_few(found, groups, looks)
+
+
+def _unless_too_few(found: Verdict, groups: Sequence[Group], looks: Looks) -> Verdict:
+    """Withhold a verdict that no result of so many runs could have given."""
+    assert found.exact is not None
+    smallest = found.exact.smallest_p
+    if looks.registered:
+        return found
+    if min(len(group.runs) for group in groups) == 1:
+        return replace(found, why=inference.ONE_SEED)
+    if smallest < looks.alpha:
+        return found
+    text = f"undecided: so few runs cannot give p below {smallest:.2g}"
+    return replace(found, why=Why("too_few", text))
+
+
+def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, note: str = "") -> Verdict:
+    """Complete a verdict by an exact test, which can show a difference and no margin."""
+    question, planned = found.question, len(looks.plan)
+    # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated for them.
+    paid = replace(test, p=min(1.0, test.p * planned))
+    smallest = test.smallest_p * planned
+    how = test.method.replace("rank sum", "rank-sum test")
+    if question.direction in ("noninferior", "equivalent"):
+        how = "a margin cannot be tested then"
+    elif smallest > looks.alpha:
+        how += f", whose smallest p with so many runs is {smallest:.2g}"
+    against = question.direction != "different" and test.wins < 0.5
+    return replace(
+        found,
+        exact=test,
+        p=inference.claim_p(paid, question.direction, question.margin),
+        p_equivalent=_equivalent_p(question, test),
+        outcome=_outcome(question, test),
+        opposite=against and looks.passed_by(paid.p),
+        note=f"{note}{how}",
+    )
+
+
+def _by_t(
+    found: Verdict, groups: Sequence[Group], sides: Sequence[Mapping[int, Any]], looks: Looks
+) -> Verdict:
+    """The verdict of the t test that fits the seeds, at all looks so far."""
+    question = found.question
+    before, after = sides
+    if question.tested == "match":
+        before, after = (
+            {run.seed: read_end(run, question.axis) for run in group.runs} for group in groups
+        )
+    estimates = []
+    for seeds, level in zip(looks.plan[: looks.taken], looks.levels, strict=False):
+        first = [dict(list(side.items())[:seeds]) for side in (before, after)]
+        estimates.append(_estimate(question, first[0], first[1], level))
+    return answer_by_t(found, estimates, looks)
+
+
+def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> Verdict:
+    """Complete a verdict by the estimates of the looks so far."""
+    question, plan, estimate = found.question, looks.plan, estimates[-1]
+    if estimate.p is None:
+        return replace(found, estimate=estimate, why=estimate.why)
+    claims = [inference.claim_p(each, question.direction, question.margin) for each in estimates]
+    p = sequential_p(claims, plan, sides_of(question.direction))
+    outcome, note = _outcome(question, _clearest(estimates, plan)), ""
+    if outcome != _outcome(question, estimate) and looks.passed_by(p):
+        note = f"an earlier look said {outcome}, the last one points the other way"
+        outcome, p = "undecided", 1.0
+    return replace(
+        found,
+        estimate=estimate,
+        p=p,
+        p_equivalent=_equivalent_p(question, estimate),
+        outcome=outcome,
+        opposite=_is_opposite(question, estimate),
+        note=note,
+    )
+
+
+def _estimate(
+    question: Question, before: Mapping[int, Any], after: Mapping[int, Any], level: float
+) -> Estimate:
+    """The estimate of losses, costs or, of costs to match, of the ends of runs; all by seed."""
+    if question.tested == "match":
+        if before.keys() == after.keys():
+            scores = [match(before[seed], after[seed]) for seed in before]
+            estimate = inference.paired_t(scores, level)
+        else:
+            table = [[match(a, b) for a in before.values()] for b in after.values()]
+            estimate = inference.all_pairs(table)
+        if math.isnan(estimate.mean):
+            why = Why("no_values", "matched before the first step: no claim")
+            return Estimate(math.nan, why=why)
+        return inference.exponentiated(estimate)
+    if question.tested == "ratio":
+        if min(*before.values(), *after.values()) <= 0:
+            why = Why("no_values", "reached before the first step: no claim")
+            return Estimate(math.nan, why=why)
+        return inference.ratio_of_means(before, after, level)
+    return inference.difference_of_means(before, after, level)
+
+
+def _without_estimate(found: Verdict, text: str) -> Verdict:
+    why = Why("no_values", text)
+    return replace(found, estimate=Estimate(math.nan, why=why), why=why)
+
+
+def _equivalent_p(question: Question, test: Estimate | ExactTest) -> float | None:
+    if question.direction != "different" or question.margin is None:
+        return None
+    return inference.claim_p(test, "equivalent", question.margin)
+
+
+def _outcome(question: Question, test: Estimate | ExactTest) -> Outcome:
+    """What is claimed where the test passes."""
+    if question.direction != "different":
+        return question.direction
+    return "better" if inference.is_better(test) != question.higher else "worse"
+
+
+def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
+    """The look that decides `sequential_p`: the largest deviate, weighted as its boundary is."""
+
+    def weigh(look: tuple[int, Estimate]) -> float:
+        seeds, estimate = look
+        p = max(estimate.p or 0.0, 1e-300)
+        return float(-special.ndtri(p / 2)) * (seeds / plan[-1]) ** (0.5 - SHAPE)
+
+    looks = zip(plan, estimates, strict=False)
+    return max(((n, each) for n, each in looks if each.p is not None), key=weigh)[1]
+
+
+def _is_opposite(question: Question, estimate: Estimate) -> bool:
+    """Whether the interval lies where the direction's claim is false."""
+    low, high, margin = estimate.low or 0.0, estimate.high or 0.0, question.margin or 0.0
+    # How much better the method is: nats less, or the logarithm of the ratio.
+    low, high = (math.log(low), math.log(high)) if estimate.log else (-high, -low)
+    size = math.log1p(margin) if estimate.log else margin
+    if question.direction == "better":
+        return high < 0
+    if question.direction == "noninferior":
+        return high < -size
+    return question.direction == "equivalent" and (high < -size or low > size)
+
+
+# --- zero-shot scores ------------------------------------------------------------------------------------------------
+
+
+def _judge_scores(
+    found: Verdict, baseline: Group, method: Group, looks: Looks, withheld: Why | None
+) -> Verdict:
+    """Scores by seed, of those runs that have one; of two single checkpoints, by item."""
+    question = found.question
+    sides = [find_results(question.key, group) for group in (baseline, method)]
+    before, after = (
+        {seed: result.score for seed, result in side.items() if result} for side in sides
+    )
+    estimate = inference.difference_of_means(before, after)
+    if not before or not after:
+        return replace(found, estimate=estimate, why=Why("missing", "missing: no claim"))
+    why = withheld or why_no_score((baseline, method), sides)
+    tokens = other_tokens(sides)
+    if not why and tokens and not question.allow:
+        why = Why("not_judged", f"not judged: {tokens}")
+    if why:
+        return replace(found, estimate=Estimate(estimate.mean, why=why), why=why)
+    found = replace(found, estimate=estimate, caveat=tokens)
+    if estimate.p is not None:
+        return replace(found, p=estimate.p, outcome=_outcome(question, estimate))
+    items, p = compare_items(sides)
+    return replace(found, why=estimate.why, items=items, items_p=p)
+
+
+def _items_only(p: float) -> Why:
+    differ = "differ" if p < ALPHA else "do not differ clearly"
+    text = f"one seed: no claim; on its items these two checkpoints {differ} (p = {p:.2g})"
+    return Why("one_seed", text)

@@ -1,0 +1,163 @@
+"""Words decide nothing: with every text replaced by "x" each verdict is the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.engine import Verdict
+from efftrain_cli.compare.formats import frame_of
+from efftrain_cli.compare.verdicts import short_verdict
+from efftrain_cli.foundation.why import Why
+from efftrain_cli.study.judge import judge
+from tests.compare.known_runs import PLD, SLW, of, pair
+from tests.compare.test_zero_shot import zero_shot
+from tests.fake_runs import write_run
+from tests.study.test_judge import BASE, cost_study, curves, runs, shifted, study
+
+DEAD = [{"event": "start"}, {"event": "diverged", "step": 30}]
+
+
+def plain(root: Path) -> Comparison:
+    pair(root)
+    return of("small", "small-slw")
+
+
+def one_seed_with_scores(root: Path) -> Comparison:
+    for name, more in (("small", ""), ("small-slw", SLW)):
+        zero_shot(write_run(root, name, 0, more=more), [True] * (10 + len(more)) + [False] * 90)
+    return of("small", "small-slw")
+
+
+def failed(root: Path) -> Comparison:
+    pair(root, 5)
+    for seed in range(5):
+        write_run(root, "pld", seed, steps=30, budget=102400, more=PLD, events=DEAD)
+    return of("small", "small-slw", "pld", target_loss=3.2)
+
+
+def pending(root: Path) -> Comparison:
+    pair(root)
+    write_run(root, "small-slw", 3, steps=50, budget=102400, more=SLW)
+    return of("small", "small-slw")
+
+
+def few(root: Path) -> Comparison:
+    pair(root)
+    write_run(root, "small", 3, steps=30, budget=102400, events=DEAD)
+    return of("small", "small-slw")
+
+
+def settings(root: Path) -> Comparison:
+    for seed in range(3):
+        write_run(root, "small", seed)
+        write_run(root, "small", seed, name=f"fast-{seed}", lr=2e-3)
+    return of("small")
+
+
+def moved(root: Path) -> Comparison:
+    """Seconds are withheld for the marks alone: device, threads and speed are equal in the origins."""
+    speed = {"calibrated_gflops": 10.0}
+    for name, threads in (("small", 2), ("small-slw", 4)):
+        for seed in range(3):
+            events = [
+                {"event": "start", "threads": 2, **speed},
+                {"event": "resume", "threads": threads, **speed},
+            ]
+            write_run(root, name, seed, more=SLW if threads == 4 else "", events=events)
+    return of("small", "small-slw")
+
+
+def allowed(root: Path) -> Comparison:
+    write_run(root, "small", 0)
+    write_run(root, "small-slw", 0, more=SLW, data={"valid_hash": "d" * 64})
+    return of("small", "small-slw", allow=True)
+
+
+def answer(found: Verdict) -> tuple[object, ...]:
+    return (
+        found.question.key,
+        found.arm,
+        found.outcome,
+        found.why and found.why.kind,
+        found.p,
+        found.p_holm,
+        found.p_equivalent,
+        found.could_see,
+        found.opposite,
+        found.estimate.low,
+        found.exact and found.exact.p,
+        found.items_p,
+    )
+
+
+@pytest.fixture
+def reword(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Replace every reason's text from now on, those that modules keep included."""
+
+    def replace() -> None:
+        import efftrain_cli.compare.engine as engine
+        import efftrain_cli.compare.fairness as fairness
+        import efftrain_cli.compare.inference as inference
+        import efftrain_cli.compare.measures as measures
+
+        def init(why: Why, kind: str, text: str) -> None:
+            object.__setattr__(why, "kind", kind)
+            object.__setattr__(why, "text", "x")
+
+        monkeypatch.setattr(Why, "__init__", init)
+        for module in (engine, fairness, inference, measures):
+            for name, value in vars(module).copy().items():
+                if isinstance(value, Why):
+                    monkeypatch.setattr(module, name, Why(value.kind, value.text))
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    "make", [plain, one_seed_with_scores, failed, pending, few, settings, moved, allowed]
+)
+def test_a_comparison_does_not_depend_on_words(
+    root: Path, make: Callable[[Path], Comparison], reword: Callable[[], None]
+) -> None:
+    before = make(root)
+    for path in root.iterdir():
+        shutil.rmtree(path)
+    reword()
+    after = make(root)
+    assert {why.text for why in after.labels} <= {"x"}
+    assert [answer(found) for found in after.verdicts] == [
+        answer(found) for found in before.verdicts
+    ]
+    assert list(map(short_verdict, after.verdicts)) == list(map(short_verdict, before.verdicts))
+    columns = ["measure", "arm", "baseline", "mean", "estimate", "p_holm", "verdict", "kind"]
+    assert frame_of(after)[columns].equals(frame_of(before)[columns])
+
+
+def test_a_study_does_not_depend_on_words(reword: Callable[[], None]) -> None:
+    speeds = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
+    faster = [speed * 1.1 + 0.001 * i for i, speed in enumerate(speeds)]
+
+    def judged() -> list[tuple[object, ...]]:
+        many, two = [*BASE, 3.51, 3.48], study("better", seeds="0..6", looks=2)
+        mixed = curves(base=speeds, method=faster)
+        mixed["method"][3].recipe = {"train.tokens": 200_000}
+        states = [
+            judge(study(), runs(base=BASE, method=shifted(-0.05))),
+            judge(study(), runs(base=BASE, method=BASE)),
+            judge(two, runs(base=many, method=[None] * 6 + [3.45])),
+            judge(two, runs(base=[None] * 6 + [3.45], method=many)),
+            judge(cost_study(target=4.0), curves(base=[0.5] * 7, method=speeds)),
+            judge(cost_study(), mixed),
+            judge(study(), runs(base=BASE, method=shifted(-0.05)), Why("not_judged", "no")),
+        ]
+        return [answer(found) for state in states for found in state.verdicts]
+
+    before = judged()
+    assert {found[2] for found in before} == {"better", "undecided"}
+    reword()
+    assert judged() == before
