@@ -359,7 +359,7 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(
         assert [verdict["outcome"] for verdict in found["study"]["verdicts"]] == ["better"]
         assert (
             found["exploratory"].startswith("Exploratory")
-            and found["differences"]
+            and found["rows"]
             and found["study"]["exploratory"] == []
         )
         assert "study study: warm better in final_loss" in found["labels"][0]["text"]
