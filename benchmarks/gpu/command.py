@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,45 +34,71 @@ from benchmarks.gpu import (
     resume,
     speed,
 )
-from benchmarks.gpu.measuring import ROOT, Bench, Part
+from benchmarks.gpu.measuring import Bench, Part
 from benchmarks.gpu.table import Results, full_table, page_table
 
 PIECES: dict[str, tuple[Part, ...]] = {
     "device": device.PARTS,
     "speed": speed.PARTS,
-    "correctness": correctness.PARTS,
-    "lengths": lengths.PARTS,
     "reference": reference.PARTS,
-    "resume": resume.PARTS,
+    "correctness": correctness.PARTS,
     "largest": largest.PARTS,
+    "lengths": lengths.PARTS,
+    "resume": resume.PARTS,
     "levers": levers.PARTS,
     "methods": methods.PARTS,
-    "devices": devices.PARTS,
     "evidence": evidence.PARTS,
     "pair": pair.PARTS,
+    "devices": devices.PARTS,
 }
 Save = Callable[[dict[str, object]], None]
 
 
-def measure(part: Part, bench: Bench, save: Save) -> dict[str, object]:
-    """Runs a part within three times its usual seconds; the record is saved after every figure, and an error is part of
-    it."""
-    most = 1000.0 if bench.smoke else max(60.0, 3 * part.seconds)
+BUDGET = 520.0
+"""Seconds of one call: with the start it stays below nine minutes."""
+COMPILED = "compiled-graphs.bin"
+MOST_COMPILED = 16 * 2**20
+"""Bytes of compiled graphs that are carried to the next call at most."""
+GRACE = 10.0
+"""Seconds that a part has to end by itself once its time is over."""
+
+
+def measure(part: Part, bench: Bench, save: Save, give_up: Callable[[], None]) -> dict[str, object]:
+    """Run a part for its declared seconds at most; the record is saved after every figure.
+
+    An error is part of the record. Once the seconds are over, an exception ends the part. `GRACE` seconds later, if a
+    call into a library still has not returned, `give_up` is called from another thread, the record being saved.
+    """
+    most = 1000.0 if bench.smoke else part.seconds
     figures: list[object] = []
     record: dict[str, object] = {"status": "begun", "seconds": 0.0, "figures": figures}
 
-    def late(number: int, frame: object) -> None:
-        raise TimeoutError(f"more than {most:.0f} s")
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"stopped after its {most:.0f} s; figures up to there are kept")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, most)
+    def abandon() -> None:
+        record["seconds"] = time.monotonic() - start
+        record["status"] = "stopped"
+        record["error"] = (
+            f"did not end within {GRACE:.0f} s of its {most:.0f} s; the figures are kept"
+        )
+        save(record)
+        give_up()
+
+    before = signal.signal(signal.SIGALRM, stop)
     start = time.monotonic()
+    watchdog = threading.Timer(most + GRACE, abandon)
+    watchdog.daemon = True
+    watchdog.start()
+    signal.setitimer(signal.ITIMER_REAL, most)
     try:
         for figure in part.work(bench):
             figures.append(figure)
             record["seconds"] = time.monotonic() - start
             save(record)
         record["status"] = "ok"
+    except TimeoutError as error:
+        record |= {"status": "stopped", "error": str(error)}
     except Exception as error:
         record |= {
             "status": "failed",
@@ -78,6 +106,7 @@ def measure(part: Part, bench: Bench, save: Save) -> dict[str, object]:
             "traceback": traceback.format_exc(),
         }
     finally:
+        watchdog.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     record["seconds"] = time.monotonic() - start
@@ -98,13 +127,22 @@ def measure_in_a_process(piece: str, part: Part, bench: Bench) -> dict[str, obje
         ]
         command += ["--smoke"] if bench.smoke else []
         environment = {**os.environ, **part.environment}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        most = 1000.0 if bench.smoke else part.seconds + 2 * GRACE
+        output = Path(folder) / "output"
+        # Killed after `most` seconds: what it measured until then is in its file.
+        with output.open("w") as stream, suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                command,
+                env=environment,
+                stdout=stream,
+                stderr=stream,
+                timeout=most,
+                check=False,
+            )
         try:
             return json.loads((Path(folder) / "gpu.json").read_text())["pieces"][piece][part.name]
         except (OSError, KeyError, ValueError):
-            error = (
-                f"its process ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}"
-            )
+            error = f"its process left no result: {output.read_text()[-1500:]}"
             return {"status": "failed", "seconds": 0.0, "figures": [], "error": error}
 
 
@@ -129,31 +167,69 @@ def write(path: Path, results: Results, smoke: bool) -> None:
     temporary.replace(path)
 
 
-def main(description: str) -> None:
+def load_compiled(path: Path) -> None:
+    """Give the compiler the graphs that an earlier call left beside its results, if it did."""
+    if not path.exists():
+        return
+    try:
+        torch.compiler.load_cache_artifacts(path.read_bytes())
+    except Exception as error:  # of another version of PyTorch, say: costs time, no figure
+        print(f"{path} is not used: {type(error).__name__}: {error}")
+
+
+def save_compiled(path: Path, most: int = MOST_COMPILED) -> None:
+    """Write the graphs that this process has compiled for a later call on a machine with an empty cache, if they take
+    `most` bytes at most."""
+    try:
+        artifacts = torch.compiler.save_cache_artifacts()
+    except Exception as error:
+        print(f"compiled graphs are not kept: {type(error).__name__}: {error}")
+        return
+    if artifacts is None:
+        return
+    content, _ = artifacts
+    if len(content) > most:
+        print(f"compiled graphs are not kept: {len(content):,} bytes, more than {most:,}")
+        return
+    path.write_bytes(content)
+
+
+def parse_options(description: str) -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/gpu",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    pieces = [*PIECES, "table"]
     parser.add_argument(
-        "pieces",
-        nargs="+",
-        choices=[*PIECES, "table"],
-        metavar="PIECE",
-        help=", ".join([*PIECES, "table"]),
+        "pieces", nargs="+", choices=pieces, metavar="PIECE", help=", ".join(pieces)
     )
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for gpu.json")
     parser.add_argument(
         "--earlier", type=Path, action="append", default=[], help="gpu.json of an earlier call"
     )
     parser.add_argument(
-        "--budget", type=float, default=530, help="seconds; no part begins that has no time left"
+        "--budget", type=float, default=BUDGET, help="seconds; a part that needs more is not begun"
     )
+    parser.add_argument("--wheels", type=Path, help="folder of wheels to install for this call")
     parser.add_argument("--part", help="this part only")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU")
     parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def print_table(results: Results, sources: list[Path]) -> None:
+    """Print docs/performance.md's table from results read from `sources`."""
+    about = json.loads(sources[-1].read_text(encoding="utf-8"))
+    smoke = " Tiny shapes on a CPU: no figure means anything." if about["smoke"] else ""
+    where = f"{about['device']}, {about['date']}, PyTorch {about['torch']}"
+    print(page_table(results, f"Measured on {where}.{smoke}"))
+
+
+def main(description: str) -> None:
+    options = parse_options(description)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "gpu.json"
     results: Results = {}
@@ -166,23 +242,23 @@ def main(description: str) -> None:
         sources = [source for source in (*options.earlier, path) if source.exists()]
         if not sources:
             sys.exit(f"{path}: nothing was measured yet; python benchmarks/gpu --help says how")
-        about = json.loads(sources[-1].read_text(encoding="utf-8"))
-        smoke = " Tiny shapes on a CPU: no figure means anything." if about["smoke"] else ""
-        print(
-            page_table(
-                results,
-                f"Measured on {about['device']}, {about['date']}, PyTorch {about['torch']}.{smoke}",
-            )
-        )
+        print_table(results, sources)
         return
     if not options.smoke and not torch.cuda.is_available():
         sys.exit(
-            "no CUDA device: use --smoke to try the script on a CPU, or benchmarks/side_by_side.py to measure one"
+            "no CUDA device: use --smoke to try the script on a CPU, or benchmarks/speed/side_by_side.py to measure one"
         )
+    for source in options.earlier:
+        load_compiled(source.with_name(COMPILED))
 
-    # After a crash of the device the script starts itself anew; what failed is then left as it is.
+    # After a part that took the process down the script starts itself anew; what failed is then left as it is.
     continued = options.until is not None
     deadline = options.until if continued else time.monotonic() + options.budget
+
+    def start_anew() -> None:
+        arguments = [sys.executable, *sys.argv, "--until", str(deadline)]
+        os.execv(sys.executable, arguments)
+
     late = []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(
@@ -192,17 +268,15 @@ def main(description: str) -> None:
         )
         for piece in options.pieces:
             for part in PIECES[piece]:
+                if options.part not in (None, part.name):
+                    continue
                 known = results.get(piece, {}).get(part.name)
-                done = known is not None and (known["status"] == "ok" or continued)
-                if (options.part or part.name) != part.name or (
-                    done and (continued or not options.fresh)
+                if known is not None and (
+                    continued or (known["status"] == "ok" and not options.fresh)
                 ):
                     continue
-                if (
-                    not options.smoke
-                    and not options.part
-                    and deadline - time.monotonic() < part.seconds
-                ):
+                begins = options.smoke or options.part
+                if not begins and deadline - time.monotonic() < part.seconds:
                     late.append(f"{piece}, {part.name}")
                     continue
 
@@ -211,11 +285,10 @@ def main(description: str) -> None:
                     write(path, results, options.smoke)
 
                 own_process = part.environment and not options.part
-                record = (
-                    measure_in_a_process(piece, part, bench)
-                    if own_process
-                    else measure(part, bench, save)
-                )
+                if own_process:
+                    record = measure_in_a_process(piece, part, bench)
+                else:
+                    record = measure(part, bench, save, start_anew)
                 save(record)
                 print(
                     f"{piece}, {part.name}: {record['status']}, {record['seconds']:.0f} s",
@@ -223,11 +296,10 @@ def main(description: str) -> None:
                 )
                 broken = ("CUDA error", "device-side assert")
                 if any(words in str(record.get("error")) for words in broken) and not own_process:
-                    # Nothing works any more in this process.
-                    os.chdir(ROOT)
-                    os.execv(sys.executable, [sys.executable, *sys.argv, "--until", str(deadline)])
+                    start_anew()  # nothing works any more in this process
     write(path, results, options.smoke)
     print(full_table({piece: results[piece] for piece in options.pieces if piece in results}))
+    save_compiled(options.out / COMPILED)
     if late:
         print("\nno time left for: " + "; ".join(late) + ". Run the same command again")
     asked = [record for piece in options.pieces for record in results.get(piece, {}).values()]

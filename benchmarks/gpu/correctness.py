@@ -1,10 +1,10 @@
-"""Each fast path against its reference, on a smaller model of the same kind; attention's and the head's times
-beside."""
+"""Each fast path against its reference, on a smaller model of the same kind, parameter by parameter; attention's and
+the head's times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from benchmarks.gpu.measuring import (
     Figure,
     Part,
     check,
+    check_gradients,
     figure,
     recipe_for,
     relative,
@@ -23,77 +24,111 @@ from benchmarks.gpu.measuring import (
 )
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.gpt import GPT, run_eagerly
+from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, build_model
-from efftrain_cli.training.compiling import CompiledParts, compile_parts, compile_whole
-from efftrain_cli.training.gradient import build_objective
+from efftrain_cli.training.compiling import (
+    CompiledParts,
+    compile_parts,
+    compile_whole,
+    full_micro_batch,
+)
+
+Gradients = dict[str, Tensor | None]
+"""Gradient of each parameter, by its name."""
+LIMITS = {"fp32": 1e-3, "bf16": 0.2}
+"""Largest relative error that a parameter's gradient may have, by the dtype of the arithmetic. A lost gradient's error
+is 1."""
+
+
+def shapes_of(recipe: Recipe) -> list[tuple[int, int]]:
+    """(sequences, seq_len): the full micro-batch, which has a graph of its own, and others, which share one."""
+    full = full_micro_batch(recipe)
+    assert full is not None
+    sequences, seq_len = full
+    return [full, (sequences - 1, seq_len * 3 // 4), (2 * sequences, seq_len // 8)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One way to compute the loss."""
+
+    dtype: str
+    compiled: str = ""
+    """"whole", "blocks" or "": eager."""
+    residual: torch.dtype = torch.float32
+    plain_head: bool = False
+
+
+def gradient_function(
+    bench: Bench, recipe: Recipe, form: Form
+) -> Callable[[tuple[int, int]], tuple[float, Gradients]]:
+    """Return a function of (sequences, seq_len) that gives loss and gradients of fixed weights and tokens."""
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
+    used = replace(recipe, train=replace(recipe.train, dtype=form.dtype, compile="off"))
+    model = build_model(used, vocab_size, bench.device)
+    model.residual_dtype = form.residual
+    backend = "aot_eager" if bench.smoke else "inductor"
+    head = plain_head_of(model) if form.plain_head else model.head_loss_sum
+    parts = CompiledParts(run_eagerly, head)
+    if form.compiled == "blocks":
+        parts = compile_parts(used, model, backend)
+
+    def objective(
+        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+    ) -> dict[str, Tensor]:
+        with autocast(form.dtype, bench.device):
+            x = model.run_blocks(model.embed(tokens), gates, scales, run_block=parts.block)
+            return {"ce": parts.head_loss_sum(x, targets)}
+
+    minimized = objective
+    if form.compiled == "whole":
+        minimized = compile_whole(used, objective, backend)
+
+    def gradients(shape: tuple[int, int]) -> tuple[float, Gradients]:
+        generator = torch.Generator().manual_seed(3)
+        tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
+        model.zero_grad(set_to_none=True)
+        with attention_kernels(bench.device, same_shape=shape == full_micro_batch(used)):
+            loss = minimized(tokens, tokens, None, None)["ce"] / tokens.numel()
+            loss.backward()
+        return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
+
+    return gradients
 
 
 def forms(bench: Bench) -> Iterator[Figure]:
-    """Loss and gradients of eager, compiled and bf16-residual forms against fp32 by the plain head."""
+    """Loss and each parameter's gradient of every form against fp32 by the plain head, at every kind of shape."""
     recipe = recipe_for(bench, sequences=8)
     if not bench.smoke:
-        recipe = replace(recipe, model=replace(recipe.model, n_layer=4, seq_len=512))
-    vocab_size = likely_vocabulary(recipe.data.tokenizer)
-    generator = torch.Generator().manual_seed(3)
-    shape = (recipe.train.micro_batch_tokens // recipe.model.seq_len, recipe.model.seq_len)
-    tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
-
-    def gradients(
-        dtype: str,
-        compiled: str = "",
-        residual: torch.dtype = torch.float32,
-        plain_head: bool = False,
-    ) -> list[Tensor]:
-        """[loss, every gradient] of the same weights and tokens, one way or another."""
-        used = replace(recipe, train=replace(recipe.train, dtype=dtype, compile="off"))
-        model = build_model(used, vocab_size, bench.device)
-        model.residual_dtype = residual
-        backend = "aot_eager" if bench.smoke else "inductor"
-        head = plain_head_of(model) if plain_head else model.head_loss_sum
-        objective = build_objective(used, model, bench.device)
-        if compiled == "whole":
-            objective = compile_whole(used, objective, backend)
-        parts = (
-            compile_parts(used, model, backend)
-            if compiled == "blocks"
-            else CompiledParts(run_eagerly, head)
-        )
-        if plain_head or compiled == "blocks":
-            with autocast(dtype, bench.device):
-                loss = parts.head_loss_sum(
-                    model.run_blocks(model.embed(tokens), run_block=parts.block), tokens
-                )
-        else:
-            loss = objective(tokens, tokens, None, None)["ce"]
-        loss = loss / tokens.numel()
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
-
-    truth = gradients("fp32", plain_head=True)
-    plain = gradients("bf16", plain_head=True)
-    usual = relative(plain[1:], truth[1:])
-    ways: dict[str, Callable[[], list[Tensor]]] = {
-        "bf16 eager, plain head": lambda: plain,
-        "bf16 eager, one-buffer head": lambda: gradients("bf16"),
-        "bf16 eager, bf16 residual": lambda: gradients("bf16", residual=torch.bfloat16),
-        "bf16 compiled whole, bf16 residual": lambda: gradients(
-            "bf16", "whole", residual=torch.bfloat16
+        recipe = replace(recipe, model=replace(recipe.model, n_layer=2, seq_len=512))
+    truths = {}
+    truth = gradient_function(bench, recipe, Form(dtype="fp32", plain_head=True))
+    for shape in shapes_of(recipe):
+        truths[shape] = truth(shape)
+    narrow = torch.bfloat16
+    ways = {
+        "bf16 eager, plain head": Form(dtype="bf16", plain_head=True),
+        "bf16 eager, one-buffer head": Form(dtype="bf16"),
+        "bf16 eager, bf16 residual": Form(dtype="bf16", residual=narrow),
+        "bf16 compiled whole, bf16 residual": Form(dtype="bf16", compiled="whole", residual=narrow),
+        "bf16 compiled blocks, bf16 residual": Form(
+            dtype="bf16", compiled="blocks", residual=narrow
         ),
-        "bf16 compiled blocks, bf16 residual": lambda: gradients(
-            "bf16", "blocks", residual=torch.bfloat16
-        ),
-        "fp32 eager, one-buffer head": lambda: gradients("fp32"),
-        "fp32 compiled whole": lambda: gradients("fp32", "whole"),
-        "fp32 compiled blocks": lambda: gradients("fp32", "blocks"),
+        "fp32 eager, one-buffer head": Form(dtype="fp32"),
+        "fp32 compiled whole": Form(dtype="fp32", compiled="whole"),
+        "fp32 compiled blocks": Form(dtype="fp32", compiled="blocks"),
     }
-    for name, way in ways.items():
-        got = way()
-        limit = (
-            1e-4 if "fp32" in name else max(2e-2, (2.5 if "bf16 residual" in name else 1.5) * usual)
-        )
-        yield check(f"{name}: loss", relative(got[:1], truth[:1]), 1e-5 if "fp32" in name else 2e-3)
-        yield check(f"{name}: gradients", relative(got[1:], truth[1:]), limit)
+    for name, form in ways.items():
+        way = gradient_function(bench, recipe, form)
+        for shape in shapes_of(recipe):
+            want_loss, want = truths[shape]
+            loss, got = way(shape)
+            label = f"{name}, {shape[0]} x {shape[1]}"
+            loss_limit = 1e-5 if form.dtype == "fp32" else 2e-3
+            yield check(f"{label}: loss", abs(loss - want_loss) / want_loss, loss_limit)
+            yield check_gradients(f"{label}: gradients", got, want, LIMITS[form.dtype])
 
 
 def plain_head_of(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
@@ -196,7 +231,7 @@ def skipped_step(bench: Bench) -> Iterator[Figure]:
 
 
 PARTS = (
-    Part("forms", forms, 90),
+    Part("forms", forms, 140),
     Part("attention", attention, 15),
     Part("head", head, 30),
     Part("a step that is skipped", skipped_step, 50),

@@ -129,9 +129,10 @@ def together(bench: Bench) -> Iterator[Figure]:
             "several devices", None, "", "skipped: there is one device, and two or more are needed"
         )
         return
+    # Shards are never compiled: they are held against an uncompiled step of one device.
+    plain = benched(bench, 1, ())
     for name, sets in ways(devices).items():
-        # A plain step of one device for all but shards, which are never compiled.
-        alone = benched(bench, 1, ("train.compile=off",) if name == "shards" else ())
+        alone = benched(bench, 1, ("train.compile=off",)) if name == "shards" else plain
         found = benched(bench, devices, sets)
         efficiency = alone["seconds_per_step"] / found["seconds_per_step"] / devices
         parts = ", ".join(

@@ -39,7 +39,7 @@ def long_contexts(bench: Bench) -> Iterator[Figure]:
             model=replace(recipe.model, seq_len=length),
             train=replace(recipe.train, batch_size=tokens // length, micro_batch_tokens=tokens),
         )
-        rate = rates(bench, training(bench, recipe), rounds=5)
+        rate = rates(bench, training(bench, recipe))
         measured.append(_per_token(rate))
         yield rate_figure(f"117M, sequences of {length}", rate)
     (short_time, short_flops), (full_time, full_flops) = measured
@@ -63,7 +63,7 @@ def layers(bench: Bench) -> Iterator[Figure]:
     measured = {}
     for name, recipe in arms.items():
         rate = rates(
-            bench, training(bench, recipe), rounds=5, warmup=8
+            bench, training(bench, recipe), warmup=8
         )  # every shape of every pattern of blocks
         measured[name] = _per_token(rate)
         yield rate_figure(f"117M, {name}", rate)
@@ -82,7 +82,7 @@ def batches(bench: Bench) -> Iterator[Figure]:
     for sequences in (2, 4) if bench.smoke else (2, 8, 32, 128):
         together = min(sequences, 32)
         recipe = recipe_for(bench, sequences=together, micro_batches=sequences // together)
-        rate = rates(bench, training(bench, recipe), rounds=5)
+        rate = rates(bench, training(bench, recipe))
         note = f"{rate['tokens_per_second']:,.0f} tokens/s"
         yield figure(
             f"117M, a step of {sequences} sequences",

@@ -49,9 +49,10 @@ class Part:
     name: str
     work: Callable[[Bench], Iterator[Figure]]
     seconds: float
-    """About how long it takes on one H100; not begun with less time left, stopped at three times as long."""
+    """Seconds it may take, by estimate for one H200 with an empty compiler cache. It is not begun with less time left,
+    and stopped after them."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Where not empty, the part runs in a process of its own with these variables: they are read once, when PyTorch is
+    """If not empty, the part runs in a process of its own with these variables: they are read once, when PyTorch is
     loaded."""
 
 
@@ -64,6 +65,38 @@ def check(name: str, error: float, limit: float) -> Figure:
     return figure(
         name, error, "rel. error", f"{'ok' if error <= limit else 'WRONG'}, limit {limit:g}"
     )
+
+
+def worst_gradient(
+    got: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None]
+) -> tuple[str, float]:
+    """Return the parameter whose gradient is furthest from the wanted one, and its ||a - b|| / ||b||.
+
+    Each parameter is judged by itself: the norm of all together hides a small gradient that is lost. A missing
+    gradient counts as zero, and one that should be zero and is not as infinitely wrong.
+    """
+    errors = {}
+    for name, wanted in want.items():
+        a = got[name]
+        b = torch.zeros(()) if wanted is None else wanted.double()
+        difference = float(torch.linalg.vector_norm(b if a is None else a.double() - b))
+        norm = float(torch.linalg.vector_norm(b))
+        errors[name] = difference / norm if norm else (float("inf") if difference else 0.0)
+    worst = max(errors, key=lambda name: errors[name])
+    return worst, errors[worst]
+
+
+def check_gradients(
+    name: str,
+    got: Mapping[str, Tensor | None],
+    want: Mapping[str, Tensor | None],
+    limit: float,
+) -> Figure:
+    """The largest relative error of a parameter's gradient, with its verdict."""
+    parameter, error = worst_gradient(got, want)
+    verdict = "ok" if error <= limit else "WRONG"
+    note = f"{verdict}, limit {limit:.2g}; worst of {len(want)} parameters: {parameter}"
+    return figure(name, error, "rel. error", note)
 
 
 def relative(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -88,7 +121,8 @@ def recipe_for(
 
     In a smoke run the model is tiny, unless `shrink` is False.
     """
-    shape = list(sets)
+    # "on": a compiler that fails must not be measured as eager code.
+    shape = ["train.compile=on", *sets]
     if bench.smoke:
         sequences, micro_batches = min(sequences, 2), min(micro_batches, 2)
         shape += ["data.tokenizer=bpe:512", "train.compile=off"]
@@ -189,9 +223,7 @@ class DeviceReadings:
         }
 
 
-def rates(
-    bench: Bench, run: Training, rounds: int = 10, steps: int = 10, warmup: int = 3
-) -> Figure:
+def rates(bench: Bench, run: Training, rounds: int = 5, steps: int = 5, warmup: int = 3) -> Figure:
     """Tokens/s and what belongs to it, over `rounds` of `steps` steps; nothing waits within a round."""
     if bench.smoke:
         rounds, steps = 2, 1

@@ -107,7 +107,7 @@ def growth(bench: Bench) -> Iterator[Figure]:
 
 
 PARTS = (
-    Part("layer dropping", layer_dropping, 110),
-    Part("SimiGrad", simigrad, 110),
-    Part("growth", growth, 90),
+    Part("layer dropping", layer_dropping, 80),
+    Part("SimiGrad", simigrad, 70),
+    Part("growth", growth, 50),
 )

@@ -48,7 +48,7 @@ def _part(name: str) -> Part:
         note = f"{last['step']} steps, {last['train_seconds']:.0f} s, largest loss ratio {max(ratios):.2f}; one seed: no claim"
         yield figure(name, last["val_loss"], "nats, validation", note)
 
-    return Part(name, work, 200)
+    return Part(name, work, 190)
 
 
 PARTS = (_part("gpt2-117m-large-batch"), _part("gpt2-117m-slw"))

@@ -11,7 +11,7 @@ def plain_loop(bench: Bench) -> Iterator[Figure]:
     from side_by_side import compare
 
     name, dtype = ("4x128", "fp32") if bench.smoke else ("gpt2-117m-cuda", "bf16")
-    result = compare(name, dtype, bench.device, 1 if bench.smoke else 10)
+    result = compare(name, dtype, bench.device, 1 if bench.smoke else 5)
     ratios = [
         theirs[0] / ours[0]
         for ours, theirs in zip(
@@ -24,4 +24,4 @@ def plain_loop(bench: Bench) -> Iterator[Figure]:
     yield figure("ours beside it", result["ours_tokens_per_second"], "tokens/s")
 
 
-PARTS = (Part("plain loop", plain_loop, 110),)
+PARTS = (Part("plain loop", plain_loop, 120),)

@@ -73,4 +73,4 @@ def halves(bench: Bench) -> Iterator[Figure]:
         yield check(f"resumed after {half} steps, {way}: loss, largest of {half}", error, limit)
 
 
-PARTS = (Part("two halves", halves, 150),)
+PARTS = (Part("two halves", halves, 160),)

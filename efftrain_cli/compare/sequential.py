@@ -12,8 +12,8 @@ The distribution is free of mean and variance, so the level is exact for normal 
 simulation, which is added.
 
 The anytime-valid t test with a Gaussian mixture over effects was compared and not taken: it decided no more studies
-than the planned looks at any effect. docs/studies.md holds the table of both, `benchmarks/sequential_looks.py` makes
-it.
+than the planned looks at any effect. docs/studies.md holds the table of both, made by
+`benchmarks/simulations/sequential_looks.py`.
 """
 
 from __future__ import annotations

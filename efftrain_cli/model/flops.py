@@ -107,10 +107,12 @@ def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerT
     return FlopsPerToken(without_logits + logits, without_logits)
 
 
-# Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity: (bf16 with fp32
-# accumulation, TF32, fp32). None: bf16 would be emulated, or PyTorch has no such mode there. Names are PyTorch's,
-# without "NVIDIA " before.
+# Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity (a sparse peak is
+# halved, a system's divided by its GPUs): (bf16 with fp32 accumulation, TF32, fp32). None: bf16 would be emulated, or
+# PyTorch has no such mode there. Names are PyTorch's, without "NVIDIA " before.
 _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
+    "GB200": (2500, 1250, 80),  # a seventy-second of a GB200 NVL72
+    "B300 SXM6 AC": (2250, 1125, 75),  # an eighth of an HGX B300
     "B200": (2250, 1100, 75),
     "GH200 480GB": (989.5, 494.7, 67),
     "H200": (989.5, 494.7, 67),
@@ -118,6 +120,8 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
     "H100 80GB HBM3": (989.5, 494.7, 67),
     "H100 PCIe": (756, 378, 51),
     "H100 NVL": (835.5, 417.5, 60),
+    "H800": (989.5, 494.7, 67),
+    "H800 PCIe": (756, 378, 51),
     "H20": (148, 74, 44),
     "A100-SXM4-40GB": (312, 156, 19.5),
     "A100-SXM4-80GB": (312, 156, 19.5),
@@ -130,6 +134,7 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
     "L40S": (362, 183, 91.6),
     "L40": (181, 90.5, 90.5),
     "L4": (121, 60, 30.3),
+    "RTX PRO 6000 Blackwell Workstation Edition": (503.8, 251.9, 126),
     "RTX A6000": (154.8, 77.4, 38.7),
     "GeForce RTX 5090": (209.5, 104.8, 104.8),
     "GeForce RTX 4090": (165.2, 82.6, 82.6),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from benchmarks import sequential_looks
+from benchmarks.simulations import sequential_looks
 from efftrain_cli.compare import sequential
 from efftrain_cli.compare.sequential import nominal_levels, schedule, sequential_p
 

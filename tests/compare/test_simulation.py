@@ -1,5 +1,5 @@
-"""compare's verdicts on simulated studies, small: benchmarks/simulate_compare.py has them in full, docs/compare.md its
-table."""
+"""compare's verdicts on simulated studies, small: benchmarks/simulations/simulate_compare.py has them in full,
+docs/compare.md its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def simulate() -> ModuleType:
-    path = Path(__file__).parent.parent.parent / "benchmarks" / "simulate_compare.py"
+    path = (
+        Path(__file__).parent.parent.parent / "benchmarks" / "simulations" / "simulate_compare.py"
+    )
     spec = importlib.util.spec_from_file_location("simulate_compare", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -49,4 +49,6 @@ def test_the_table_of_all_evidence_names_every_page_and_study() -> None:
 def test_the_picture_shows_every_arm(path: Path) -> None:
     picture = (EVIDENCE / "effects.svg").read_text()
     for arm in {row["arm"] for row in csv.DictReader(path.open())}:
-        assert f">{arm}</text>" in picture, "draw it again: python benchmarks/evidence_picture.py"
+        assert f">{arm}</text>" in picture, (
+            "draw it again: python benchmarks/figures/evidence_picture.py"
+        )

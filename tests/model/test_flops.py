@@ -107,6 +107,10 @@ def test_hidden_and_head_are_the_model_with_and_without_caches() -> None:
         ("NVIDIA H200 NVL", 835.5e12, 60e12),
         ("NVIDIA H20", 148e12, 44e12),
         ("NVIDIA B200", 2250e12, 75e12),
+        ("NVIDIA GB200", 360e15 / 2 / 72, 5760e12 / 72),  # NVL72: 360 PFLOP/s with sparsity
+        ("NVIDIA B300 SXM6 AC", 36e15 / 2 / 8, 600e12 / 8),  # HGX B300: 36 PFLOP/s with sparsity
+        ("NVIDIA H800", 1979e12 / 2, 67e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8e12, 126e12),
         ("NVIDIA GeForce RTX 3090", 71e12, 35.6e12),
         ("NVIDIA GeForce RTX 4090", 165.2e12, 82.6e12),
         ("NVIDIA GeForce RTX 5090", 209.5e12, 104.8e12),
@@ -129,7 +133,7 @@ def test_peaks_are_those_of_the_data_sheets(name: str, bf16: float | None, fp32:
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
         "NVIDIA H100",
-        "NVIDIA H800",
+        "NVIDIA H800 PCIe MIG 1g.10gb",
         "NVIDIA RTX 6000 Ada Generation",
         "Quadro RTX 6000",
         "NVIDIA GeForce RTX 3090 Ti",

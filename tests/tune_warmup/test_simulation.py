@@ -1,4 +1,4 @@
-"""Searches on simulated probes, small: benchmarks/simulate_tuning.py has them in full,
+"""Searches on simulated probes, small: benchmarks/simulations/simulate_tuning.py has them in full,
 docs/methods/sequence-length-warmup.md its tables."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def simulate() -> ModuleType:
-    path = Path(__file__).parent.parent.parent / "benchmarks" / "simulate_tuning.py"
+    path = Path(__file__).parent.parent.parent / "benchmarks" / "simulations" / "simulate_tuning.py"
     spec = importlib.util.spec_from_file_location("simulate_tuning", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

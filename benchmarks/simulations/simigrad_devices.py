@@ -1,7 +1,7 @@
 """What a study's schedules of the batch size would cost on data-parallel devices: docs/evidence/simigrad.md's table of
 hours.
 
-    python benchmarks/simigrad_devices.py STUDY ARM ... --seed 10
+    python benchmarks/simulations/simigrad_devices.py STUDY ARM ... --seed 10
 
 Reads the batch of every step of the arms' runs. Each stands for a step of GPT-2 117M with `--times` as many sequences
 of 1,024 tokens; its time is that of `efftrain plan-cluster`'s model for replicas (docs/scaling.md), with two sums of

@@ -1,8 +1,8 @@
 """Equal work through efftrain's trainer and through the plain loop of `reference_loop.py`, in alternation.
 
-    python benchmarks/side_by_side.py                      the sizes that a CPU can do
-    python benchmarks/side_by_side.py --sizes 6x384 --processes 6 --json out.json
-    python benchmarks/side_by_side.py --sizes 6x384 --dtype auto --reference-dtype fp32      what bf16 gains
+    python benchmarks/speed/side_by_side.py                      the sizes that a CPU can do
+    python benchmarks/speed/side_by_side.py --sizes 6x384 --processes 6 --json out.json
+    python benchmarks/speed/side_by_side.py --sizes 6x384 --dtype auto --reference-dtype fp32      what bf16 gains
 
 Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of the other; ratios
 are of the same round, so a machine that slows down slows both. Where a process's memory comes to lie moves its ratio by

@@ -1,7 +1,7 @@
 """How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search itself. Writes the
 tables of docs/methods/sequence-length-warmup.md.
 
-    python benchmarks/simulate_tuning.py [--repetitions 400] [--only calm|search]
+    python benchmarks/simulations/simulate_tuning.py [--repetitions 400] [--only calm|search]
 
 calm: validation losses that fall and scatter, thirty to a probe; how many probes end early, and how many of all would
 have fluctuated after that. search: whether a setting is unstable is drawn, more likely the longer its warmup; what the

@@ -1,8 +1,8 @@
 """Looking more than once: what planned looks and the anytime-valid t test find and err, as the tables of
 docs/studies.md.
 
-    python benchmarks/sequential_looks.py            about two minutes on one core
-    python benchmarks/sequential_looks.py --draws 2000   a rehearsal of seconds
+    python benchmarks/simulations/sequential_looks.py            about two minutes on one core
+    python benchmarks/simulations/sequential_looks.py --draws 2000   a rehearsal of seconds
 
 Paired differences are normal with standard deviation 1, so an effect of 1.2 is a difference of 1.2 standard deviations
 of the differences between pairs of runs. "Unpaid" is a t test at 5 % at every look, as if it were the only one.

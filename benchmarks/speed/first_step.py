@@ -1,6 +1,6 @@
 """Seconds from the command `efftrain pretrain --recipe quickstart` to its first update, the data prepared.
 
-    python benchmarks/first_step.py [--rounds 3]
+    python benchmarks/speed/first_step.py [--rounds 3]
 
 Wall time counts from before the interpreter starts; CPU time is what a busy machine does not stretch as much.
 """

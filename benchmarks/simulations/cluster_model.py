@@ -1,5 +1,5 @@
 """Does `plan-cluster` predict what `bench --devices 2` measures? Run by hand, on a quiet machine: python
-benchmarks/cluster_model.py
+benchmarks/simulations/cluster_model.py
 
 Measured first, and put into the model: the rate of forward and backward passes and the bandwidth of the update, of two
 processes side by side that know nothing of each other (so that the cores' sharing of memory and clock is not taken for

@@ -1,6 +1,6 @@
 """Does a skipped block save the time that its FLOPs are worth? Whole training steps, with and without layer dropping.
 
-    python benchmarks/pld_saving.py [--steps 40] [--vocab 512]
+    python benchmarks/speed/pld_saving.py [--steps 40] [--vocab 512]
 
 Prints the share of FLOPs and of CPU seconds that layer dropping saves at theta 0.5, n_layer 6, n_embd 384, seq_len 256,
 batch 8.

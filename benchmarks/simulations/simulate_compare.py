@@ -1,7 +1,7 @@
 """How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes the table of
 docs/compare.md.
 
-    python benchmarks/simulate_compare.py [--repetitions 2000] [--only PART]
+    python benchmarks/simulations/simulate_compare.py [--repetitions 2000] [--only PART]
 
 Every study is of made runs: a validation loss that falls as a power of the tokens and with the learning rate's decay, a
 shift per seed that both recipes share, one of each run's own, and noise of every evaluation.

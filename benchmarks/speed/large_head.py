@@ -1,6 +1,6 @@
 """What a large vocabulary costs in the head: cross-entropy with one buffer of logits against the plain form.
 
-    python benchmarks/large_head.py --n-embd 384 768 --tokens 2048 --vocab 50257
+    python benchmarks/speed/large_head.py --n-embd 384 768 --tokens 2048 --vocab 50257
 
 CPU seconds of one thread, so that neighbours on the machine disturb them less; memory is the peak beyond what the
 process held before. Each form runs in a process of its own. "plain, rows = vocabulary" has no padding to cut off, as in

@@ -1,6 +1,6 @@
 """How long `efftrain compare` takes on many long runs, and how much memory.
 
-    python benchmarks/compare_speed.py [--runs 50] [--steps 100000]
+    python benchmarks/speed/compare_speed.py [--runs 50] [--steps 100000]
 
 Makes synthetic run directories (about 3 GB for 50 runs of 100,000 steps) in a temporary folder. Reads them all in a
 process of its own, whose imports are not counted, and compares them in further ones, once for each format. Prints wall
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from efftrain_cli.run.lines import sealed  # noqa: E402

@@ -1,6 +1,6 @@
 """`efftrain prepare` on one's own text, beside tokenizers and tiktoken alone, in one process.
 
-    python benchmarks/prepare_speed.py --tokenizer GPT2-FOLDER --repeats 2 'texts/*.txt'
+    python benchmarks/speed/prepare_speed.py --tokenizer GPT2-FOLDER --repeats 2 'texts/*.txt'
 
 Each repeat prepares into an empty cache: hashing, reading, checking, splitting, tokenizing, writing. Prints MB of UTF-8
 text per second by wall time, and CPU seconds, which other work on the machine disturbs less.

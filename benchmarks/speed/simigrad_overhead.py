@@ -1,6 +1,6 @@
 """What SimiGrad's measurement costs: whole training steps at a fixed batch, with and without it.
 
-    python benchmarks/simigrad_overhead.py [--steps 30] [--vocab 512]
+    python benchmarks/speed/simigrad_overhead.py [--steps 30] [--vocab 512]
 
 A step that measures needs two micro-batches. So it is compared with a baseline of two micro-batches (what the
 measurement costs) and with one of a single micro-batch (what it costs where the batch would have fitted into one). The

@@ -1,6 +1,6 @@
 """Draws docs/evidence/effects.svg: every study's effects with their 95 % intervals, from the looks.csv beside its page.
 
-    python benchmarks/evidence_picture.py
+    python benchmarks/figures/evidence_picture.py
 
 A panel per study, of its first primary measure at its last look; the study file says baseline, direction and margin. A
 study called NAME has NAME/looks.csv; a second study of the same page, PAGE-SECOND, has PAGE/SECOND-looks.csv.
@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-EVIDENCE = Path(__file__).parent.parent / "docs" / "evidence"
+EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 GOOD, BAD, OPEN = "#009E73", "#D55E00", "#8a8a8a"
 COLOUR_OF = {
     "better": GOOD,
