@@ -378,7 +378,7 @@ def test_activation_checkpointing_gives_the_same_gradient_in_less_memory() -> No
         results.append(gradient_of(recipe))
         peaks.append(torch.cuda.max_memory_allocated())
     (loss, gradients), (want, wanted) = results
-    assert loss == pytest.approx(want, rel=1e-6) and relative(gradients, wanted) < 1e-5
+    assert loss == pytest.approx(want, rel=1e-6) and worst_gradient(gradients, wanted)[1] < 1e-5
     assert peaks[0] < 0.9 * peaks[1]
 
 
