@@ -18,7 +18,7 @@ from benchmarks.gpu import command
 from benchmarks.gpu.correctness import LIMITS, forms
 from benchmarks.gpu.measuring import Bench, check_gradients, relative, worst_gradient
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training.gradient import build_model
+from efftrain_cli.training.build import build_model
 from tests.conftest import REPOSITORY, python
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
