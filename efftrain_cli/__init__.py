@@ -67,12 +67,8 @@ def comparison(
         UsageError: names stand for no run, or for runs that must not be compared.
         DataError: no run can be read.
     """
-    import io
-
-    import pandas as pd
-
     from efftrain_cli.compare.comparison import compare, read_sound
-    from efftrain_cli.compare.formats import comma_separated
+    from efftrain_cli.compare.formats import frame_of
     from efftrain_cli.compare.groups import select_runs
 
     read, left_out = read_sound(select_runs(names or ["*"]))
@@ -85,4 +81,4 @@ def comparison(
         allow=allow,
         left_out=left_out,
     )
-    return pd.read_csv(io.StringIO(comma_separated(found)))
+    return frame_of(found)
