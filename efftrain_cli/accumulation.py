@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from efftrain_cli.compare import picture
 from efftrain_cli.compare.picture import Plot
 from efftrain_cli.foundation.console import table_lines
-from efftrain_cli.foundation.files import csv_text, write_whole
+from efftrain_cli.foundation.files import csv_text, make_folder, write_whole
 from efftrain_cli.methods.variance_retention import needed_bits, product_bits
 from efftrain_cli.model.accumulation import sums_in_order, to_operand
 from efftrain_cli.model.cross_entropy import capped
@@ -403,7 +403,7 @@ def as_csv(analysis: Analysis) -> str:
 
 def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
     """Write accumulation.csv and accumulation.png into `folder`; return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     table, figure = folder / "accumulation.csv", folder / "accumulation.png"
     write_whole(table, as_csv(analysis))
     picture.write_figure(plots_of(analysis, error), figure, across=True)

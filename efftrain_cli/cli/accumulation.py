@@ -77,9 +77,12 @@ def accumulation(
         _predict(shape, tokens, vocab, operands or "fp8_e5m2", gradient_operands)
         return
     assert run is not None
+    from efftrain_cli.foundation.files import make_folder
     from efftrain_cli.run.directory import existing_run
 
     folder = out or existing_run(run) / "accumulation"
+    if out is None:
+        make_folder(folder)
     from efftrain_cli.accumulation import analyse, lines, save
 
     analysis = analyse(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.files import made_beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,7 +185,10 @@ def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> Non
     """
     with _style(plots[0].name, "#000000"):
         metadata = {"Date": None} if path.suffix == ".svg" else None
-        draw_figure(plots, across).savefig(path, dpi=200, metadata=metadata)
+        ending = path.suffix.removeprefix(".")
+        with made_beside(path) as temporary:
+            figure = draw_figure(plots, across)
+            figure.savefig(temporary, dpi=200, metadata=metadata, format=ending)
 
 
 def write_figures(plots: Sequence[Plot], folder: Path) -> list[Path]:

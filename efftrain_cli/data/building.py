@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data import shards
-from efftrain_cli.data.corpus import digest_of
 from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
 from efftrain_cli.data.limits import Limits, apportion
 from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, dtype_for
 from efftrain_cli.data.split import Place, Report, Split, Tally, check_tally, split_documents
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import human_bytes
-from efftrain_cli.foundation.errors import DiskError
+from efftrain_cli.foundation.errors import DataError, DiskError
 from efftrain_cli.foundation.files import free_bytes, fsync, sha256_of, write_whole
+from efftrain_cli.foundation.records import Record, digest_of, read_record, sealed_text
 
 PROGRESS = "progress.json"
 HELD_OUT = "held_out.jsonl"
@@ -109,10 +109,7 @@ class Building:
         self.tokenizer.save(self.folder / "tokenizer.json")
         fsync(self.folder / "tokenizer.json")
         manifest = self._manifest()
-        write_whole(
-            self.folder / "manifest.json",
-            json.dumps({**manifest, "sha256": digest_of(manifest)}, indent=1),
-        )
+        write_whole(self.folder / "manifest.json", sealed_text(manifest))
         for name in (PROGRESS, HELD_OUT):
             (self.folder / name).unlink(missing_ok=True)
         fsync(self.folder)
@@ -206,17 +203,15 @@ class Building:
             "written": self.written,
             "writers": writers,
         }
-        write_whole(self.folder / PROGRESS, json.dumps({**progress, "sha256": digest_of(progress)}))
+        write_whole(self.folder / PROGRESS, sealed_text(progress))
         self._saved_shards = sum(len(writer.headers) for writer in self._writers.values())
 
     def _take_up(self) -> None:
         """Goes on from what `_save` left; begins anew where that is damaged."""
         try:
-            progress = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
-            if (
-                progress.pop("sha256") != digest_of(progress)
-                or progress["tokenizer_sha256"] != self.tokenizer.sha256
-            ):
+            record = read_record(self.folder / PROGRESS, Record)
+            progress = record.to_json()
+            if not record.is_sealed or progress["tokenizer_sha256"] != self.tokenizer.sha256:
                 raise ValueError("damaged, or made with another tokenizer")
             lines = (
                 (self.folder / HELD_OUT)
@@ -228,7 +223,7 @@ class Building:
             }
             for (side, part), writer in self._writers.items():
                 writer.resume(progress["writers"][f"{side} {part}"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (DataError, OSError, ValueError, KeyError, TypeError) as error:
             self.tell(
                 f"what an earlier start left cannot be used ({error}): starting again", 0, None
             )

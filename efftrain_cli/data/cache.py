@@ -14,7 +14,8 @@ from pathlib import Path
 
 from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import DataError, DiskError
-from efftrain_cli.foundation.files import free_bytes, sha256_of, write_whole
+from efftrain_cli.foundation.files import free_bytes, open_to_write, sha256_of, write_whole
+from efftrain_cli.foundation.records import read_json
 
 _SETTLED_SECONDS = 2.0
 """A file changed so recently may change again within the resolution of its time stamp, so its hash is not
@@ -59,7 +60,7 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a")  # noqa: SIM115  closed below, outside the guard of its opening
+        file = os.fdopen(open_to_write(path, os.O_WRONLY), "w")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,9 +88,8 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
     request = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     memory = cache_root() / "hashes" / f"{request}.json"
     try:
-        remembered = json.loads(memory.read_text())
-        known = {name: tuple(entry) for name, entry in remembered.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
+        known = {name: tuple(entry) for name, entry in read_json(memory).items()}
+    except (DataError, OSError, AttributeError, TypeError):
         known = {}  # a memory that is lost or damaged costs a reading, nothing else
     hashes, entries, now = [], {}, time.time_ns()
     for name in names:

@@ -3,14 +3,53 @@ together."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from efftrain_cli.data.shards import SCHEMA_VERSION, Part, TokenShards, damaged, open_shard
 from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.foundation.records import Part as Fields
+from efftrain_cli.foundation.records import Record, read_record
+
+
+class Made(Fields):
+    """The tokenizer of a corpus."""
+
+    sha256: str
+    file_sha256: str
+    vocab_size: int
+    eot_id: int
+
+
+class ShardEntry(Fields):
+    """A shard of a split."""
+
+    file: str
+    sha256: str
+
+
+class SplitEntry(Fields):
+    """A split's shards and counts."""
+
+    shards: list[ShardEntry]
+    documents: int
+    bytes: int
+    tokens: int
+    parts: list[int] | None = None
+
+
+class CorpusManifest(Record):
+    """manifest.json of a prepared corpus."""
+
+    newest: ClassVar[int] = SCHEMA_VERSION
+    restore: ClassVar[str] = "Delete its folder and run `efftrain prepare` again"
+
+    schema_version: int
+    tokenizer: Made
+    train: SplitEntry
+    valid: SplitEntry
+    data_hash: str
 
 
 @dataclass(frozen=True)
@@ -57,17 +96,12 @@ def open_corpus(
     """
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        intact = manifest.pop("sha256") == digest_of(manifest)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        intact = False
-    if not intact:
-        raise damaged(path, "missing or damaged")
-    if manifest["schema_version"] != SCHEMA_VERSION:
-        raise damaged(
-            path,
-            f"written in format {manifest['schema_version']}, this version reads {SCHEMA_VERSION}",
-        )
+        record = read_record(path, CorpusManifest)
+    except FileNotFoundError:
+        raise damaged(path, "missing") from None
+    if not record.is_sealed:
+        raise damaged(path, "it does not match its own sha256")
+    manifest = record.to_json()
     tokenizer_path = folder / "tokenizer.json"
     stated = manifest["tokenizer"]
     if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != stated["file_sha256"]:
@@ -108,8 +142,3 @@ def open_corpus(
         manifest=manifest,
         notes=notes,
     )
-
-
-def digest_of(value: Any) -> str:
-    """sha256 of a value's JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.data import cache
 from efftrain_cli.data.building import PROGRESS, Building
-from efftrain_cli.data.corpus import Corpus, digest_of, open_corpus
+from efftrain_cli.data.corpus import Corpus, open_corpus
 from efftrain_cli.data.documents import BadDocuments, HubDataset, Source, TextFile
 from efftrain_cli.data.limits import Limits
 from efftrain_cli.data.shards import SCHEMA_VERSION, dtype_for
@@ -35,12 +35,15 @@ from efftrain_cli.data.text import Found, find_text
 from efftrain_cli.data.tokenizer import (
     Tokenizer,
     bpe_size,
+    load_from_cache,
     load_tokenizer,
+    save_in_cache,
     tokenizer_files,
     train_tokenizer,
 )
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import fsync
+from efftrain_cli.foundation.records import digest_of
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
@@ -202,11 +205,8 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
                     break
     path = cache.cache_root() / "tokenizers" / f"bpe-{size}-{digest.hexdigest()[:32]}.json"
     if path.exists():
-        try:
-            return load_tokenizer(path)
-        except DataError:
-            pass  # a damaged file of the cache: trained again below
+        return load_from_cache(path)
     tell(f"training a tokenizer of {size} tokens", 0, None)
     tokenizer = train_tokenizer(size, sample)
-    cache.write(path, tokenizer.backend.to_str())
+    save_in_cache(tokenizer, path)
     return tokenizer

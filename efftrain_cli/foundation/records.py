@@ -74,9 +74,9 @@ def read_record(path: Path, kind: type[R]) -> R:
     return record
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write a file of one record, with its seal, whole or not at all."""
-    write_whole(path, sealed_text(record.to_json(), record.seal))
+def write_record(path: Path, record: Record, first: bool = False) -> None:
+    """Write a file of one record, with its seal, as `write_whole`."""
+    write_whole(path, sealed_text(record.to_json(), record.seal), first)
 
 
 def check_record(path: Path, values: object, kind: type[R]) -> R:
@@ -95,10 +95,9 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
         raise unlike_seal(path, kind.restore)  # the name of the seal has changed
     matches = values.get(kind.seal) == digest_of(content)
     version = content.get("schema_version", kind.model_fields["schema_version"].get_default())
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise DamagedError(
-            f"{path} has no schema_version; it was not written by efftrain, or is damaged"
-        )
+    if type(version) is not int:
+        fault = "it has no schema_version; it was not written by efftrain, or is changed"
+        raise damaged(path, fault, kind.restore)
     if version > kind.newest:
         newer = newer_format(path, version, kind.newest, content.get("efftrain"))
         raise newer if matches or not sealed else DamagedError(f"{newer}, or it is damaged")
@@ -110,22 +109,31 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
     try:
         record = kind.model_validate(content)
     except ValidationError as error:
-        entry = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in entry["loc"])
-        raise damaged(path, f"{field}: {entry['msg']}", kind.restore) from None
+        raise damaged(path, first_fault(error), kind.restore) from None
     if sealed and not matches:
         raise unlike_seal(path, kind.restore)
     record._sealed = sealed
     return record
 
 
+def first_fault(error: ValidationError) -> str:
+    """Return the first field that is wrong, and why."""
+    entry = error.errors(include_url=False)[0]
+    return ": ".join((*filter(None, [".".join(map(str, entry["loc"]))]), entry["msg"]))
+
+
 def newer_format(path: Path, version: object, newest: int, written_by: object) -> NewerFormatError:
     """Return the error of a file in a format that this version does not know."""
-    by = f"efftrain {written_by}" if written_by else "a newer efftrain"
+    by = f"efftrain {written_by}" if written_by else "another one"
     return NewerFormatError(
         f"{path} has format {version}, this efftrain reads formats up to {newest}. It was written "
-        f"by {by}: install a newer efftrain. Nothing was changed"
+        f"by {by}, which is newer: update efftrain. Nothing was changed"
     )
+
+
+def read_json(path: Path, restore: str = "") -> Any:
+    """Return the JSON value that a small file holds, as `read_small_text` and `parse_json`."""
+    return parse_json(path, read_small_text(path, restore), restore)
 
 
 def parse_json(path: Path, text: str, restore: str) -> Any:
@@ -197,6 +205,13 @@ def read_toml_text(path: Path) -> str:
     if has_toml_seal(text) and sealed_toml(text.rpartition("\n#")[0]) != text:
         raise unlike_seal(path, way)
     return text
+
+
+def check_toml(path: Path) -> None:
+    """Refuse a TOML file of a run or a search of ours that does not match its last line, if that is a seal."""
+    beside = {"recipe.toml": "origin.json", "search.toml": "search.json"}.get(path.name)
+    if beside is not None and path.with_name(beside).exists():
+        read_toml_text(path)
 
 
 def has_toml_seal(text: str) -> bool:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.console import say
-from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, DiskError, UsageError
+from efftrain_cli.foundation.files import made_beside
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
@@ -224,6 +225,7 @@ def write_hf(
     Raises:
         UsageError: the directory holds files already.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -241,30 +243,39 @@ def write_hf(
     }
     if eot is not None:
         tokenizer_config |= {"bos_token": eot, "eos_token": eot, "unk_token": eot}
-    # Made beside its place and renamed, so that a kill leaves no half of a model that loads.
-    partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    save_file(to_hf(model), partial / "model.safetensors", metadata={"format": "pt"})
-    (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
-    for name, content in (
-        ("config.json", to_hf_config(model.config, eot_id)),
-        (
-            "generation_config.json",
-            {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True},
+    texts = {
+        "tokenizer.json": tokenizer_json,
+        "config.json": _json_text(to_hf_config(model.config, eot_id)),
+        "generation_config.json": _json_text(
+            {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True}
         ),
-        ("tokenizer_config.json", tokenizer_config),
-        *([(EXPORTED_FROM, exported_from)] if exported_from is not None else []),
-    ):
-        (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        "tokenizer_config.json": _json_text(tokenizer_config),
+    }
+    if exported_from is not None:
+        texts[EXPORTED_FROM] = _json_text(exported_from)
     if card is not None:
-        (partial / "README.md").write_text(card, encoding="utf-8")
+        texts["README.md"] = card
     # safetensors writes with the modes of a temporary file; what is exported is meant to be read as other new files
     # are.
     umask = os.umask(0)
     os.umask(umask)
-    for path in partial.iterdir():
-        path.chmod(0o666 & ~umask)
-    partial.rename(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with made_beside(directory) as partial:
+        partial.mkdir()
+        weights = partial / "model.safetensors"
+        try:
+            save_file(to_hf(model), weights, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise DiskError(
+                f"{directory / weights.name} cannot be written: {error}\n  make room, and export again"
+            ) from None
+        weights.chmod(0o666 & ~umask)
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
+
+
+def _json_text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
 
 
 def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
-from efftrain_cli.foundation.records import read_toml_text
+from efftrain_cli.foundation.records import check_toml
 from efftrain_cli.recipe.toml import toml_value
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -218,8 +218,7 @@ def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST:
             raise RecipeError(_not_a_recipe(path, f"it has {path.stat().st_size:,} bytes"))
-        if path.name == "recipe.toml" and path.with_name("origin.json").exists():
-            read_toml_text(path)  # a run's own, which is sealed
+        check_toml(path)
         return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{shown_path(path)} is not UTF-8 text (byte {error.start})") from None

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from efftrain_cli.data.cache import cache_root
-from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
+from efftrain_cli.foundation.files import open_to_write
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import Recipe
@@ -47,9 +48,10 @@ class Rate:
 
 def remember_bench(rate: Rate) -> None:
     """Keeps a benchmark's rate for later estimates on this machine, where the cache can be written."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, CheckpointError):
         cache_root().mkdir(parents=True, exist_ok=True)
-        with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:
+        bench = open_to_write(cache_root() / "bench.jsonl", os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(bench, "a", encoding="utf-8") as file:
             file.write(json.dumps({"machine": os.uname().nodename, **asdict(rate)}) + "\n")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.series import grouped
 from efftrain_cli.run.written import as_written
@@ -35,7 +36,7 @@ class Writer:
                 f"TensorBoard cannot be imported ({error}); install it with: pip install 'efftrain[tensorboard]'"
             ) from None
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        make_folder(folder)
         self._writer = EventFileWriter(str(folder))
 
     def add(self, row: Mapping[str, Any]) -> None:

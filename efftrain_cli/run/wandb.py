@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
+from efftrain_cli.foundation.records import read_json
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.rows import RunDirectory, read_run
@@ -121,8 +122,8 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
         mode = "offline"
         session = _init(directory, mode, project, run_id, resume="allow")
     state, sent = run / "wandb" / STATE, -1
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        sent = int(json.loads(state.read_text())["last_step"])
+    with contextlib.suppress(DataError, OSError, ValueError, KeyError, TypeError):
+        sent = int(read_json(state)["last_step"])
     count = replaced = 0
     metrics, events = run / "metrics.jsonl", run / "events.jsonl"
     old_events = len(directory.events)
@@ -204,9 +205,9 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
 def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.Popen[bytes]:
     """Starts the child process, `wandb-sync` with options, that follows `run`, and ends whenever this one does."""
     folder = run / "wandb"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
-    with (folder / log).open("wb") as file:
+    with os.fdopen(open_to_write(folder / log, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(run), "--follow", *options],
             stdin=subprocess.PIPE,
@@ -244,7 +245,7 @@ def _init(
         raise UsageError(
             f"wandb cannot be imported ({error}); install it with: pip install wandb"
         ) from None
-    (directory.path / "wandb").mkdir(exist_ok=True)
+    make_folder(directory.path / "wandb")
     recipe = directory.recipe
     try:
         # What is given here wins over wandb's own variables, so these are asked first. WANDB_ENTITY is left to wandb.
@@ -307,8 +308,8 @@ def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
 def _final_numbers(directory: RunDirectory) -> dict[str, Any]:
     """What a finished run is summed up by beside its curves: zero-shot scores and the largest memory in use."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        for entry in json.loads((directory.path / "zeroshot.json").read_text(encoding="utf-8")):
+    with contextlib.suppress(DataError, OSError, KeyError, TypeError):
+        for entry in read_json(directory.path / "zeroshot.json"):
             if (
                 entry["limit"] is None and entry["value"] is not None
             ):  # the newest of a task comes last

@@ -6,7 +6,6 @@ its first run starts; comments and the order of keys are free to change, everyth
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -18,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.foundation.section import SECTION, Text
 from efftrain_cli.recipe.file import (
     find_recipe,
@@ -210,12 +210,7 @@ class StudyFile:
     @property
     def sha256(self) -> str:
         """Hash of `values`."""
-        return hash_of(self.values())
-
-
-def hash_of(values: Mapping[str, Any]) -> str:
-    """Hex sha256 of a study's values, whatever their order."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        return digest_of(self.values())
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,21 +10,57 @@ runs/<study>-study/
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
 
 from efftrain_cli import __version__
-from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.files import make_folder
+from efftrain_cli.foundation.records import Part, Record, digest_of, read_record, write_record
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.rows import SCHEMA_VERSION
-from efftrain_cli.study.file import StudyFile, hash_of
+from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
+
+
+class Change(Part):
+    """A change of a registered study that was allowed."""
+
+    time: str
+    sha256: str
+    differing: list[list[Any]]
+    """[key, before, after]."""
+    values: dict[str, Any]
+
+
+class Plan(Record):
+    """plan.json of a study."""
+
+    seal: ClassVar[str] = "file_sha256"
+    restore: ClassVar[str] = "restore it, or begin a new study under another name"
+
+    schema_version: int
+    study: str
+    registered: str
+    efftrain: str
+    sha256: str
+    """Of the values that were registered first."""
+    values: dict[str, Any]
+    text: str
+    changes: list[Change]
+    exploratory: list[str]
+
+    @model_validator(mode="after")
+    def _is_as_registered(self) -> Self:
+        if digest_of(self.values) != self.sha256:
+            raise ValueError("it was edited: its values do not have the hash it names")
+        return self
 
 
 @dataclass(frozen=True)
@@ -63,26 +99,22 @@ def register(file: StudyFile, allow: bool) -> Registration:
                 f"  remove them (efftrain runs rm), rename the study file, or give --allow: the study is then exploratory"
             )
         reason = f"{len(early)} of its runs are older than its registration"
-        plan = {
-            "schema_version": SCHEMA_VERSION,
-            "study": file.name,
-            "registered": _now(),
-            "efftrain": __version__,
-            "sha256": file.sha256,
-            "values": file.values(),
-            "text": file.path.read_text(encoding="utf-8"),
-            "changes": [],
-            "exploratory": [reason] if early else [],
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f"plan.{os.uname().nodename}.{os.getpid()}.tmp")
-        try:
-            written.write_text(json.dumps(plan, indent=1), encoding="utf-8")
-            os.link(written, path)  # of two machines that begin at once, one registers
-        except FileExistsError:
-            pass
-        finally:
-            written.unlink(missing_ok=True)
+        plan = Plan(
+            schema_version=Plan.newest,
+            study=file.name,
+            registered=_now(),
+            efftrain=__version__,
+            sha256=file.sha256,
+            values=file.values(),
+            text=file.path.read_text(encoding="utf-8"),
+            changes=[],
+            exploratory=[reason] if early else [],
+        )
+        make_folder(path.parent)
+        with contextlib.suppress(
+            FileExistsError
+        ):  # of two machines that begin at once, one registers
+            write_record(path, plan, first=True)
     return check_registered(file, allow, record=True)
 
 
@@ -100,14 +132,14 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Regi
         raise UsageError(
             f"study {file.name!r} has no run yet\n  train it first: efftrain study {file.path}"
         )
-    plan = _read(path)
+    plan = read_record(path, Plan)
     values = file.values()
-    known, since = plan["values"], f"its registration on {plan['registered']}"
-    if plan["changes"]:
-        last = plan["changes"][-1]
-        known, since = last["values"], f"--allow accepted a change on {last['time']}"
-    reasons = list(plan["exploratory"])
-    if hash_of(values) != hash_of(known):
+    known, since = plan.values, f"its registration on {plan.registered}"
+    if plan.changes:
+        last = plan.changes[-1]
+        known, since = last.values, f"--allow accepted a change on {last.time}"
+    reasons = list(plan.exploratory)
+    if digest_of(values) != digest_of(known):
         differing = differences(known, values)
         if not allow:
             raise UsageError(
@@ -118,15 +150,12 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Regi
         reason = f"it was changed after its registration: {_shown(differing)}"
         reasons.append(reason)
         if record:
-            change = {
-                "time": _now(),
-                "sha256": hash_of(values),
-                "differing": differing,
-                "values": values,
-            }
-            plan = {**plan, "changes": [*plan["changes"], change], "exploratory": reasons}
-            write_whole(path, json.dumps(plan, indent=1))
-    return Registration(path.parent, plan["registered"], plan["sha256"], tuple(reasons))
+            change = Change(
+                time=_now(), sha256=digest_of(values), differing=differing, values=values
+            )
+            changed = {"changes": [*plan.changes, change], "exploratory": reasons}
+            write_record(path, plan.model_copy(update=changed))
+    return Registration(path.parent, plan.registered, plan.sha256, tuple(reasons))
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[Any]]:
@@ -145,23 +174,6 @@ def _shown(differing: list[list[Any]], most: int = 4) -> str:
 
 def _word(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        if plan["schema_version"] > SCHEMA_VERSION:
-            raise DataError(f"{path} has format {plan['schema_version']}; install a newer efftrain")
-        if hash_of(plan["values"]) != plan["sha256"]:
-            raise DataError(
-                f"{path} was edited: its values do not have the hash it names; restore it, or begin a new study"
-            )
-        plan["changes"], plan["exploratory"], plan["registered"]
-        return plan
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} is damaged ({error!r}); restore it, or begin a new study under another name"
-        ) from None
 
 
 def _now() -> str:

@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from efftrain_cli.foundation.files import is_running
+from efftrain_cli.foundation.files import is_running, make_folder, write_whole
 
 BEAT = 20.0
 """Seconds between two touches of a claim."""
@@ -55,27 +55,20 @@ class Claims:
 
     def take(self, run: str) -> Owner | None:
         """Claims a run; returns None where that worked, else who has it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         me = this_process()
-        written = self.folder / f"{run}.{me.host}.{me.pid}.tmp"
-        written.write_text(json.dumps(asdict(me)), encoding="utf-8")
-        try:
-            while True:
-                try:
-                    os.link(
-                        written, self._path(run)
-                    )  # whole or not at all, and only where there is none
-                except FileExistsError:
-                    owner = self.owner(run)
-                    if owner is not None and owner != me and not _is_gone(owner):
-                        return owner
-                    if owner is not None:
-                        self._remove_dead(run, owner)
-                else:
-                    self.mine.add(run)
-                    return None
-        finally:
-            written.unlink(missing_ok=True)
+        while True:
+            try:
+                write_whole(self._path(run), json.dumps(asdict(me)), first=True)
+            except FileExistsError:
+                owner = self.owner(run)
+                if owner is not None and owner != me and not _is_gone(owner):
+                    return owner
+                if owner is not None:
+                    self._remove_dead(run, owner)
+            else:
+                self.mine.add(run)
+                return None
 
     def owner(self, run: str) -> Owner | None:
         """Who holds the claim on a run; None where nobody does."""

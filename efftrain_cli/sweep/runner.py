@@ -26,6 +26,7 @@ from efftrain_cli.foundation.errors import (
     StoppedError,
     UsageError,
 )
+from efftrain_cli.foundation.files import make_folder, open_to_write
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.metrics import last_row
@@ -77,9 +78,9 @@ def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
     """Starts a run's process. It is in a group of its own: Ctrl-C reaches it through us, once."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     parent = os.getpid()
-    with log.open("ab") as file:
+    with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_APPEND), "ab") as file:
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import fsync, made_beside
-from efftrain_cli.foundation.records import Record, read_record
+from efftrain_cli.foundation.records import Record, first_fault, read_record
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
@@ -108,9 +108,7 @@ def progress_from_json(values: dict[str, object]) -> Progress:
     try:
         return TypeAdapter(Progress).validate_python(fields)
     except ValidationError as error:
-        entry = error.errors(include_url=False)[0]
-        field = ".".join(map(str, entry["loc"]))
-        raise CheckpointError(f"progress.json is damaged: {field}: {entry['msg']}") from None
+        raise CheckpointError(f"progress.json is damaged: {first_fault(error)}") from None
 
 
 def write_checkpoint(

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import ClassVar
 
 from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.files import csv_text, write_whole
-from efftrain_cli.run.rows import SCHEMA_VERSION
+from efftrain_cli.foundation.records import Part, Record, read_record, write_record
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+
+
+class ProbePart(Part):
+    """A probe's settings; those from before seeds have none."""
+
+    start: int
+    steps: int
+    seed: int | None = None
+    horizon: int
+
+
+class ProbeFile(Record):
+    """probe.json of a probe's run directory: a receipt."""
+
+    restore: ClassVar[str] = "restore it, or remove its folder: the probe is then trained again"
+
+    schema_version: int
+    probe: ProbePart
+    stable: bool
+    max_fluctuation: float | None
+    fluctuation_step: int
+    stopped_at_step: int
+    tokens: int
+    seconds: float
+    curve: list[list[int | float | None]]
+    calm: float | None = None
+    max_grad_norm: float | None = None
+    max_adam_sqrt_v: float | None = None
+    max_loss_ratio: float | None = None
+    lost_tokens: int = 0
+    lost_seconds: float = 0.0
 
 
 def write_receipt(path: Path, receipt: Receipt) -> None:
     """Writes probe.json into the probe's run directory; infinity becomes null."""
-    values = {"schema_version": SCHEMA_VERSION, **asdict(receipt)}
+    values = {"schema_version": ProbeFile.newest, **asdict(receipt)}
     values["curve"] = [
         [step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve
     ]
     values["max_fluctuation"] = (
         receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
     )
-    write_whole(path / "probe.json", json.dumps(values, indent=1))
+    write_record(path / "probe.json", ProbeFile.model_validate(values))
 
 
 def read_receipts(folder: Path, seed: int) -> list[Receipt]:
@@ -31,7 +62,7 @@ def read_receipts(folder: Path, seed: int) -> list[Receipt]:
     had one."""
     found = []
     for path in sorted((folder / "probes").glob("*/probe.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_record(path, ProbeFile).to_json()
         values.pop("schema_version")
         values["probe"].pop("phase", None)
         values["probe"] = Probe(**{"seed": seed, **values["probe"]})

@@ -216,9 +216,7 @@ def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
     """Draw the probes' perplexity curves into a PNG."""
     from efftrain_cli.compare.picture import write_figure
 
-    temporary = path.with_name(f".{path.name}")
-    write_figure([_probes(search, receipts)], temporary)
-    temporary.replace(path)
+    write_figure([_probes(search, receipts)], path)
 
 
 def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receipt]) -> None:

@@ -14,22 +14,21 @@ stopped, and one that ran out of budget goes on with a larger one.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from efftrain_cli.foundation.console import counted, human_seconds, make_console, steady_output
 from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.records import Record, read_record, sealed_toml, write_record
 from efftrain_cli.foundation.signals import Stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoints_of, run_path
-from efftrain_cli.run.rows import SCHEMA_VERSION
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.session import choose_device, prepare_session
@@ -127,27 +126,41 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
         check_ranks(recipe, summarize_plan(recipe, until=1), ranks)
 
 
+class SearchFile(Record):
+    """search.json of a search: its options."""
+
+    restore: ClassVar[str] = "restore it, or give another --name"
+
+    schema_version: int
+    tune: str | None = None
+    multiples: int
+    threshold: float
+    max_share: float
+    eval_every: int | None
+    calm: float | None = None
+
+
 def _claim(folder: Path, search: Search) -> None:
     """Makes the directory of a search, or checks that the one there is of the same search. Its budget and seeds may
     change: finished probes stay valid."""
-    options = {
-        "schema_version": SCHEMA_VERSION,
-        "tune": search.kind,
-        "multiples": search.multiples,
-        "threshold": search.threshold,
-        "max_share": search.max_share,
-        "eval_every": search.eval_every,
-        "calm": search.calm,
-    }
+    options = SearchFile(
+        schema_version=SearchFile.newest,
+        tune=search.kind,
+        multiples=search.multiples,
+        threshold=search.threshold,
+        max_share=search.max_share,
+        eval_every=search.eval_every,
+        calm=search.calm,
+    )
     if not folder.exists():
         folder.mkdir(parents=True)
-        write_whole(folder / "search.toml", dump_recipe(search.recipe))
-        write_whole(folder / "search.json", json.dumps(options, indent=1))
+        write_whole(folder / "search.toml", sealed_toml(dump_recipe(search.recipe)))
+        write_record(folder / "search.json", options)
         return
     try:
-        there = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+        there = read_record(folder / "search.json", SearchFile).to_json()
         # Searches from before these options had no other.
-        same = {"tune": search.kind, "calm": search.calm, **there} == options
+        same = {"tune": search.kind, "calm": search.calm, **there} == options.to_json()
         same = same and load_recipe(str(folder / "search.toml")) == search.recipe
     except FileNotFoundError:
         # Killed between two files above, or not ours at all.
@@ -155,7 +168,7 @@ def _claim(folder: Path, search: Search) -> None:
             raise UsageError(f"{folder} exists but holds no search; give another --name") from None
         shutil.rmtree(folder)
         return _claim(folder, search)
-    except (RecipeError, ValueError):
+    except RecipeError:
         same = False
     if not same:
         raise UsageError(

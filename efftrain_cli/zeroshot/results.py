@@ -11,15 +11,60 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from efftrain_cli.foundation.errors import DataError
+from pydantic import ValidationError
+
 from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.records import (
+    Part,
+    Record,
+    check_record,
+    damaged,
+    first_fault,
+    read_json,
+    with_seal,
+)
+from efftrain_cli.run.lines import parse
 
 SCHEMA_VERSION = 1
 RESULTS = "zeroshot.json"
 ITEMS = "zeroshot_items.jsonl"
 KEY = ("checkpoint_sha256", "task", "protocol", "limit")
+
+
+class Metric(Part):
+    """One metric of a task."""
+
+    value: float | None = None
+    stderr: float | None = None
+
+
+class Entry(Record):
+    """An entry of zeroshot.json, sealed by itself."""
+
+    restore: ClassVar[str] = "remove it and evaluate again"
+
+    schema_version: int
+    checkpoint_sha256: str
+    task: str
+    protocol: str
+    limit: int | float | None
+    metric: str | None = None
+    value: float | None = None
+    metrics: dict[str, Metric] | None = None
+    step: int | None = None
+    tokens: int | None = None
+
+
+class Item(Part):
+    """A row of zeroshot_items.jsonl."""
+
+    checkpoint_sha256: str
+    task: str
+    protocol: str
+    limit: int | float | None
+    doc_id: int | str
 
 
 def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -32,29 +77,28 @@ def read_results(run: Path) -> list[dict[str, Any]]:
     written by a newer version."""
     path = run / RESULTS
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        for entry in entries:
-            key_of(entry)
-        newest = max((entry["schema_version"] for entry in entries), default=SCHEMA_VERSION)
+        entries = read_json(path, Entry.restore)
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); remove it and evaluate again") from None
-    if newest > SCHEMA_VERSION:
-        raise DataError(
-            f"{path} has schema_version {newest}; this efftrain reads up to {SCHEMA_VERSION}: update efftrain"
-        )
-    return entries
+    if not isinstance(entries, list):
+        raise damaged(path, "it holds no list", Entry.restore)
+    return [check_record(path, entry, Entry).to_json() for entry in entries]
 
 
 def read_items(run: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a run's zeroshot_items.jsonl; none where it does not exist."""
+    """The rows of a run's zeroshot_items.jsonl; none where it does not exist. A `DataError` where one is damaged."""
     path = run / ITEMS
     if path.exists():
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):  # a torn last line is a killed writer's
-                    yield json.loads(line)
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return  # a torn last line is a killed writer's
+                try:
+                    row = Item.model_validate(parse(line)).model_dump()
+                except ValidationError as error:
+                    fault = f"line {number}: {first_fault(error)}"
+                    raise damaged(path, fault, Entry.restore) from None
+                yield row
 
 
 def save_result(run: Path, entry: Mapping[str, Any], items: list[dict[str, Any]]) -> None:
@@ -65,4 +109,5 @@ def save_result(run: Path, entry: Mapping[str, Any], items: list[dict[str, Any]]
     write_whole(run / ITEMS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
     entries = [old for old in read_results(run) if key_of(old) != key_of(entry)]
     entries.append(dict(entry))
-    write_whole(run / RESULTS, json.dumps(entries, indent=1, allow_nan=False) + "\n")
+    text = json.dumps([with_seal(each) for each in entries], indent=1, allow_nan=False)
+    write_whole(run / RESULTS, text + "\n")
