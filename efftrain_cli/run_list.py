@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
+from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.lines import split_lines
 from efftrain_cli.run.metrics import valid_rows
+from efftrain_cli.run.origin import Origin
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,12 +103,13 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def verify_run(path: Path) -> str:
-    """Compare every line of a run's rows and events with its check value; return what was found valid, in words.
+    """Compare rows, events and small files of a run with their check values; return what was found valid, in words.
 
     Raises:
-        DataError: a line is damaged; the message names each such line.
+        DataError: a line or file is damaged; the message names each.
     """
-    problems, counts, unchecked = [], [], 0
+    problems, unsealed = verify_small_files(path)
+    counts, unchecked = [], 0
     for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
         file = path / name
         try:
@@ -125,7 +128,35 @@ def verify_run(path: Path) -> str:
     if problems:
         raise DataError("\n".join(problems))
     text = f"{path.name}: {' and '.join(counts)}, no damage"
-    return f"{text}; {counted(unchecked, 'line')} without a check value" if unchecked else text
+    if unchecked:
+        text += f"; {counted(unchecked, 'line')} without a check value"
+    return f"{text}; {counted(unsealed, 'file')} without a seal" if unsealed else text
+
+
+def verify_small_files(path: Path) -> tuple[list[str], int]:
+    """Return what is damaged in the small files of a run, a search or a study, and how many have no seal."""
+    from efftrain_cli.study.registration import Plan
+    from efftrain_cli.tune_warmup.receipts import ProbeFile, SearchFile
+    from efftrain_cli.zeroshot.results import read_entries
+
+    kinds: dict[str, type[Record]] = {
+        "origin.json": Origin,
+        "search.json": SearchFile,
+        "plan.json": Plan,
+        "probe.json": ProbeFile,
+    }
+    problems, sealed = [], []
+    for file in (*path.glob("*"), *path.glob("probes/*/probe.json")):
+        try:
+            if file.name in ("recipe.toml", "search.toml"):
+                sealed.append(has_toml_seal(read_toml_text(file)))
+            elif file.name == "zeroshot.json":
+                sealed.append(all(entry.is_sealed for entry in read_entries(path)))
+            elif file.name in kinds:
+                sealed.append(read_record(file, kinds[file.name]).is_sealed)
+        except EfftrainError as error:
+            problems.append(str(error))
+    return problems, sealed.count(False)
 
 
 def remove_runs(names: Sequence[str]) -> list[Path]:

@@ -98,12 +98,13 @@ def show(name: RunArgument, format_: TableOrJson = "table") -> None:
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))
 def verify(name: RunArgument) -> None:
-    """Compare every row and event with its check value; exit code 3 if a line is damaged."""
-    from efftrain_cli.run.directory import existing_run
+    """Compare rows, events and small files with their check values; exit code 3 if one is damaged."""
+    from efftrain_cli.run.directory import existing_run, run_path, runs_root
     from efftrain_cli.run.names import find_run
     from efftrain_cli.run_list import verify_run
 
-    print(verify_run(existing_run(find_run(name))))
+    is_state = any((runs_root() / name / file).exists() for file in ("plan.json", "search.json"))
+    print(verify_run(run_path(name) if is_state else existing_run(find_run(name))))
 
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DamagedError, NewerFormatError
 from efftrain_cli.foundation.files import write_whole
 
@@ -90,9 +91,6 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
         raise damaged(path, "it holds no JSON object", kind.restore)
     content = {key: value for key, value in values.items() if key != kind.seal}
     sealed = kind.seal in values
-    last = next(reversed(values.values()), None)
-    if not sealed and isinstance(last, str) and _HASH.fullmatch(last):
-        raise unlike_seal(path, kind.restore)  # the name of the seal has changed
     matches = values.get(kind.seal) == digest_of(content)
     version = content.get("schema_version", kind.model_fields["schema_version"].get_default())
     if type(version) is not int:
@@ -110,7 +108,9 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
         record = kind.model_validate(content)
     except ValidationError as error:
         raise damaged(path, first_fault(error), kind.restore) from None
-    if sealed and not matches:
+    last = next(reversed(values.values()), None)
+    renamed = not sealed and isinstance(last, str) and _HASH.fullmatch(last)
+    if renamed or (sealed and not matches):
         raise unlike_seal(path, kind.restore)
     record._sealed = sealed
     return record
@@ -245,7 +245,8 @@ def read_small_text(path: Path, restore: str) -> str:
 
 def damaged(path: Path, fault: str, restore: str) -> DamagedError:
     """Return the error of a file that is not as it was written."""
-    return DamagedError(f"{path} is damaged: {fault}\n  {restore}".rstrip())
+    named = f"{printable(str(path))} is damaged: {printable(fault)}"
+    return DamagedError(f"{named}\n  {restore}" if restore else named)
 
 
 def unlike_seal(path: Path, restore: str) -> DamagedError:

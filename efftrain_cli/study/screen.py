@@ -14,6 +14,7 @@ from efftrain_cli.foundation.console import (
     human_bytes,
     human_count,
     human_seconds,
+    printable,
     table_lines,
 )
 from efftrain_cli.study.file import Primary, StudyFile
@@ -30,7 +31,9 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
     """What the study is going to spend, before anything is."""
     study = file.study
     lines = [
-        f"study      {file.name}: {study.question}" if study.question else f"study      {file.name}"
+        f"study      {file.name}: {printable(study.question)}"
+        if study.question
+        else f"study      {file.name}"
     ]
     lines.append(f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts")
     arms = ", ".join(

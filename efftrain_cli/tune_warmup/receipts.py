@@ -45,6 +45,20 @@ class ProbeFile(Record):
     lost_seconds: float = 0.0
 
 
+class SearchFile(Record):
+    """search.json of a search: its options."""
+
+    restore: ClassVar[str] = "restore it, or give another --name"
+
+    schema_version: int
+    tune: str | None = None
+    multiples: int
+    threshold: float
+    max_share: float
+    eval_every: int | None
+    calm: float | None = None
+
+
 def write_receipt(path: Path, receipt: Receipt) -> None:
     """Writes probe.json into the probe's run directory; infinity becomes null."""
     values = {"schema_version": ProbeFile.newest, **asdict(receipt)}

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted, human_seconds, make_console, steady_output
 from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.foundation.records import Record, read_record, sealed_toml, write_record
+from efftrain_cli.foundation.records import read_record, sealed_toml, write_record
 from efftrain_cli.foundation.signals import Stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
@@ -38,7 +38,12 @@ from efftrain_cli.tune_warmup import screen
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.inquiry import Outcome
 from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe
-from efftrain_cli.tune_warmup.receipts import read_receipts, write_receipt, write_receipts
+from efftrain_cli.tune_warmup.receipts import (
+    SearchFile,
+    read_receipts,
+    write_receipt,
+    write_receipts,
+)
 from efftrain_cli.tune_warmup.screen import share_up, tokens_text
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 
@@ -124,20 +129,6 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
     for start in search.grid.starts:
         recipe = search.grid.recipe_with(start, search.grid.durations(start)[0])
         check_ranks(recipe, summarize_plan(recipe, until=1), ranks)
-
-
-class SearchFile(Record):
-    """search.json of a search: its options."""
-
-    restore: ClassVar[str] = "restore it, or give another --name"
-
-    schema_version: int
-    tune: str | None = None
-    multiples: int
-    threshold: float
-    max_share: float
-    eval_every: int | None
-    calm: float | None = None
 
 
 def _claim(folder: Path, search: Search) -> None:

@@ -26,6 +26,7 @@ from efftrain_cli.foundation.records import (
     with_seal,
 )
 from efftrain_cli.run.lines import parse
+from efftrain_cli.run.rows import cleaned
 
 SCHEMA_VERSION = 1
 RESULTS = "zeroshot.json"
@@ -73,8 +74,13 @@ def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def read_results(run: Path) -> list[dict[str, Any]]:
-    """The entries of a run's zeroshot.json; none where it does not exist. A `DataError` where it is damaged, or
-    written by a newer version."""
+    """The entries of a run's zeroshot.json, control characters escaped; none where it does not exist. A `DataError`
+    where it is damaged, or written by a newer version."""
+    return [cleaned(entry.to_json()) for entry in read_entries(run)]
+
+
+def read_entries(run: Path) -> list[Entry]:
+    """The entries of a run's zeroshot.json as they were written; otherwise as `read_results`."""
     path = run / RESULTS
     try:
         entries = read_json(path, Entry.restore)
@@ -82,7 +88,7 @@ def read_results(run: Path) -> list[dict[str, Any]]:
         return []
     if not isinstance(entries, list):
         raise damaged(path, "it holds no list", Entry.restore)
-    return [check_record(path, entry, Entry).to_json() for entry in entries]
+    return [check_record(path, entry, Entry) for entry in entries]
 
 
 def read_items(run: Path) -> Iterator[dict[str, Any]]:
@@ -107,7 +113,8 @@ def save_result(run: Path, entry: Mapping[str, Any], items: list[dict[str, Any]]
     rows = [row for row in read_items(run) if key_of(row) != key_of(entry)]
     rows += [{**key, **item} for item in items]
     write_whole(run / ITEMS, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-    entries = [old for old in read_results(run) if key_of(old) != key_of(entry)]
+    entries = [old.to_json() for old in read_entries(run)]
+    entries = [old for old in entries if key_of(old) != key_of(entry)]
     entries.append(dict(entry))
     text = json.dumps([with_seal(each) for each in entries], indent=1, allow_nan=False)
     write_whole(run / RESULTS, text + "\n")

@@ -1,0 +1,331 @@
+"""Small files that are read back: each is sealed, checked field by field, and named when it was changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from efftrain_cli.data.corpus import open_corpus
+from efftrain_cli.data.prepare import prepare
+from efftrain_cli.data.tokenizer import load_from_cache, load_tokenizer, save_in_cache
+from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.foundation.records import LARGEST, Record, digest_of, read_record, write_record
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.recipe.sections import Data
+from efftrain_cli.run.directory import Run
+from efftrain_cli.run.manifest import verify_checkpoint
+from efftrain_cli.run.origin import read_origin
+from efftrain_cli.run.rows import read_recipe_values
+from efftrain_cli.run_list import read_runs
+from efftrain_cli.study.registration import Plan
+from efftrain_cli.tune_warmup.receipts import SearchFile, read_receipts, write_receipt
+from efftrain_cli.tune_warmup.search import Probe, Receipt
+from efftrain_cli.zeroshot.results import read_results, save_result
+from tests.faults.conftest import call
+from tests.trained_run import make_run
+
+
+class SmallFile(NamedTuple):
+    """How a kind of file is made in a folder, and read by the function that its users read it by."""
+
+    make: Callable[[Path], Path]
+    read: Callable[[Path], Any]
+    field: str
+    """A field that may hold no list."""
+
+
+def make_origin(folder: Path) -> Path:
+    with Run.create("r", "seed = 1\n", {"recipe": "small", "data": {"vocab_size": 300}}) as run:
+        return run.path / "origin.json"
+
+
+def make_recipe(folder: Path) -> Path:
+    recipe = load_recipe("small", ["train.tokens=1000"])
+    with Run.create("r", dump_recipe(recipe), {"recipe": "small"}) as run:
+        return run.path / "recipe.toml"
+
+
+def make_probe(folder: Path) -> Path:
+    path = folder / "probes" / "start8-steps16-seed0"
+    path.mkdir(parents=True)
+    receipt = Receipt(
+        probe=Probe(start=8, steps=16, seed=0, horizon=12),
+        stable=True,
+        max_fluctuation=1.25,
+        fluctuation_step=7,
+        stopped_at_step=12,
+        tokens=99,
+        seconds=1.5,
+        curve=((0, 5.0), (7, 4.5)),
+    )
+    write_receipt(path, receipt)
+    return path / "probe.json"
+
+
+def make_search(folder: Path) -> Path:
+    record = SearchFile(
+        schema_version=1,
+        tune="length",
+        multiples=3,
+        threshold=1.3,
+        max_share=0.5,
+        eval_every=None,
+        calm=0.01,
+    )
+    write_record(folder / "search.json", record)
+    return folder / "search.json"
+
+
+def make_plan(folder: Path) -> Path:
+    values = {"alpha": 0.05, "arms.none.name": "none"}
+    record = Plan(
+        schema_version=1,
+        study="s",
+        registered="2026-11-22T00:00:00+00:00",
+        efftrain="0.1",
+        sha256=digest_of(values),
+        values=values,
+        text="alpha = 0.05\n",
+        changes=[],
+        exploratory=[],
+    )
+    write_record(folder / "plan.json", record)
+    return folder / "plan.json"
+
+
+def make_zeroshot(folder: Path) -> Path:
+    entry = {
+        "schema_version": 1,
+        "checkpoint_sha256": "a" * 64,
+        "task": "piqa",
+        "protocol": "p",
+        "limit": None,
+        "value": 0.5,
+    }
+    save_result(folder, entry, [])
+    return folder / "zeroshot.json"
+
+
+def make_manifest(folder: Path) -> Path:
+    return make_run(folder, "r") / "checkpoints" / "step-00000010" / "manifest.json"
+
+
+def make_corpus(folder: Path) -> Path:
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {number} of a text\n" for number in range(4000)))
+    corpus = prepare(Data(train=str(text), tokenizer="bpe:300", valid_fraction=0.1))
+    return corpus.folder / "manifest.json"
+
+
+def make_tokenizer(folder: Path) -> Path:
+    make_corpus(folder)
+    (path,) = (Path(os.environ["EFFTRAIN_CACHE"]) / "tokenizers").glob("bpe-300-*.json")
+    return path
+
+
+FILES = {
+    "origin": SmallFile(make_origin, lambda path: read_origin(path.parent), "data"),
+    "probe": SmallFile(make_probe, lambda path: read_receipts(path.parents[2], 0), "probe"),
+    "search": SmallFile(make_search, lambda path: read_record(path, SearchFile), "threshold"),
+    "plan": SmallFile(make_plan, lambda path: read_record(path, Plan), "study"),
+    "zeroshot": SmallFile(make_zeroshot, lambda path: read_results(path.parent), "task"),
+    "manifest": SmallFile(make_manifest, lambda path: verify_checkpoint(path.parent), "files"),
+    "corpus": SmallFile(make_corpus, lambda path: open_corpus(path.parent), "tokenizer"),
+    "tokenizer": SmallFile(make_tokenizer, load_from_cache, "schema_version"),
+    "recipe": SmallFile(make_recipe, lambda path: read_recipe_values(path.parent), ""),
+}
+JSON_FILES = [kind for kind in FILES if kind != "recipe"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def message_of(kind: str, path: Path) -> str:
+    """The refusal of a file, which must be for the user, with exit code 3 and the file's name."""
+    with pytest.raises(EfftrainError) as raised:
+        FILES[kind].read(path)
+    assert raised.value.exit_code == 3
+    assert str(path) in str(raised.value)
+    return str(raised.value)
+
+
+# --- a changed bit ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_flipped_bit_is_found_before_use(home: Path, kind: str) -> None:
+    """F88: 50 in each."""
+    path = FILES[kind].make(home)
+    FILES[kind].read(path)
+    whole = path.read_bytes()
+    dice = random.Random(kind)
+    for bit in dice.sample(range(8 * len(whole)), 50):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        message_of(kind, path)
+    path.write_bytes(whole)
+    FILES[kind].read(path)
+
+
+@pytest.mark.parametrize("kind", ["origin", "recipe", "probe", "search", "plan", "zeroshot"])
+def test_a_file_from_before_seals_is_read_as_before(home: Path, kind: str) -> None:
+    path = FILES[kind].make(home)
+    whole = FILES[kind].read(path)
+    if kind == "recipe":
+        path.write_text(path.read_text().rpartition("\n#")[0])
+    else:
+        values = json.loads(path.read_text())
+        for entry in values if kind == "zeroshot" else [values]:
+            del entry["file_sha256" if kind == "plan" else "sha256"]
+        path.write_text(json.dumps(values))
+    read = FILES[kind].read(path)
+    if isinstance(read, Record):
+        read, whole = read.to_json(), whole.to_json()
+    assert read == whole
+
+
+def test_a_cached_tokenizer_from_before_seals_gives_the_same_tokens(home: Path) -> None:
+    path = make_tokenizer(home)
+    tokenizer = load_from_cache(path)
+    path.write_text(tokenizer.backend.to_str())
+    assert load_from_cache(path).sha256 == load_tokenizer(path).sha256 == tokenizer.sha256
+    save_in_cache(tokenizer, path)
+    assert load_from_cache(path).sha256 == tokenizer.sha256
+
+
+@pytest.mark.parametrize("kind", ["origin", "recipe", "probe", "zeroshot"])
+def test_verify_lists_a_damaged_file_and_counts_those_without_a_seal(home: Path, kind: str) -> None:
+    """F88: of the four small files of a run, three are sealed here."""
+    run = make_origin(home).parent
+    make_zeroshot(run)
+    values = json.loads((run / "zeroshot.json").read_text())
+    del values[0]["sha256"]
+    (run / "zeroshot.json").write_text(json.dumps(values))
+    probe = make_probe(home)
+    (run / "probe.json").write_bytes(probe.read_bytes())
+    code, message = call("runs", "verify", "r")
+    assert (code, message) == (0, "r: 0 rows and 0 events, no damage; 1 file without a seal\n")
+    name = {"recipe": "recipe.toml"}.get(kind, f"{kind}.json")
+    content = (run / name).read_bytes()
+    (run / name).write_bytes(content.replace(b"1", b"3", 1))
+    code, message = call("runs", "verify", "r")
+    assert code == 3 and f"{run / name} " in message
+
+
+def test_verify_reads_the_files_of_a_study_and_of_a_search(home: Path) -> None:
+    for name, make in (("s-study", make_plan), ("s-tune", make_search)):
+        folder = home / "runs" / name
+        folder.mkdir(parents=True)
+        path = make(folder)
+        assert call("runs", "verify", name)[0] == 0
+        path.write_text(path.read_text().replace("0.05", "0.06").replace("1.3", "1.4"))
+        code, message = call("runs", "verify", name)
+        assert code == 3 and str(path) in message
+
+
+# --- wrong values ----------------------------------------------------------------------------------------------------
+
+
+def with_field(text: str, key: str, value: str) -> str:
+    """JSON text whose (first) object has another value, written as it stands, and no seal."""
+    values = json.loads(text)
+    entry = values[0] if isinstance(values, list) else values
+    for seal in ("sha256", "file_sha256"):
+        if key != "values":
+            entry.pop(seal, None)
+    entry[key] = "HERE"
+    return json.dumps(values).replace('"HERE"', value)
+
+
+VALUES = {
+    "10,000 deep": "[" * 10_000 + "]" * 10_000,
+    "an integer of 100,000 digits": "9" * 100_000,
+    "an integer of 400 digits": "9" * 400,
+    "a float beyond the largest": "1e400",
+    "not a number": "NaN",
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("kind", JSON_FILES)
+def test_a_value_that_nothing_can_hold(home: Path, kind: str, value: str) -> None:
+    """F89: in a field that this version does not know, too."""
+    path = FILES[kind].make(home)
+    whole = path.read_text()
+    for key in (FILES[kind].field, "unknown_field"):
+        path.write_text(with_field(whole, key, VALUES[value]))
+        message = message_of(kind, path)
+        if "digits" not in value and "deep" not in value:
+            assert key in message, message
+
+
+@pytest.mark.parametrize("kind", JSON_FILES)
+def test_a_field_of_a_wrong_type_is_named(home: Path, kind: str) -> None:
+    """F89."""
+    path = FILES[kind].make(home)
+    path.write_text(with_field(path.read_text(), FILES[kind].field, '[["x"]]'))
+    message = message_of(kind, path)
+    assert FILES[kind].field in message, message
+
+
+CONTENTS = {
+    "empty": b"",
+    "cut": b'{"schema_version": 1, "a',
+    "a number": b"3",
+    "not UTF-8": b'{"schema_version": 1, "a": "\xff"}',
+    "a list of numbers": b"[1, 2]",
+    "control characters": b'{"schema_version": 1, "\\u001b[2J": 1e999}',
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("kind", JSON_FILES)
+def test_a_file_that_holds_something_else(home: Path, kind: str, content: str) -> None:
+    """F89; what it holds is escaped."""
+    path = FILES[kind].make(home)
+    path.write_bytes(CONTENTS[content])
+    assert "\x1b" not in message_of(kind, path)
+
+
+@pytest.mark.parametrize("kind", JSON_FILES)
+def test_a_newer_format_is_named_as_such(home: Path, kind: str) -> None:
+    """F89: both versions."""
+    path = FILES[kind].make(home)
+    path.write_text(with_field(path.read_text(), "schema_version", "7"))
+    assert "has format 7, this efftrain reads formats up to 1" in message_of(kind, path)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_size_and_kind_of_a_file_come_first(home: Path, kind: str) -> None:
+    path = FILES[kind].make(home)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(LARGEST + 1)
+    assert f"{LARGEST + 1:,} bytes" in message_of(kind, path)
+    path.unlink()
+    os.mkfifo(path)
+    assert "not an ordinary file" in message_of(kind, path)
+
+
+@pytest.mark.parametrize("kind", ["origin", "recipe"])
+def test_an_unreadable_run_stops_no_list(home: Path, kind: str) -> None:
+    """F89: the run is named with its reason, the others are shown."""
+    path = FILES[kind].make(home)
+    with Run.create("other", "seed = 1\n", {}):
+        pass
+    path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
+    found = {run.name: run for run in read_runs().itertuples()}
+    assert found["other"].status == "not started" and not found["other"].problem
+    assert found["r"].status == "unreadable" and str(path) in found["r"].problem
