@@ -92,8 +92,7 @@ def grow(
     fit: Annotated[
         list[str] | None,
         Option(
-            help="Fit the scaling law to this run from scratch, or FILE.csv:12x768:524288 (layers x width, tokens a step). Repeatable; "
-            "two sizes or more. Without it, Kaplan et al.'s constants.",
+            help="Fit the scaling law to this run from scratch. Repeatable; two sizes or more. Without it, Kaplan et al.'s constants.",
             rich_help_panel=PLAN,
             autocompletion=run_names,
             show_default=False,
@@ -106,7 +105,7 @@ def grow(
     small: Annotated[
         str | None,
         Option(
-            help="Run, or CSV of step,val_loss, of the small model.",
+            help="Run of the small model, from scratch.",
             rich_help_panel=PLAN,
             autocompletion=run_names,
         ),
@@ -114,18 +113,11 @@ def grow(
     target: Annotated[
         str | None,
         Option(
-            help="Run, or CSV, of the target's size from scratch.",
+            help="Run of the target's size, from scratch.",
             rich_help_panel=PLAN,
             autocompletion=run_names,
         ),
     ] = None,
-    shape: Annotated[
-        str | None,
-        Option(help="Target's layers x width, for CSV curves: 12x768.", rich_help_panel=PLAN),
-    ] = None,
-    vocab_size: Annotated[
-        int, Option(min=1, help="Vocabulary, for CSV curves.", rich_help_panel=PLAN)
-    ] = 50257,
     threshold: Annotated[
         float | None,
         Option(
@@ -149,9 +141,7 @@ def grow(
             )
         operators = _parsed(operator or [])
         if small is not None:
-            _plan_by_curves(
-                operators, small, target, shape, vocab_size, threshold, window | 1, plot
-            )
+            _plan_by_curves(operators, small, target, threshold, window | 1, plot)
         elif target is not None:
             raise UsageError("--target needs the curve of the small model too: --small")
         else:
@@ -248,19 +238,16 @@ def _plan_by_curves(
     operators: list[Operator],
     small: str,
     target: str | None,
-    shape: str | None,
-    vocab_size: int,
     threshold: float | None,
     window: int,
     plot: Path | None,
 ) -> None:
     if not operators:
         raise UsageError("--small needs --operator: width, depth, or both")
-    from efftrain_cli.grow.report import csv_flops, curve_lines, curve_of, plot_curves, threshold_of
+    from efftrain_cli.grow.report import curve_lines, curve_of, plot_curves, threshold_of
 
-    small_flops, target_flops = csv_flops(shape, vocab_size, operators)
-    target_curve = None if target is None else curve_of(target, target_flops)
-    small_curve = curve_of(small, small_flops)
+    target_curve = None if target is None else curve_of(target)
+    small_curve = curve_of(small)
     slope = threshold_of(operators) if threshold is None else threshold
     for line in curve_lines(small_curve, target_curve, slope, window):
         print(line)

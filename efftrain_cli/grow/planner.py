@@ -8,10 +8,8 @@ needed: grow where most FLOPs are saved, which is where the marginal costs dC/dL
 
 from __future__ import annotations
 
-import csv
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +20,6 @@ PAPER_THRESHOLD = {"depth": -0.0575, "width": -0.0475, "both": -0.03}
 PAPER_OPTIMALITY = -0.052
 """Slope at which it ends a run; -1 / (1/alpha_N + 1/alpha_S + 1/alpha_B) = -0.05199 with Kaplan's exponents."""
 FEWEST_POINTS = 5
-RELEASED = "released rule"
 
 
 @dataclass(frozen=True)
@@ -37,28 +34,6 @@ class Curve:
     step_flops: float
     """Logits included; only ratios between curves matter."""
     step_flops_without_logits: float
-
-
-def read_curve(path: Path, step_flops: float, step_flops_without_logits: float) -> Curve:
-    """A curve from a CSV file with the columns step and val_loss, both numbers; else, and as `make_curve`, a
-    `UsageError`."""
-    points = {}
-    try:
-        with path.open(newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                if "step" not in row or "val_loss" not in row:
-                    raise UsageError(
-                        f"{path}: needs the columns step and val_loss, has {', '.join(row)}"
-                    )
-                try:
-                    points[float(row["step"])] = float(row["val_loss"])
-                except (TypeError, ValueError):
-                    raise UsageError(
-                        f"{path}:{number}: {row['step']!r}, {row['val_loss']!r} are not two numbers"
-                    ) from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    return make_curve(path.stem, points, step_flops, step_flops_without_logits)
 
 
 def make_curve(
@@ -110,39 +85,10 @@ def fitted_switch(curve: Curve, threshold: float, window: int = 31) -> float | N
     return _first_above(steps, slopes, threshold)
 
 
-def released_filter(curve: Curve) -> Curve:
-    """The curve without evaluations more than 1 % above the last one kept, which the released notebook drops first."""
-    kept: list[int] = []
-    for index, loss in enumerate(curve.losses):
-        if not kept or loss <= 1.01 * curve.losses[kept[-1]]:
-            kept.append(index)
-    return replace(curve, steps=curve.steps[kept], losses=curve.losses[kept])
-
-
-def released_switch(curve: Curve, threshold: float) -> float | None:
-    """The released notebook's rule, after its filter: losses averaged over 5 evaluations, slope between neighbours, the
-    first step after the steepest one at which it exceeds the threshold. A little noise is enough to set it off."""
-    curve = released_filter(curve)
-    if len(curve.steps) <= FEWEST_POINTS:
-        return None
-    means = np.convolve(curve.losses, np.full(5, 0.2), "valid")
-    steps = curve.steps[2 : len(curve.steps) - 2]
-    slopes = np.diff(np.log(means)) / np.diff(np.log(steps))
-    return _first_above(steps[:-1], slopes, threshold)
-
-
 def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> float | None:
     steepest = int(np.argmin(slopes))
     above = np.flatnonzero(slopes[steepest:] > threshold)
     return float(steps[steepest + above[0]]) if len(above) else None
-
-
-def released_target_step(small: Curve, target: Curve, step: float) -> float:
-    """The target's evaluation whose loss is nearest to the small model's at `step`, as the released notebook pairs
-    them."""
-    small, target = released_filter(small), released_filter(target)
-    loss = small.losses[np.argmin(np.abs(small.steps - step))]
-    return float(target.steps[np.argmin(np.abs(target.losses - loss))])
 
 
 def target_step(small: Curve, target: Curve, step: float, window: int = 31) -> float | None:
@@ -209,16 +155,6 @@ class Projection:
         return self.small_steps / self.target_steps
 
 
-def released_projection(small: Curve, target: Curve, threshold: float) -> Projection | None:
-    """The projection by the released notebook's rule."""
-    step, final = released_switch(small, threshold), released_switch(target, PAPER_OPTIMALITY)
-    if step is None or final is None:
-        return None
-    return Projection(
-        RELEASED, small, target, step, released_target_step(small, target, step), final
-    )
-
-
 def fitted_projection(
     small: Curve, target: Curve, threshold: float, window: int = 31
 ) -> Projection | None:
@@ -243,41 +179,3 @@ def _fitted_at(
         return None
     final = fitted_switch(target, PAPER_OPTIMALITY, window) or float(target.steps[-1])
     return Projection(rule, small, target, step, at, final)
-
-
-def saving_interval(
-    projection: Projection, window: int = 31, draws: int = 400, block: int = 10
-) -> tuple[float, float] | None:
-    """95 % interval of a fitted projection's saving (without logits): 1.96 standard deviations of a block bootstrap of
-    the curves' noise to either side. None where most redrawn targets never have the loss.
-
-    Log losses are redrawn around their fitted values in blocks of `block` evaluations, because noise of neighbours is
-    alike. It covers the noise of evaluation, not that of other seeds: one run of each size cannot tell that.
-    """
-    generator = np.random.Generator(np.random.Philox(0))
-    savings = []
-    for _ in range(draws):
-        small, target = (
-            _redrawn(curve, window, block, generator)
-            for curve in (projection.small, projection.target)
-        )
-        if (at := target_step(small, target, projection.small_steps, window)) is not None:
-            savings.append(replace(projection, target_steps=at).saving)
-    if len(savings) < draws / 2:
-        return None
-    half = 1.96 * float(np.std(savings))
-    return projection.saving - half, projection.saving + half
-
-
-def _redrawn(curve: Curve, window: int, block: int, generator: np.random.Generator) -> Curve:
-    half = window_for(curve, window) // 2
-    inner = slice(half, len(curve.losses) - half)
-    _, _, losses = fitted(curve, window)
-    residuals = np.log(curve.losses[inner]) - np.log(losses)
-    count = -(-len(residuals) // block)
-    starts = generator.integers(0, max(1, len(residuals) - block + 1), count)
-    drawn = np.concatenate([residuals[s : s + block] for s in starts])[: len(residuals)]
-    drawn = np.pad(drawn, (0, len(residuals) - len(drawn)), mode="wrap")
-    values = curve.losses.copy()
-    values[inner] = losses * np.exp(drawn)
-    return replace(curve, losses=values)

@@ -19,6 +19,7 @@ from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.grow import grow as grow_module
 from efftrain_cli.grow.grow import GrowOptions, grow_run, grown_recipe
+from efftrain_cli.grow.scaling_law import KAPLAN
 from efftrain_cli.pretrain import resume, start
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of
@@ -27,6 +28,7 @@ from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.stability import COLUMNS, measure
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.training.state import read_checkpoint
+from tests.fake_runs import write_rows, write_run
 
 CPU = torch.device("cpu")
 RECIPE = """
@@ -331,28 +333,25 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
     assert "pretrain --resume noisy --set train.tokens=N" in noisy.output
 
 
-def test_planning_from_the_law_and_from_runs(home: Path, tmp_path: Path) -> None:
+def test_planning_from_the_law_and_from_runs(home: Path) -> None:
     law = CliRunner().invoke(app, ["grow", "--plan", "--target-loss", "2.6911", "--stages", "2"])
     assert law.exit_code == 0
     assert "0.829 of the FLOPs" in law.output and "Kaplan" in law.output and "118M" in law.output
     few = CliRunner().invoke(app, ["grow", "--plan", "--small", "small", "--operator", "depth"])
     assert isinstance(few.exception, UsageError)
     assert "3 validation losses are too few" in str(few.exception)
-    small, large = tmp_path / "small.csv", tmp_path / "large.csv"
-    for path, size in ((small, 1e8), (large, 2e8)):
-        lines = [
-            f"{s},{(8.8e13 / size) ** 0.076 + (4200 / s) ** 0.76}" for s in range(50, 20_000, 50)
+    for name, width in (("thin", 64), ("broad", 128)):
+        run = write_run(home / "runs", "small", 0, name=name)
+        recipe = (run / "recipe.toml").read_text()
+        (run / "recipe.toml").write_text(recipe.replace("n_embd = 64", f"n_embd = {width}"))
+        size = 24 * width**2 * 1000
+        rows = [
+            {"step": s, "segment": 0, "val_loss": KAPLAN.loss(size, s)}
+            for s in range(50, 20_000, 50)
         ]
-        path.write_text("\n".join(["step,val_loss", *lines]))
-    plot = tmp_path / "plot.svg"
-    options = [
-        "--small",
-        str(small),
-        "--target",
-        str(large),
-        *["--operator", "depth", "--shape", "16x1024", "--plot"],
-        str(plot),
-    ]
+        write_rows(run, rows)
+    plot = home / "plot.svg"
+    options = ["--small", "thin", "--target", "broad", "--operator", "width", "--plot", str(plot)]
     curves = CliRunner().invoke(app, ["grow", "--plan", *options])
     assert curves.exit_code == 0, curves.output
     assert "equal marginal cost" in curves.output and "with logits" in curves.output

@@ -20,14 +20,11 @@ from efftrain_cli.grow.planner import (
     fitted_switch,
     make_curve,
     marginal_projection,
-    read_curve,
-    released_filter,
-    released_projection,
-    released_switch,
-    saving_interval,
     target_step,
 )
 from efftrain_cli.grow.scaling_law import KAPLAN, fit_law
+from tests.fake_runs import write_run
+from tests.grow.released import read_curve, released_filter, released_projection, released_switch
 
 # --- made curves ---
 
@@ -70,60 +67,21 @@ def test_one_evaluation_a_little_off_sets_off_the_released_rule_and_not_the_fitt
     assert fitted_switch(curve, -0.0575) is None
 
 
-def test_saving_interval_holds_the_saving_without_noise():
-    steps = np.arange(50, 15_000, 50.0)
-    step, final = 6000.0, 12_000.0
-    truth = (KAPLAN.steps(2e8, KAPLAN.loss(1e8, step)) * 2 - step) / (final * 2)
-    hits = 0
-    for seed in range(10):
-        small, large = (
-            law_curve(1e8, steps, 0.003, 2 * seed),
-            law_curve(2e8, steps, 0.003, 2 * seed + 1),
-        )
-        at = target_step(small, large, step)
-        low, high = saving_interval(Projection("", small, large, step, at, final), draws=100)
-        assert low < high < low + 0.1
-        hits += low <= truth <= high
-    assert hits >= 8
-
-
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_fewer_than_five_points_are_refused(count, tmp_path):
-    path = tmp_path / "short.csv"
-    path.write_text(
-        "step,val_loss\n" + "".join(f"{50 * i + 50},{5 - 0.1 * i}\n" for i in range(count))
-    )
+def test_fewer_than_five_points_are_refused(count):
+    points = {50.0 * i + 50: 5 - 0.1 * i for i in range(count)}
     with pytest.raises(UsageError, match=f"{count} validation losses are too few"):
-        read_curve(path, 1.0, 1.0)
+        make_curve("short", points, 1.0, 1.0)
 
 
-def test_five_points_are_enough(tmp_path):
-    path = tmp_path / "five.csv"
-    path.write_text(
-        "step,val_loss\n" + "".join(f"{50 * 2**i},{5 * 2 ** (-0.05 * i)}\n" for i in range(5))
-    )
-    curve = read_curve(path, 1.0, 1.0)
-    assert fitted_switch(curve, -0.06) is not None
+def test_five_points_are_enough():
+    points = {50.0 * 2**i: 5 * 2 ** (-0.05 * i) for i in range(5)}
+    assert fitted_switch(make_curve("five", points, 1.0, 1.0), -0.06) is not None
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,b\n1,2\n", "columns step and val_loss"),
-        ("step,val_loss\n1,x\n", "not two numbers"),
-        ("step,val_loss\n" + "".join(f"{i},-1\n" for i in range(1, 9)), "positive"),
-    ],
-)
-def test_bad_curves(text, message, tmp_path):
-    path = tmp_path / "bad.csv"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=message):
-        read_curve(path, 1.0, 1.0)
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
-        read_curve(tmp_path / "none.csv", 1.0, 1.0)
+def test_losses_without_a_logarithm_are_refused():
+    with pytest.raises(UsageError, match="positive"):
+        make_curve("bad", {float(i): -1.0 for i in range(1, 9)}, 1.0, 1.0)
 
 
 # --- the authors' curves ---
@@ -265,24 +223,27 @@ def test_the_authors_curves_are_fitted_to_a_percent(curves):
     assert small.law.loss(12.0 * 24 * 1536**2, 9_999) == pytest.approx(3.037, rel=0.04)
 
 
-def test_fit_says_what_it_needs(shared_data):
-    folder = shared_data / "staged_curves"
-    base, half = f"{folder}/base.csv:12x768:524288", f"{folder}/base_half_width.csv:12x384:524288"
+def test_fit_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
+    for name, width, batch in (("wide", 64, 8), ("narrow", 32, 8), ("other", 32, 4)):
+        run = write_run(tmp_path, "small", 0, name=name, speed=width / 64)
+        recipe = (run / "recipe.toml").read_text()
+        recipe = recipe.replace("n_embd = 64", f"n_embd = {width}")
+        (run / "recipe.toml").write_text(recipe.replace("size = 8", f"size = {batch}"))
 
     def plan(*words):
-        return CliRunner().invoke(app, ["grow", "--plan", "--target-size", "340M", *words])
+        return CliRunner().invoke(app, ["grow", "--plan", "--target-size", "1M", *words])
 
-    done = plan("--fit", base, "--fit", half)
+    done = plan("--fit", "wide", "--fit", "narrow")
     assert done.exit_code == 0, done.output
-    assert (
-        "Fitted to models of 21.2M to 84.9M parameters" in done.output
-        and "extrapolation" in done.output
-    )
+    # 12 layers x width^2 of two layers
+    assert "Fitted to models of 24.6K to 98.3K parameters" in done.output
+    assert "extrapolation" in done.output
     for words, said in (
-        (("--fit", base), "two sizes or more"),
-        (("--fit", f"{folder}/base.csv"), "FILE:LAYERSxWIDTH:TOKENS"),
-        (("--fit", base, "--fit", half.replace("524288", "1000")), "a fit needs one batch size"),
-        (("--fit", base, "--fit", half, "--batch", "varying"), "critical batch"),
+        (("--fit", "wide"), "two sizes or more"),
+        (("--fit", "none"), "there is no run 'none'"),
+        (("--fit", "wide", "--fit", "other"), "a fit needs one batch size"),
+        (("--fit", "wide", "--fit", "narrow", "--batch", "varying"), "critical batch"),
     ):
         error = plan(*words).exception
         assert isinstance(error, UsageError) and said in str(error)
