@@ -71,6 +71,7 @@ class BenchResult:
     flops_per_token: float
     """(6 N + 12 n_layer n_embd seq_len), logits included."""
     flops_per_second: float
+    """Of whole steps, Muon's Newton-Schulz iterations included."""
     mfu: float | None
     """Share of the device's peak matmul rate; None where the peak is not known."""
     peak_memory_bytes: int
