@@ -218,7 +218,8 @@ def _card(name: str) -> dict[str, Any]:
         card["summary"] = first_comment(path)
         draft = read_recipe_file(name)
     except RecipeError as error:
-        return {**card, "mistake": str(error).split("\n")[0]}
+        mistakes = [f"{problem.source}: {problem.rule}" for problem in error.problems]
+        return {**card, "mistake": (mistakes or [str(error)])[0].split("\n")[0]}
     if draft.problems:
         return {
             **card,

@@ -181,8 +181,7 @@ class Check:
         """Checks the whole draft. Returns the valid fields of the class, sections built; the rest is in `problems`."""
         valid = self._section(self.cls, self.draft.values, "")
         for key in self._missing:
-            present = {"", key} & self.draft.unread or {key, key.rpartition(".")[0]} & self._meant
-            if not present:
+            if not {key, key.rpartition(".")[0]} & self._meant:
                 self.add(key, "is required")
         return valid
 
@@ -400,20 +399,3 @@ def rule_of(breach: Any, path: list[str]) -> str:
     numbers = {name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()}
     rule = _TYPES[kind].format(**numbers) if kind in _TYPES else str(breach["msg"])
     return f"item {int(item) + 1} {rule}" if item is not None else rule
-
-
-def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
-    """Every problem of a recipe or study, as the text of one error message."""
-    lines = [
-        f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"
-    ]
-    for problem in problems:
-        what = " = ".join(part for part in (problem.key, problem.value) if part)
-        lines += ["", f"  {what}   ({problem.source})"]
-        lines.append(
-            f"    {problem.rule}"
-            + (f"; did you mean {problem.suggestion}?" if problem.suggestion else "")
-        )
-        if problem.doc:
-            lines.append(f"    {problem.doc}")
-    return "\n".join(lines)

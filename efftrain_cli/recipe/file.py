@@ -38,8 +38,6 @@ class Draft:
     """Nested tables as TOML gives them."""
     origins: dict[str, str] = field(default_factory=dict)
     """Dotted key -> where its value was written."""
-    unread: set[str] = field(default_factory=set)
-    """Dotted keys on lines that are not TOML: present, but without a value."""
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, key: str) -> str:
@@ -51,6 +49,23 @@ def shown_path(path: Path) -> str:
     """The path as a user would type it: relative to the working directory where it lies below it."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
+    """Every problem of a recipe or study, as the text of one error message."""
+    lines = [
+        f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"
+    ]
+    for problem in problems:
+        what = " = ".join(part for part in (problem.key, problem.value) if part)
+        lines += ["", f"  {what}   ({problem.source})"]
+        lines.append(
+            f"    {problem.rule}"
+            + (f"; did you mean {problem.suggestion}?" if problem.suggestion else "")
+        )
+        if problem.doc:
+            lines.append(f"    {problem.doc}")
+    return "\n".join(lines)
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -157,7 +172,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     """Reads a recipe with everything it inherits, then the overrides. Mistakes of writing are collected in the draft.
 
     Raises:
-        RecipeError: there is no such recipe, or its bases form a loop.
+        RecipeError: there is no such recipe, a file is not TOML, or the bases form a loop.
     """
     path = find_recipe(name_or_path)
     draft = Draft(recipe_name(name_or_path), path)
@@ -165,7 +180,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     chain: list[Path] = []
     while True:
         chain.append(path.resolve())
-        layer = _read_layer(path, draft)
+        layer = _read_layer(path, draft.name)
         layers.append((layer, path))
         if "base" not in layer:
             break
@@ -197,19 +212,24 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
 
 
 def read_toml_file(path: Path) -> Draft:
-    """Reads a TOML file that inherits nothing, such as a study. Mistakes of writing are collected in the draft.
+    """Read a study's TOML file, which inherits nothing.
 
     Raises:
-        RecipeError: there is no such file, or it is not text.
+        RecipeError: there is no such file, or it is not TOML.
     """
     draft = Draft(path.stem, path)
     file = shown_path(path)
-    _merge(draft, draft.values, _read_layer(path, draft), "", file, _places(_text(path), file))
+    _merge(
+        draft,
+        draft.values,
+        _read_layer(path, draft.name, "study"),
+        "",
+        file,
+        _places(_text(path), file),
+    )
     return draft
 
 
-MOST_MISTAKES = 10
-"""Lines that are not TOML, from which on a file is taken for something else than a recipe."""
 LARGEST = 1 << 20
 """Bytes of a file that may be a recipe."""
 
@@ -226,43 +246,24 @@ def _text(path: Path) -> str:
         raise RecipeError(f"{shown_path(path)}: {error.strerror}") from None
 
 
-def _read_layer(path: Path, draft: Draft) -> dict[str, Any]:
-    """One file's tables. A line that is not TOML is reported and left out, so that the rest is checked too."""
-    lines = _text(path).split("\n")
-    file = shown_path(path)
-    section = ""
-    for _ in range(MOST_MISTAKES):
-        try:
-            return tomllib.loads("\n".join(lines))
-        except tomllib.TOMLDecodeError as error:
-            message = str(error)
-            where = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
-            written = [number for number, line in enumerate(lines, 1) if line.strip()]
-            number = int(where[1]) if where and where[1] else (written[-1] if written else 1)
-            line = lines[number - 1].strip()
-            rule = message[: where.start()] if where else message
-            draft.problems.append(
-                Problem(
-                    "",
-                    f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}",
-                    line or None,
-                    f"{file}:{number}",
-                )
-            )
-            if not line or line.startswith("["):
-                break  # without its header, what follows would be taken for another section's keys
-            for before in lines[: number - 1]:
-                if header := _HEADER.match(before):
-                    section = _dotted(header["key"])
-            if key := re.match(r"[A-Za-z0-9_.-]+", line):
-                draft.unread.add(f"{section}.{key[0]}".lstrip("."))
-            lines[number - 1] = ""
-    else:
-        first = draft.problems[-MOST_MISTAKES].source
-        why = f"{MOST_MISTAKES} of its first {number} lines are not TOML, {first} the first"
-        raise RecipeError(_not_a_recipe(path, why))
-    draft.unread.add("")  # too damaged to say what is missing
-    return {}
+def _read_layer(path: Path, name: str, kind: str = "recipe") -> dict[str, Any]:
+    """Return one file's tables.
+
+    Raises:
+        RecipeError: a line is not TOML. Nothing can be said of the rest before it is.
+    """
+    text = _text(path)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        rule, _, where = str(error).partition(" (at ")
+        lines = text.rstrip().split("\n")
+        line_number = re.match(r"line (\d+)", where)
+        number = int(line_number[1]) if line_number else len(lines)
+        line = lines[min(number, len(lines)) - 1].strip()
+        rule = f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}"
+        problem = Problem("", rule, line or None, f"{shown_path(path)}:{number}")
+        raise RecipeError(report(name, [problem], kind), [problem]) from None
 
 
 def _not_a_recipe(path: Path, why: str) -> str:
@@ -429,4 +430,3 @@ def _override(draft: Draft, override: str) -> None:
         source,
         {key: source},
     )
-    draft.unread.discard(key)

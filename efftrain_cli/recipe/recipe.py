@@ -27,8 +27,8 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, methods_in, report
-from efftrain_cli.recipe.file import Draft, read_recipe_file
+from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, methods_in
+from efftrain_cli.recipe.file import Draft, read_recipe_file, report
 from efftrain_cli.recipe.rules import breaches_between
 from efftrain_cli.recipe.sections import (
     Checkpoint,

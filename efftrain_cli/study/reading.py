@@ -10,10 +10,11 @@ from typing import Any
 from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, UsageError
-from efftrain_cli.recipe.check import Check, report
+from efftrain_cli.recipe.check import Check
 from efftrain_cli.recipe.file import (
     find_recipe,
     read_toml_file,
+    report,
 )
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.toml import toml_value
