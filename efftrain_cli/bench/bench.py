@@ -34,7 +34,7 @@ from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward, build_objective
-from efftrain_cli.training.memory import peak_resident_bytes
+from efftrain_cli.training.memory import building_errors, peak_resident_bytes
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
@@ -149,7 +149,8 @@ def bench(
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe, vocab_size, Path(folder))
-        state = started_state(recipe, vocab_size, device)
+        with building_errors(recipe, vocab_size, device):
+            state = started_state(recipe, vocab_size, device)
         model = state.model
         devices = choose_strategy(recipe, state, ranks, device)
         stepping = train(state, recipe, windows, windows.validation(1), devices=devices)

@@ -17,12 +17,8 @@ from typing import Any
 
 from efftrain_cli.data.documents import BadDocuments, Document, TextFile, problem_of
 from efftrain_cli.data.token_files import token_documents
+from efftrain_cli.foundation.bounds import JSON_BYTES, LINE_BYTES, UNPACKED_BYTES, UNPACKED_TIMES
 from efftrain_cli.foundation.errors import DataError
-
-LINE_BYTES = 64 << 20
-"""Longest line that is read: a damaged or hostile archive may hold one of any length."""
-JSON_BYTES = 256 << 20
-"""Largest .json file that is read whole, which a list of records takes; longer ones are JSON lines."""
 
 
 def read_documents(
@@ -163,7 +159,7 @@ def _opened(path: Path) -> io.BufferedIOBase:
 
 def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
     """Each line with its length in bytes. Of a line beyond `LINE_BYTES` only the beginning is kept."""
-    number = 0
+    number, total, most = 0, 0, _most_unpacked(path)
     try:
         while line := file.readline(LINE_BYTES + 1):
             number += 1
@@ -174,6 +170,9 @@ def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
                 and (last := file.readline(1 << 20))
             ):
                 length += len(last)
+                _check_unpacked(path, total + length, most)
+            total += length
+            _check_unpacked(path, total, most)
             yield line, length
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -182,6 +181,18 @@ def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
         raise DataError(
             f"{path}: the compressed file is damaged or cut short after line {number:,}: {error}"
         ) from error
+
+
+def _most_unpacked(path: Path) -> int:
+    return max(UNPACKED_BYTES, UNPACKED_TIMES * path.stat().st_size)
+
+
+def _check_unpacked(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise DataError(
+            f"{path}: {path.stat().st_size:,} bytes unpack to more than {most:,}, as no text does\n"
+            "check where the file is from, and name it unpacked if it is meant"
+        )
 
 
 def _too_long(length: int) -> str:
@@ -235,19 +246,23 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
     if path.stat().st_size == 0:
         bad.found(str(path), "the file is empty")
         return
-    row = 0
+    row, total, most = 0, 0, _most_unpacked(path)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             _require_column(path, text_field, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=1024, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
+            # Few rows at a time: a row may be as long as a line, and a page of repeated rows is short.
+            for batch in file.iter_batches(batch_size=8, columns=[text_field]):
+                for value in batch.column(0):
+                    text = value.as_py()
                     row += 1
                     if not isinstance(text, str):
-                        bad.found(
-                            f"{path}: row {row}",
-                            f"column {text_field!r} is {type(text).__name__}, not text",
-                        )
+                        what = f"column {text_field!r} is {type(text).__name__}, not text"
+                        bad.found(f"{path}: row {row}", what)
+                    elif len(text) > LINE_BYTES:
+                        bad.found(f"{path}: row {row}", _too_long(len(text)))
                     else:
+                        total += len(text)
+                        _check_unpacked(path, total, most)
                         yield from bad.read(f"{path}:{row}", text)
             if row == 0:
                 bad.found(str(path), "the file holds no rows")

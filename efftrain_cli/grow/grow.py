@@ -44,6 +44,7 @@ from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.origin import origin_data
 from efftrain_cli.training.checkpoints import check_tokenizer
+from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.session import Session, fresh_state, origin_of, prepare_session
 from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
 from efftrain_cli.training.state import (
@@ -141,7 +142,8 @@ def grow_run(
     )  # all of them, so that the losses are those of the runs' own rows
     before = _measure(state, session, windows)
     try:
-        record = grow_stage(state, recipe, before[0])
+        with building_errors(recipe, session.corpus.vocab_size, device, len(recipe.stages) - 1):
+            record = grow_stage(state, recipe, before[0])
     except ValueError as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
     after = _measure(state, session, windows)
@@ -208,7 +210,11 @@ def grown_recipe(
         model = dataclasses.replace(source.model, **grown._asdict())
         recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=stages)
     except ValidationError as error:
-        raise RecipeError("; ".join(rule_of(entry, []) for entry in error.errors())) from None
+        found = [
+            f"{'.'.join(('model', *map(str, entry['loc'])))} {rule_of(entry, [])}"
+            for entry in error.errors()
+        ]
+        raise RecipeError(f"the grown model: {'; '.join(found)}") from None
     return _with_overrides(recipe, options.overrides)
 
 

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
 from efftrain_cli.foundation.section import SECTION, Count, parse_count
 from efftrain_cli.methods.method import Method, Sections
 
@@ -82,7 +83,7 @@ def parse_operator(text: str) -> Operator:
         raise ValueError(
             f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3'"
         )
-    if factor and re.fullmatch(r"[0-9]+", factor) is None:
+    if factor and re.fullmatch(r"[0-9]{1,9}", factor) is None:
         raise ValueError(
             f"{text!r}: the factor must be a whole number: the operators repeat whole copies; write '{kind}' or '{kind}:3'"
         )
@@ -100,11 +101,11 @@ def _check_operator(text: str) -> str:
 class StageModel:
     """How a stage's model differs from `[model]`."""
 
-    n_layer: int | None = Field(default=None, ge=1)
+    n_layer: int | None = Field(default=None, ge=1, le=LAYERS)
     """Transformer blocks."""
-    n_head: int | None = Field(default=None, ge=1)
+    n_head: int | None = Field(default=None, ge=1, le=HEADS)
     """Attention heads per block."""
-    n_embd: int | None = Field(default=None, ge=1)
+    n_embd: int | None = Field(default=None, ge=1, le=WIDTH)
     """Width of the residual stream."""
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation import bounds
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, DiskError, UsageError
 from efftrain_cli.foundation.files import made_beside
@@ -54,14 +55,13 @@ ARCHITECTURE: dict[str, tuple[Any, ...]] = {
 
 
 LARGEST = {
-    "n_layer": 1024,
-    "n_head": 1024,
-    "n_embd": 1 << 17,
-    "n_positions": 1 << 20,
-    "vocab_size": 1 << 24,
+    "n_layer": bounds.LAYERS,
+    "n_head": bounds.HEADS,
+    "n_embd": bounds.WIDTH,
+    "n_positions": bounds.CONTEXT,
+    "vocab_size": bounds.VOCABULARY,
 }
-"""Sizes beyond these are a mistake or an attack: believing them would take all time or memory before a weight is
-read."""
+"""config.json's sizes and the largest that are believed."""
 
 
 def to_hf(model: GPT) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.errors import Problem
 from efftrain_cli.methods.method import Method
 from efftrain_cli.recipe.file import Draft
@@ -271,8 +272,11 @@ class Check:
 
     def _unknown(self, key: str, value: Any) -> None:
         is_table = isinstance(value[0] if isinstance(value, list) and value else value, Mapping)
-        suggestion = self._nearest_key(key, is_table)
         rule = "unknown section" if is_table else "unknown key"
+        if len(self.problems) >= MISTAKES:  # comparing it with all keys takes milliseconds
+            self.add(key, rule)
+            return
+        suggestion = self._nearest_key(key, is_table)
         if suggestion is None:
             section = key.rpartition(".")[0]
             names = [

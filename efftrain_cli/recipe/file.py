@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
 from efftrain_cli.foundation.records import check_toml
@@ -56,7 +57,7 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
     lines = [
         f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"
     ]
-    for problem in problems:
+    for problem in problems[:MISTAKES]:
         what = " = ".join(part for part in (problem.key, problem.value) if part)
         lines += ["", f"  {what}   ({problem.source})"]
         lines.append(
@@ -65,6 +66,8 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
         )
         if problem.doc:
             lines.append(f"    {problem.doc}")
+    if len(problems) > MISTAKES:
+        lines += ["", f"  and {len(problems) - MISTAKES:,} more"]
     return "\n".join(lines)
 
 
@@ -350,13 +353,15 @@ def _merge(
                 into[name] = {}
             _merge(draft, into[name], value, f"{key}.", source, places)
         else:
-            for inner in [known for known in draft.origins if known.startswith(f"{key}.")]:
-                del draft.origins[inner]
+            if isinstance(into.get(name), dict | list):
+                for inner in [known for known in draft.origins if known.startswith(f"{key}.")]:
+                    del draft.origins[inner]
             into[name] = value
             draft.origins[key] = _place(key, source, places)
-            draft.origins.update(
-                {inner: place for inner, place in places.items() if inner.startswith(f"{key}.")}
-            )
+            if isinstance(value, list):
+                draft.origins.update(
+                    {inner: place for inner, place in places.items() if inner.startswith(f"{key}.")}
+                )
 
 
 def _place(key: str, source: str, places: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from efftrain_cli.foundation.bounds import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH
 from efftrain_cli.foundation.section import SECTION, Count, Every, Text
 from efftrain_cli.model.config import Dimensions, Init, Mlp, Norm, Positions
 
@@ -23,15 +24,15 @@ class Model(Dimensions):
     arch: Literal["gpt2", "llama"] = "gpt2"
     """What keys that are not given default to: GPT-2, or Llama: norm = "rmsnorm", mlp = "swiglu", positions = "rope",
     bias = false. A key that is given wins."""
-    n_layer: int = Field(ge=1)
+    n_layer: int = Field(ge=1, le=LAYERS)
     """Transformer blocks."""
-    n_head: int = Field(ge=1)
+    n_head: int = Field(ge=1, le=HEADS)
     """Attention heads per block; divides n_embd, unless head_dim is given."""
-    n_embd: int = Field(ge=1)
+    n_embd: int = Field(ge=1, le=WIDTH)
     """Width of the residual stream."""
-    seq_len: int = Field(ge=1, le=2**20)
+    seq_len: int = Field(ge=1, le=CONTEXT)
     """Full context length, in tokens; validation is always measured at it."""
-    vocab_multiple: int = Field(default=64, ge=1)
+    vocab_multiple: int = Field(default=64, ge=1, le=VOCABULARY)
     """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or a sample."""
     norm: Norm = "layernorm"
     """Norms before attention, MLP and head: GPT-2's layer norms, RMS norms, or none."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rows import NOT_COMPUTED
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 ENDED = ("finished", "diverged")
 """States of a run that is not trained any more: a run that diverges is a result."""
-MOST_RUNS = 10_000
-"""Most runs of a sweep or study: each has a folder, and all are listed at once."""
 RULE = "the lowest mean final validation loss over the seeds, among settings with which every seed finished"
 """How the best of several settings is chosen; with none, the setting that finished most often, then the lowest mean."""
 
@@ -63,14 +62,14 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check_number_of_runs(runs: int) -> None:
-    """Refuse more than MOST_RUNS before any list of them is made.
+    """Refuse more than RUNS before any list of them is made.
 
     Raises:
         UsageError: there are more.
     """
-    if runs > MOST_RUNS:
+    if runs > RUNS:
         raise UsageError(
-            f"{runs:,} runs are more than the {MOST_RUNS:,} that one sweep or study may have\n"
+            f"{runs:,} runs are more than the {RUNS:,} that one sweep or study may have\n"
             "give fewer seeds or fewer values"
         )
 

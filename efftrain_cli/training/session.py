@@ -6,7 +6,6 @@ Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import subprocess
 import sys
@@ -106,7 +105,7 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 def _local_index(ranks: Ranks) -> int:
     """Index of this rank's CUDA device. srun may show each process its own device only, which then is the first."""
     there = torch.cuda.device_count()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))  # set by torchrun and --devices
+    here = environment_number("LOCAL_WORLD_SIZE", 0)  # set by torchrun and --devices
     if here > there:
         raise UsageError(
             f"{here} processes on this machine, and {there} CUDA device{'s' * (there != 1)}\n"

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.foundation.bounds import LINE_BYTES
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.suites import TASKS
 
@@ -70,7 +71,9 @@ def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
     items = []
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), 1):
+                if len(line) == LINE_BYTES:
+                    raise DataError(f"{path}:{number}: a line of {LINE_BYTES:,} bytes or more")
                 if line.strip():
                     items.append(_item(line, form, f"{path}:{number}"))
     except OSError as error:
@@ -87,6 +90,8 @@ def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
         raise DataError(f"{where}: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, or too deep
+        raise DataError(f"{where}: not JSON that can be read: {error}") from None
     if not isinstance(item, dict):
         raise DataError(
             f"{where}: a {type(item).__name__}, not an object; a line looks like {example(form)}"
