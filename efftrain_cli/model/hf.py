@@ -23,6 +23,7 @@ from efftrain_cli.foundation import bounds
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, DiskError, UsageError
 from efftrain_cli.foundation.files import made_beside
+from efftrain_cli.foundation.records import parse_json, read_small_text
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
@@ -285,15 +286,11 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
         CheckpointError: a file is missing or unreadable, or holds another model than this GPT-2.
     """
     path = directory / "config.json"
+    way = "name a directory as transformers' save_pretrained writes it"
     try:
-        hf_config = json.loads(path.read_text(encoding="utf-8"))
+        hf_config = parse_json(path, read_small_text(path, way), way)
     except FileNotFoundError:
-        way = "name a directory as transformers' save_pretrained writes it"
-        raise CheckpointError(f"{path} is missing; {way}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"{path} is missing\n  {way}") from None
     if not isinstance(hf_config, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     config = from_hf_config(hf_config, vocab_multiple)
@@ -359,11 +356,11 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
     index = directory / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if not (directory / names[0]).exists() and index.exists():
+        way = "download it again"
         try:
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            weight_map = parse_json(index, read_small_text(index, way), way)["weight_map"]
+            names = sorted(set(weight_map.values()))
+        except (KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise CheckpointError(f"{index} names files outside its directory")
