@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from efftrain_cli.foundation.environment import environment_folder
-from efftrain_cli.foundation.errors import DataError, DiskError
+from efftrain_cli.foundation.errors import DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes, open_to_write, sha256_of, write_whole
 from efftrain_cli.foundation.records import read_json
 
@@ -30,7 +30,7 @@ def cache_root() -> Path:
 
 @contextmanager
 def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turns a full disk into a `DiskError` with bytes needed and free, and a refused write into a `DataError`.
+    """Turns a full disk into a `DiskError` with bytes needed and free, and a refused write into a `UsageError`.
 
     Args:
         needed: bytes that all of the writing takes, where known.
@@ -45,8 +45,8 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
                 "Make room, or set EFFTRAIN_CACHE to a folder on another disk"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise DataError(
-                f"the cache {folder} cannot be written: {error.strerror}. Set EFFTRAIN_CACHE to a writable folder"
+            raise UsageError(
+                f"the cache {folder} cannot be written: {error.strerror}\nset EFFTRAIN_CACHE to a writable folder"
             ) from error
         raise
 

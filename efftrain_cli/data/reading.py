@@ -63,7 +63,7 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        bad.found(f"{source.path}:{line}:{error.start}", _not_utf8(content, error.start))
+        bad.found(f"{source.path}:{line}, byte {error.start}", _not_utf8(content, error.start))
         return
     bad.seen += 1
     if "\r" in text:
@@ -79,13 +79,13 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
         for number, (line, length) in enumerate(_lines(path, file), 1):
             if length > LINE_BYTES:
                 any_line = True
-                bad.found(f"{path}:{number}:{start}", _too_long(length))
+                bad.found(f"{path}:{number}, byte {start}", _too_long(length))
             elif line.strip():
                 any_line = True
                 try:
                     yield from bad.read(f"{path}:{number}", _text_of(_parsed(line), text_field))
                 except _BadLineError as error:
-                    bad.found(f"{path}:{number}:{start + error.byte}", str(error))
+                    bad.found(f"{path}:{number}, byte {start + error.byte}", str(error))
             start += length
     if not any_line:
         bad.found(

@@ -114,13 +114,13 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
                 f"the file's name does not show what kind it is; known kinds are {kinds}. {way}"
             )
         return [TextFile(path.resolve(), kind)], ""
+    hidden: list[Path] = []
     if path.is_dir():
+        found = []
         try:
-            found = [
-                p
-                for p in sorted(path.rglob("*"))
-                if not any(part.startswith(".") for part in p.relative_to(path).parts)
-            ]
+            for inner in sorted(path.rglob("*")):
+                is_hidden = any(part.startswith(".") for part in inner.relative_to(path).parts)
+                (hidden if is_hidden else found).append(inner)
         except OSError as error:
             raise DataError(
                 f"{error.filename} cannot be listed: {error.strerror}. Give a folder that nothing else changes meanwhile, or a glob of files"
@@ -132,6 +132,9 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
     else:
         hub = _HUB.fullmatch(entry)
         if hub is None or _kind_of(path, SUFFIXES | MORE_SUFFIXES) is not None:
+            if "," in entry:
+                several = ", ".join(f'"{part.strip()}"' for part in entry.split(","))
+                raise DataError(f"no such file; several are written as a list: [{several}]")
             raise DataError(
                 f"no such file or folder (looked in {Path.cwd()}); name files, folders or globs of {kinds}, "
                 'a Hub dataset "owner/name", or "stdlib"'
@@ -147,9 +150,11 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
             (p, kind) for p in files if (kind := _kind_of(p, MORE_SUFFIXES)) is not None
         ]
     if not chosen:
-        hint = (
-            f'; it has {_suffixes(files)}. data.format = "txt" reads them as text' if files else ""
-        )
+        hint = ""
+        if files:
+            hint = f'; it has {_suffixes(files)}. data.format = "txt" reads them as text'
+        elif hidden:
+            hint = f"; hidden files and folders, such as {hidden[0].name}, are not read: name one to read it"
         raise DataError(f"{what} no file of a known kind ({kinds}){hint}")
     return [TextFile(p.resolve(), kind) for p, kind in chosen], _left_out(
         files, [p for p, _ in chosen]

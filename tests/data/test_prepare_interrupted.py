@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.errors import UsageError
 from tests.conftest import REPOSITORY
 from tests.data.conftest import LINES, data
 
@@ -183,5 +183,5 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "file" / "cache"))
     os.utime(book, (1e9, 1e9))
-    with pytest.raises(DataError, match=r"cannot be written.*EFFTRAIN_CACHE"):
+    with pytest.raises(UsageError, match=r"cannot be written: .*\nset EFFTRAIN_CACHE"):
         prepare(data(book))

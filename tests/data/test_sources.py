@@ -77,7 +77,7 @@ def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
     [
         ("a.json", b'[{"text": 1}]', r"a\.json: record 1: field 'text' is int"),
         ("a.json", b"[]", "holds no records"),
-        ("a.json", b'[{"text": "x"}, {"te', r"a\.json:1:"),
+        ("a.json", b'[{"text": "x"}, {"te', r"a\.json:1, byte 17: not JSON"),
         ("a.csv", b"id,body\n1,x\n", r"no column 'text'; it has 'id', 'body'"),
         ("a.csv", b"text\n\xff\n", r"a\.csv:2: not UTF-8"),
         ("a.csv", b'text\n"open', r"a\.csv:2: not CSV"),
@@ -95,7 +95,7 @@ def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"text": "x", "n": ' + b"7" * 5000 + b"}\n",
-            r"a\.jsonl:1:0: not JSON that can be read",
+            r"a\.jsonl:1, byte 0: not JSON that can be read",
         ),
     ],
 )
@@ -115,7 +115,8 @@ def test_a_line_without_end_costs_bounded_memory(
         gzip.compress(b'{"text": "before"}\n' + b" " * 10_000_000 + b'\n{"text": "after"}\n')
     )
     with pytest.raises(
-        DataError, match=r"bomb\.jsonl\.gz:2:19: a line of 10,000,001 bytes; at most 1,000 are read"
+        DataError,
+        match=r"bomb\.jsonl\.gz:2, byte 19: a line of 10,000,001 bytes; at most 1,000 are read",
     ):
         texts(path)
     bad = BadDocuments("skip")
@@ -401,3 +402,18 @@ def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path: Path)
         file.truncate(shard.stat().st_size // 2)
     with pytest.raises(DataError, match=r"train-00000\.bin: .* cut short while in use"):
         corpus.train.read([corpus.train.tokens - 20], 10)
+
+
+def test_text_below_a_hidden_folder_is_said_to_be_hidden(tmp_path: Path) -> None:
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "a.txt").write_text("text")
+    with pytest.raises(DataError, match=r"such as \.cache, are not read: name one to read it"):
+        find_text(Data(train=str(tmp_path)))
+    assert len(find_text(Data(train=str(tmp_path / ".cache"))).train) == 1
+
+
+def test_texts_with_a_comma_between_them_are_shown_as_a_list(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r'written as a list: \["a\.txt", "b\.txt"\]'):
+        find_text(Data(train="a.txt, b.txt"))
+    (tmp_path / "a,b.txt").write_text("text")
+    assert len(find_text(Data(train=str(tmp_path / "a,b.txt"))).train) == 1

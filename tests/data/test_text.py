@@ -152,19 +152,19 @@ GOOD = b'{"text": "ok"}\n'
 @pytest.mark.parametrize(
     ("name", "content", "place", "what"),
     [
-        ("a.jsonl", GOOD * 2 + b'{"text": "x";}\n', "3:42", "not JSON"),
-        ("a.jsonl", GOOD + '{"é": "'.encode() + b'\xff"}\n', "2:23", "not UTF-8: byte 0xff"),
+        ("a.jsonl", GOOD * 2 + b'{"text": "x";}\n', "3, byte 42", "not JSON"),
+        ("a.jsonl", GOOD + '{"é": "'.encode() + b'\xff"}\n', "2, byte 23", "not UTF-8: byte 0xff"),
         (
             "a.jsonl",
             GOOD + b'{"body": "x", "id": 3}\n',
-            "2:15",
+            "2, byte 15",
             "no field 'text'; it has 'body', 'id' (data.text_field",
         ),
-        ("a.jsonl", GOOD + b'{"text": 3}\n', "2:15", "field 'text' is int, not text"),
-        ("a.jsonl", GOOD + b'["x"]\n', "2:15", "a JSON list, not an object"),
-        ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', "2:15", "half of a surrogate pair"),
-        ("a.json.gz", gzip.compress(GOOD + b"{\n", mtime=0), "2:16", "not JSON"),
-        ("a.txt", "zwei\ndrei ä".encode("latin1"), "2:10", "not UTF-8: byte 0xe4"),
+        ("a.jsonl", GOOD + b'{"text": 3}\n', "2, byte 15", "field 'text' is int, not text"),
+        ("a.jsonl", GOOD + b'["x"]\n', "2, byte 15", "a JSON list, not an object"),
+        ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', "2, byte 15", "half of a surrogate pair"),
+        ("a.json.gz", gzip.compress(GOOD + b"{\n", mtime=0), "2, byte 16", "not JSON"),
+        ("a.txt", "zwei\ndrei ä".encode("latin1"), "2, byte 10", "not UTF-8: byte 0xe4"),
     ],
 )
 def test_bad_documents_are_named_by_file_line_and_byte(
@@ -179,7 +179,7 @@ def test_bad_documents_are_named_by_file_line_and_byte(
 def test_the_byte_of_bad_json_is_where_reading_failed(tmp_path: Path) -> None:
     """Counted in bytes although the line has characters of two."""
     said = complaint(tmp_path / "a.jsonl", GOOD + '{"text": "éé" 3}\n'.encode())
-    assert ":2:31:" in said  # 15 bytes of the first line, 16 up to the 3
+    assert ":2, byte 31:" in said  # 15 bytes of the first line, 16 up to the 3
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.json.gz"])
@@ -214,7 +214,7 @@ def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path: Path) -> None:
     assert len(list(read_documents(source, "text", bad))) == 999
     bad.check()
     assert (bad.seen, bad.skipped) == (1000, 1)
-    assert bad.examples[0].startswith(f"{path}:1000:{999 * 15 + 1}: not JSON")
+    assert bad.examples[0].startswith(f"{path}:1000, byte {999 * 15 + 1}: not JSON")
     path.write_bytes(GOOD * 998 + b"{\n[]\n")
     bad = BadDocuments("skip")
     list(read_documents(source, "text", bad))

@@ -30,6 +30,7 @@ UNUSABLE = [
     {"SOURCE_DATE_EPOCH": "x"},
     {"SOURCE_DATE_EPOCH": "-1"},
     {"EFFTRAIN_CACHE": "~nosuchuser/cache"},
+    {"EFFTRAIN_CACHE": "/dev/null/cache"},
     {"EFFTRAIN_RUNS": "~nosuchuser/runs"},
 ]
 
