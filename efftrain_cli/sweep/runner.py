@@ -291,9 +291,9 @@ class Crew:
         left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
         left += sum(max(0, self._tokens[slot.trial.name] - now) for now, slot in under_way)
         elapsed = time.monotonic() - self._began
-        return (
-            f"; about {human_seconds(left / done * elapsed)} left" if done > 0 and left > 0 else ""
-        )
+        # Until a run has ended, the first minute is mostly its start.
+        known = done > 0 and (self._tokens_done > 0 or elapsed > 60)
+        return f"; about {human_seconds(left / done * elapsed)} left" if known and left > 0 else ""
 
     def _look_elsewhere(self) -> None:
         """Nothing is left to do here: waits for what other processes train, and continues what they give back."""

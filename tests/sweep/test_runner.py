@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from efftrain_cli.sweep import needs, runner
 from efftrain_cli.sweep.claims import Claims
 from efftrain_cli.sweep.runner import Crew, environments, pretrain_arguments
 from efftrain_cli.sweep.trials import Trial, choose, grid
-from tests.sweep.crew import Pretrain, quiet, write_trial
+from tests.sweep.crew import Pretrain, Stub, quiet, write_trial
 
 
 def crew(folder: Path, launch: Pretrain, jobs: int = 1, **more: float) -> Crew:
@@ -372,3 +373,18 @@ def test_time_is_known_where_pretrain_knows_it(
         )
     )
     assert needs.seconds_left(recipe, 100, {}) == pytest.approx(10 + needs.START_SECONDS)
+
+
+def test_no_time_left_is_told_from_the_first_minute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2,560 tokens 256 are trained: after 10 s nothing is said, after 100 s 900 s are left."""
+    (trial,) = grid(["plain.toml"], (0,), [])
+    working = crew(folder, Pretrain([trial]))
+    working._tokens = {trial.name: 2560}
+    slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)
+    working._active = {0: slot}
+    monkeypatch.setattr(runner, "tokens_so_far", lambda name: 256)
+    for elapsed, told in ((10.0, ""), (100.0, "; about 15 min 00 s left")):
+        working._began = time.monotonic() - elapsed
+        assert working._eta() == told
