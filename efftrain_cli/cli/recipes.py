@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,9 +84,10 @@ def new_recipe(
     from efftrain_cli.recipe.starter import starter
 
     path = Path("recipes") / f"{name}.toml"
-    if is_path(name) or not name or name.startswith((".", "-")):
+    if is_path(name) or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) is None:
         raise UsageError(
-            f"{name!r} is not a name; give one such as mine, and it is written to recipes/mine.toml"
+            f"{name!r} is not a name of letters, digits, '.', '_' and '-'\n"
+            "give one such as mine, and it is written to recipes/mine.toml"
         )
     if path.exists():
         raise UsageError(

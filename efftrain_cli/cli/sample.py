@@ -8,6 +8,7 @@ from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import CheckpointOption, Device, RunArgument
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 
 
@@ -69,6 +70,9 @@ def sample(
     from efftrain_cli.training.trained_model import load_trained_model
 
     trained = load_trained_model(run, checkpoint, choose_device(device))
+    length, context = len(trained.tokenizer.encode([prompt])[0]), trained.model.config.seq_len
+    if length > context:
+        say(f"note: the prompt has {length:,} tokens; the model reads the last {context:,}")
     for number in range(count):
         if count > 1:
             print(f"--- seed {seed + number}")

@@ -231,7 +231,7 @@ def test_a_new_recipe_changes_one_of_its_bases_stages(
     assert load_recipe("mine") == load_recipe("small-staged-width", [*usual, *overrides])
 
 
-@pytest.mark.parametrize("name", ["../x", "x.toml", "-x", ""])
+@pytest.mark.parametrize("name", ["../x", "x.toml", "-x", "", "my recipe"])
 def test_a_new_recipe_needs_a_plain_name(efftrain: Efftrain, tmp_path: Path, name: str) -> None:
     assert efftrain("recipes", "new", "--", name).returncode == 2
     assert list(tmp_path.iterdir()) == []

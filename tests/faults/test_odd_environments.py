@@ -79,6 +79,9 @@ def test_a_prompt_that_is_no_text(lab: Laboratory) -> None:
     process = lab.call("sample", "r", "--prompt", "a\udcffb")
     assert process.code == 2
     assert "--prompt holds bytes that are not UTF-8 text" in process.err.read_text()
+    process = lab.call("sample", "r", "--prompt", "the " * 100, "--max-tokens", "1")
+    assert process.code == 0
+    assert "tokens; the model reads the last 32\n" in process.err.read_text()
 
 
 @pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
