@@ -210,11 +210,11 @@ def grown_recipe(
         model = dataclasses.replace(source.model, **grown._asdict())
         recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=stages)
     except ValidationError as error:
-        found = [
+        wrong = [
             f"{'.'.join(('model', *map(str, entry['loc'])))} {rule_of(entry, [])}"
             for entry in error.errors()
         ]
-        raise RecipeError(f"the grown model: {'; '.join(found)}") from None
+        raise RecipeError(f"the grown model: {'; '.join(wrong)}") from None
     return _with_overrides(recipe, options.overrides)
 
 
