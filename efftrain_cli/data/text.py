@@ -116,7 +116,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
         return [TextFile(path.resolve(), kind)], ""
     hidden: list[Path] = []
     if path.is_dir():
-        found = []
+        found: list[Path] = []
         try:
             for inner in sorted(path.rglob("*")):
                 is_hidden = any(part.startswith(".") for part in inner.relative_to(path).parts)
