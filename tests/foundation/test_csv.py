@@ -60,11 +60,11 @@ def test_the_csv_of_a_comparison_and_of_a_plan(tmp_path: Path) -> None:
             runs.append(read_numbers(path))
     frame = pd.read_csv(io.StringIO(comma_separated(compare(runs, baseline="=plain"))))
     assert set(frame["recipe"]) == {"'=plain", "'-warm"}
-    numbers = ("mean", "sd", "difference", "low", "high")
+    numbers = ("mean", "sd", "estimate", "low", "high")
     for column in numbers:
         assert frame[column].dtype == np.float64, column
     differences = frame[(frame["measure"] == "final_loss") & (frame["recipe"] == "'-warm")]
-    assert (differences["difference"] < 0).all()
+    assert (differences["estimate"] < 0).all()
 
     plan = pd.read_csv(io.StringIO("\n".join(csv_lines(load_recipe("small"), 20))))
     assert all(np.issubdtype(kind, np.number) for kind in plan.dtypes)
