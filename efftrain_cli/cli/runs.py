@@ -54,9 +54,8 @@ def list_(
     from efftrain_cli.compare.formats import print_tables
     from efftrain_cli.compare.groups import shown
     from efftrain_cli.compare.measures import human
-    from efftrain_cli.compare.show import output_console
     from efftrain_cli.compare.tables import Table
-    from efftrain_cli.foundation.console import human_seconds
+    from efftrain_cli.foundation.console import human_seconds, make_console
 
     rows = []
     for run in found:
@@ -67,7 +66,7 @@ def list_(
         labels = (run["name"], run["status"], run["recipe"], shown(run["seed"]))
         rows.append((*labels, tokens, loss, human_seconds(run["age_seconds"])))
     header = ("run", "status", "recipe", "seed", "tokens", "best val loss", "age")
-    print_tables(output_console(), [Table("", header, tuple(rows))])
+    print_tables(make_console(result=True), [Table("", header, tuple(rows))])
     for run in found:
         if run["problem"]:
             print(f"warning: {run['problem']}", file=sys.stderr)
@@ -82,8 +81,8 @@ def list_(
 def show(name: RunArgument, format_: TableOrJson = "table") -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
     from efftrain_cli.compare.formats import print_tables
-    from efftrain_cli.compare.show import output_console
     from efftrain_cli.compare.show_run import tables_of_run, values_of_run
+    from efftrain_cli.foundation.console import make_console
     from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run
 
@@ -93,7 +92,7 @@ def show(name: RunArgument, format_: TableOrJson = "table") -> None:
 
         print(json.dumps(values_of_run(path), indent=1, allow_nan=False))
         return
-    print_tables(output_console(), tables_of_run(path))
+    print_tables(make_console(result=True), tables_of_run(path))
 
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))

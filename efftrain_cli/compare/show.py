@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from efftrain_cli.compare import formats
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.tables import equal_point_lines, plan_table, tables_of
+from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
 
@@ -60,7 +61,7 @@ def show_comparison(
         print(f"report: {path}", file=sys.stderr)
     elif kind == "table":
         if output is None:
-            _print_all(output_console(), comparison, details)
+            _print_all(make_console(result=True), comparison, details)
         else:
             from io import StringIO
 
@@ -94,7 +95,7 @@ def show_comparison(
         from efftrain_cli.compare.picture import draw_in_terminal
         from efftrain_cli.compare.plots import terminal_plots
 
-        console = output_console()
+        console = make_console(result=True)
         # Beside a format for programs the curves go where the eye is, not where the data goes.
         stream = sys.stdout if kind == "table" and output is None else sys.stderr
         colour = stream.isatty() and not console.no_color
@@ -118,7 +119,7 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
         raise UsageError(
             "--plan needs the runs of two recipes: the spread of their differences decides the number of seeds"
         )
-    formats.print_tables(output_console(), [plan_table(comparison, sizes or PLANNED)])
+    formats.print_tables(make_console(result=True), [plan_table(comparison, sizes or PLANNED)])
 
 
 def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
@@ -142,20 +143,6 @@ def _widest(comparison: Comparison) -> int:
     """Characters that the widest table needs."""
     columns = [zip(table.header, *table.rows, strict=True) for table in tables_of(comparison)]
     return max(80, *(sum(max(map(len, column)) + 2 for column in each) + 2 for each in columns))
-
-
-def output_console() -> Console:
-    """Standard output; in a pipe as wide as it needs, so that nothing is folded."""
-    from rich.console import Console
-
-    class Output(Console):
-        def on_broken_pipe(self) -> None:
-            """The reader has gone (`| head`): for the command line to handle; rich itself would call it a failure."""
-            raise BrokenPipeError
-
-    if sys.stdout.isatty():
-        return Output(highlight=False)
-    return Output(highlight=False, width=10_000, soft_wrap=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -133,23 +133,22 @@ def silent() -> bool:
 
 
 def make_console(result: bool = False) -> Console:
-    """Standard output; lines are not folded where it is not a terminal.
+    """Return standard output; lines are not folded where it is not a terminal.
 
     Args:
-        result: for what a command was asked for, which `--quiet` shows too.
+        result: for what a command was asked for, which `--quiet` shows too; tables are as wide as they need in a pipe.
     """
     from rich.console import Console
 
-    class QuietConsole(Console):
-        def on_broken_pipe(
-            self,
-        ) -> None:  # Rich's own would end the process here, in the middle of anything
-            self.quiet = True
-            stop_output()
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            """The reader has gone (`| head`): for the command line to handle; rich itself would call it a failure."""
+            raise BrokenPipeError
 
-    return QuietConsole(
-        soft_wrap=not sys.stdout.isatty(), highlight=False, quiet=_silent and not result
-    )
+    terminal = sys.stdout.isatty()
+    width = 10_000 if result and not terminal else None
+    quiet = _silent and not result
+    return Output(soft_wrap=not terminal, highlight=False, quiet=quiet, width=width)
 
 
 class _Output(io.FileIO):
@@ -204,10 +203,3 @@ def _steady(stream: TextIO, number: int) -> TextIO:
         errors="backslashreplace",
         line_buffering=number == 2 or stream.isatty(),
     )
-
-
-def stop_output() -> None:
-    """The reader of our output has gone (`| head`): says nothing more, and asks training to stop after a save."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    ask_to_stop("a closed output")

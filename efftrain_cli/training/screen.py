@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from efftrain_cli.foundation.console import human_count, human_seconds, stop_output
+from efftrain_cli.foundation.console import human_count, human_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,11 +104,8 @@ class TrainingScreen:
 
     def _print_line(self, text: str) -> None:
         self._printed = time.monotonic()
-        try:
-            if not self._console.quiet:
-                print(text, flush=True)
-        except BrokenPipeError:
-            stop_output()
+        if not self._console.quiet:
+            print(text, flush=True)
 
     def _keep_alive(self) -> None:
         while not self._ended.wait(0.25):
