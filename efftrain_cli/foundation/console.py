@@ -55,7 +55,7 @@ def counted(number: int, noun: str) -> str:
 
 def human_seconds(seconds: float) -> str:
     """3725 -> "1 h 02 min"."""
-    if seconds < 0.9995:
+    if 0 < seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     seconds = float(round(seconds))  # 119.9 is 2 minutes, not "1 min 60 s"
     if seconds < 60:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -375,7 +376,8 @@ def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) 
 
 
 def _described(differences: list[Any]) -> str:
-    return ", ".join(f"{key}: {old!r} -> {new!r}" for key, old, new in differences)
+    text = ", ".join(f"{key}: {old!r} -> {new!r}" for key, old, new in differences)
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1...", text)  # hashes, cut short
 
 
 def _is_set_aside(path: Path) -> bool:

@@ -6,6 +6,7 @@ import ast
 import json
 import pickle
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -331,7 +332,9 @@ def test_changed_text_is_refused_at_resume(lab: Laboratory) -> None:
     text.write_text("one more line\n" + text.read_text())
     process = lab.call("pretrain", "--resume", "r", "--steps", "3", "--no-probe")
     assert process.code == 2
-    assert "train_hash" in process.err.read_text()
+    errors = process.err.read_text()
+    assert "train_hash" in errors and re.search(r"'[0-9a-f]{12}\.\.\.' -> ", errors)
+    assert re.search("[0-9a-f]{13}", errors) is None, "hashes are cut short"
     assert (
         lab.call(
             "pretrain", "--resume", "r", "--steps", "3", "--no-probe", "--override-resume"

@@ -62,6 +62,7 @@ def test_one_is_singular() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
+        (0.0, "0 s"),
         (0.2, "200 ms"),
         (59, "59 s"),
         (61, "1 min 01 s"),
