@@ -8,8 +8,13 @@ from statistics import median
 
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import EfftrainError, OutOfMemoryError
-from efftrain_cli.plan.cost import in_flight_bytes, likely_vocabulary
-from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
+from efftrain_cli.plan.cost import (
+    gradient_copies,
+    in_flight_bytes,
+    likely_vocabulary,
+    training_bytes,
+)
+from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
@@ -39,17 +44,22 @@ def disk_bytes(recipe: Recipe) -> int:
 
 
 def memory_bytes(recipe: Recipe) -> int:
-    """Bytes of memory that training takes on a CPU, about: the process, weights, gradients and two moments, the
-    activations of a micro-batch (17 values of the width per token and block), and its logits with their gradient."""
-    model = recipe.model
-    tokens = max(recipe.train.micro_batch_tokens, model.seq_len)
-    activations = (
-        4
-        * tokens
-        * (17 * model.n_layer * model.n_embd + 2 * likely_vocabulary(recipe.data.tokenizer))
+    """Return the bytes of memory that training takes on a CPU, about: the process, and what `training_bytes` says."""
+    seq_len = recipe.model.seq_len
+    sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // seq_len))
+    return (
+        PROCESS
+        + training_bytes(
+            model_config(recipe, likely_vocabulary(recipe.data.tokenizer)),
+            sequences,
+            seq_len,
+            dtype="fp32",
+            compiled=False,
+            recompute=recipe.train.activation_checkpointing is True,
+            gradients=gradient_copies(recipe),
+        )
+        + _sizes(recipe)[1]
     )
-    parameters, late = _sizes(recipe)
-    return PROCESS + 16 * parameters + late + activations
 
 
 def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
