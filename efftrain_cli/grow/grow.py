@@ -210,11 +210,11 @@ def grown_recipe(
         model = dataclasses.replace(source.model, **grown._asdict())
         recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=stages)
     except ValidationError as error:
-        wrong = [
-            f"{'.'.join(('model', *map(str, entry['loc'])))} {rule_of(entry, [])}"
-            for entry in error.errors()
-        ]
-        raise RecipeError(f"the grown model: {'; '.join(wrong)}") from None
+        wrong = []
+        for entry in error.errors():
+            key = "".join(f"the grown model's {part} " for part in entry["loc"])
+            wrong.append(key + rule_of(entry, []))
+        raise RecipeError("; ".join(wrong)) from None
     return _with_overrides(recipe, options.overrides)
 
 

@@ -59,8 +59,8 @@ def test_growth_factors(lab: Laboratory) -> None:
     steps = ("--steps", "1", "--no-probe")
     assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", *steps).code == 0
     for operator, code, message in (
-        ("width:1000", 2, "the grown model: model.n_head must be at most 1024"),
-        ("depth:100000", 2, "the grown model: model.n_layer must be at most 1024"),
+        ("width:1000", 2, "the grown model's n_head must be at most 1024"),
+        ("depth:100000", 2, "the grown model's n_layer must be at most 1024"),
         (f"depth:{'9' * 5000}", 2, "the factor must be a whole number"),
         ("width:500 depth:500", 5, "a model of 12.3T parameters needs 196.6 TB"),
     ):
