@@ -1,0 +1,284 @@
+"""What is made beside its place and renamed when it is whole: runs, checkpoints, exports; and what is left alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.convert import import_hf
+from efftrain_cli.export import export_run
+from efftrain_cli.foundation.errors import CheckpointError, DiskError
+from efftrain_cli.foundation.files import disk_error, temporary_beside, write_whole
+from efftrain_cli.grow.grow import GrowOptions, grow_run
+from efftrain_cli.run.directory import Run, checkpoints_of
+from efftrain_cli.run.manifest import verify_checkpoint
+from efftrain_cli.run_list import read_runs
+from efftrain_cli.training.checkpoints import save
+from tests.faults.conftest import RECIPE, call
+from tests.tiny import fresh
+from tests.trained_run import make_run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run called r, its export in hf, and that imported as base."""
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path, "r")
+    export_run("r", None, tmp_path / "hf")
+    import_as(tmp_path, "base")
+    return tmp_path
+
+
+def import_as(home: Path, name: str) -> None:
+    text = f"data.train={json.dumps(str(home / 'text.txt'))}"
+    import_hf(home / "hf", name, overrides=(text, "data.repeat=true", "eval.windows=2"))
+
+
+def make_import(home: Path) -> None:
+    import_as(home, "made")
+
+
+def make_growth(home: Path) -> None:
+    grow_run("base", ["depth"], "made", GrowOptions(), torch.device("cpu"))
+
+
+MAKERS = {"import": make_import, "grow": make_growth}
+
+
+def temporaries(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*.tmp")]
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+# --- F86: runs with a parent -----------------------------------------------------------------------------------------
+
+OPERATIONS = ("fsync", "rename", "replace", "mkdir", "link", "unlink")
+
+
+def die_at(number: int) -> None:
+    """Make this process end, with no cleaning up, just before its `number`th operation on the disk."""
+    seen = 0
+
+    def counted(real: Callable) -> Callable:
+        def operation(*args, **options):
+            nonlocal seen
+            seen += 1
+            if seen == number:
+                os._exit(9)
+            return real(*args, **options)
+
+        return operation
+
+    for name in OPERATIONS:
+        setattr(os, name, counted(getattr(os, name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_kill_leaves_no_run_without_its_checkpoint(home: Path, kind: str) -> None:
+    """F86: before every operation on the disk."""
+    number, appeared = 0, 0
+    while True:
+        number += 1
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                die_at(number)
+                MAKERS[kind](home)
+                os._exit(0)
+            except BaseException as error:
+                print(repr(error))
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        made = home / "runs" / "made"
+        if made.exists():
+            appeared += 1
+            verify_checkpoint(checkpoints_of(made)[-1])
+            with Run.open("made"):
+                pass
+            shutil.rmtree(made)
+        assert len(list((home / "runs").glob(".*"))) <= 1  # the next start clears it away
+        if code == 0:
+            break
+        assert code == 9
+    assert number > 15 and appeared > 1
+    assert temporaries(home) == []
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_run_whose_weights_are_lost_continues_with_no_others(home: Path, kind: str) -> None:
+    """F86: nothing starts from random weights; its rows are still listed."""
+    MAKERS[kind](home)
+    shutil.rmtree(home / "runs" / "made" / "checkpoints")
+    for verb in (
+        ("pretrain", "--resume", "made", "--no-probe"),
+        ("sample", "made", "--prompt", "x"),
+        ("export", "made", "--out", "out"),
+        ("grow", "made", "--operator", "depth"),
+        ("eval-zeroshot", "made", "--tasks", "offline"),
+    ):
+        code, message = call(*verb)
+        assert code == 3, (verb, message)
+        assert "has no checkpoint: its weights are lost" in message, (verb, message)
+    assert "made" in {run.name for run in read_runs().itertuples() if not run.problem}
+    assert call("runs", "show", "made")[0] in (0, 3)
+    assert not (home / "runs" / "made-grown").exists() and not (home / "out").exists()
+
+
+# --- F104: a flush or a rename that fails ----------------------------------------------------------------------------
+
+
+def save_again(home: Path) -> None:
+    with Run.open("r") as run:
+        state = fresh(RECIPE, 300)
+        state.progress = state.progress._replace(step=20)
+        save(run, state, RECIPE)
+
+
+PLACES = {
+    "import": (make_import, Path("runs/made")),
+    "grow": (make_growth, Path("runs/made")),
+    "export": (lambda home: export_run("r", None, home / "out"), Path("out")),
+    "save": (save_again, Path("runs/r/checkpoints/step-00000020")),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("operation", ["fsync", "rename"])
+def test_a_failed_flush_or_rename_leaves_nothing_half_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, operation: str
+) -> None:
+    """F104: each one in turn, once; the message names the file, exit code 6."""
+    make, place = PLACES[kind]
+    real, failed = getattr(os, operation), 0
+    for number in range(1, 100):
+        seen = 0
+
+        def failing(*args, number: int = number):
+            nonlocal seen
+            seen += 1
+            if seen == number:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*args)
+
+        monkeypatch.setattr(os, operation, failing)
+        try:
+            make(home)
+        except OSError as error:
+            message = str(disk_error(error))
+        except DiskError as error:
+            message = str(error)
+        else:
+            message = ""
+        monkeypatch.setattr(os, operation, real)
+        assert temporaries(home) == []
+        if seen < number:
+            break
+        if message:
+            failed += 1
+            assert str(place) in message and "tmp" not in message.replace(str(home), ""), message
+            assert not (home / place).exists()
+        elif kind == "save":
+            verify_checkpoint(home / place)
+            shutil.rmtree(home / place)
+        else:
+            shutil.rmtree(home / place)
+    assert failed >= (1 if operation == "rename" else 3)
+    assert (home / place).exists()
+
+
+# --- F85: what others made -------------------------------------------------------------------------------------------
+
+
+def test_only_temporaries_of_ours_that_are_dead_are_removed(home: Path) -> None:
+    """F85: by name, process and machine, however old."""
+    runs, elsewhere = home / "runs", home / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("mine")
+    dead, machine = dead_process(), temporary_beside(runs / "x").name.partition("@")[2]
+    foreign = [
+        ".x.tmp",
+        f".r.{dead}.tmp",
+        f".r.efftrain-{dead}@another.tmp",
+        f".r.efftrain-{os.getppid()}@{machine}",
+        f".r.another-{dead}@{machine}",
+    ]
+    for name in foreign:
+        (runs / name).mkdir()
+        (runs / name / "data").write_text("theirs")
+        os.utime(runs / name, (1e9, 1e9))
+    (runs / f".linked.efftrain-{dead}@{machine}").symlink_to(elsewhere)
+    ours = runs / f".old.efftrain-{dead}@{machine}"
+    ours.mkdir()
+    (ours / "data").write_text("half")
+    with Run.create("new", "seed = 1\n", {}):
+        pass
+    assert not ours.exists()
+    for name in foreign:
+        assert (runs / name / "data").read_text() == "theirs", name
+    assert (elsewhere / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "place", ["accumulation", "wandb", "tensorboard", "checkpoints", "lock", "metrics.jsonl"]
+)
+def test_no_write_follows_a_link(home: Path, place: str) -> None:
+    """F85."""
+    elsewhere = home / "elsewhere"
+    run = home / "runs" / "r"
+    if place in ("lock", "metrics.jsonl"):
+        elsewhere.write_text("mine")
+    else:
+        elsewhere.mkdir()
+    if place == "checkpoints":
+        shutil.rmtree(run / place)
+    else:
+        (run / place).unlink(missing_ok=True)
+    (run / place).symlink_to(elsewhere)
+    verb = ("pretrain", "--resume", "r", "--no-probe")
+    if place == "accumulation":
+        verb = ("accumulation", "r", "--samples", "8")
+    if place == "tensorboard":
+        verb = ("wandb-sync", "r", "--tensorboard")
+    code, message = call(*verb)
+    assert code in (2, 3) and message, message
+    assert elsewhere.read_text() == "mine" if elsewhere.is_file() else not list(elsewhere.iterdir())
+
+
+def test_a_lock_of_the_cache_is_no_link(home: Path) -> None:
+    from efftrain_cli.data.cache import locked
+
+    (home / "x.lock").symlink_to(home / "mine")
+    with pytest.raises(CheckpointError, match="symbolic link"), locked(home / "x.lock", list):
+        pass
+    assert not (home / "mine").exists()
+
+
+def test_the_first_of_several_writers_wins(tmp_path: Path) -> None:
+    write_whole(tmp_path / "plan.json", "mine", first=True)
+    with pytest.raises(FileExistsError) as raised:
+        write_whole(tmp_path / "plan.json", "theirs", first=True)
+    assert str(raised.value.filename) == str(tmp_path / "plan.json")
+    assert (tmp_path / "plan.json").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_an_imported_run_says_its_parent(home: Path) -> None:
+    make_import(home)
+    origin = json.loads((home / "runs" / "made" / "origin.json").read_text())
+    assert origin["imported"]["directory"] == "hf"
