@@ -17,8 +17,6 @@ from efftrain_cli.foundation.records import damaged, read_toml_text
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.origin import RESTORE, read_origin
 
-SCHEMA_VERSION = 1
-"""Format of a run directory."""
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
 """Recipe keys that change nothing of what a run computes: a continued run, or another, may differ in them."""
 

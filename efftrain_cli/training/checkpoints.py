@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import (
     CheckpointError,
     DiskError,
@@ -125,7 +126,7 @@ def newest_checkpoint(run: Run) -> Path | None:
         if path not in paths and not _is_set_aside(path):
             run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
             print(
-                f"warning: {path} is not named like a checkpoint (step-00000000); ignored",
+                f"warning: {printable(str(path))} is not named like a checkpoint (step-00000000); ignored",
                 file=sys.stderr,
             )
     found, passed_over = newest_sound(paths)

@@ -10,7 +10,7 @@ import yaml
 
 import efftrain_cli
 from efftrain_cli.data import shards
-from efftrain_cli.run import manifest, rows
+from efftrain_cli.run import manifest, origin
 from efftrain_cli.zeroshot import results
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,7 +28,7 @@ def test_the_changelog_names_the_formats_that_are_written() -> None:
         re.findall(r"^\| ([a-z -]+) \| .* \| (\d+) \|$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     )
     written = {
-        "run": rows.SCHEMA_VERSION, "checkpoint": manifest.SCHEMA_VERSION, "token shards": shards.SCHEMA_VERSION,
+        "run": origin.Origin.newest, "checkpoint": manifest.SCHEMA_VERSION, "token shards": shards.SCHEMA_VERSION,
         "zero-shot scores": results.SCHEMA_VERSION,
     }  # fmt: skip
     assert {name: int(version) for name, version in table.items()} == written
