@@ -90,12 +90,12 @@ def test_calm_ends_by_an_older_bound_are_judged_again(
 
 
 def test_a_budget_is_kept_and_more_of_it_goes_on(
-    recipe: Recipe, capsys: pytest.CaptureFixture
+    recipe: Recipe, capfd: pytest.CaptureFixture
 ) -> None:
     search = Search(recipe=recipe)
     little = replace(search, budget=search.smallest_budget() - 1)
     folder = tune_warmup.tune(little, recipe_name="tiny")
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capfd.readouterr().out.split())
     assert "NOT VERIFIED, a rule of thumb, a third of a run's full steps" in shown
     assert "too little to verify" in shown
     share = math.ceil(1000 * search.smallest_budget() / recipe.train.tokens) / 10
