@@ -55,6 +55,9 @@ def comparison(
 ) -> pd.DataFrame:
     """Compare runs, grouped by recipe, with a baseline; return a row per measure and recipe.
 
+    `values` are by seed; a missing one is the reason in words. If nothing was judged, `verdict` is missing,
+    `reason` says why in words and `kind` in one word for programs.
+
     Args:
         names: runs, globs over runs, or recipes with runs; all runs without names.
         baseline: a recipe, or a run of it; default: the only recipe without a method.

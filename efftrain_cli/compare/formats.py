@@ -14,13 +14,12 @@ from efftrain_cli.compare.measures import PRIMARY, mean_sd
 from efftrain_cli.compare.tables import Table, headline, tables_of
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.files import csv_text
+from efftrain_cli.foundation.why import Why
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from efftrain_cli.compare.inference import Estimate
-    from efftrain_cli.foundation.why import Why
 
 SCHEMA_VERSION = 3
 """Format of `--format json`."""
@@ -140,47 +139,14 @@ def latex(comparison: Comparison) -> str:
     return "\n".join(parts) + "\n"
 
 
-COLUMNS = [
-    "section",
-    "measure",
-    "unit",
-    "arm",
-    "baseline",
-    "seeds",
-    "values",
-    "mean",
-    "sd",
-    "estimate",
-    "low",
-    "high",
-    "p",
-    "p_holm",
-    "verdict",
-    "reason",
-    "kind",
-]
+COLUMNS = "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict reason kind"
 """Of the frame: a row per measure and recipe."""
-_CSV_COLUMNS = [
-    "section",
-    "measure",
-    "unit",
-    "recipe",
-    "baseline",
-    "seeds",
-    "values",
-    "mean",
-    "sd",
-    "estimate",
-    "kind",
-    "low",
-    "high",
-    "p",
-    "p_holm",
-    "shared_seeds",
-    "method",
-    "verdict",
-    "exploratory",
-]
+_MORE = "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p text"
+"""What JSON's rows hold besides."""
+_CSV_COLUMNS = (
+    "section measure unit recipe baseline seeds values mean sd estimate kind low high p p_holm shared_seeds method verdict "
+    "exploratory"
+)
 
 
 def frame_of(comparison: Comparison) -> pd.DataFrame:
@@ -191,39 +157,36 @@ def frame_of(comparison: Comparison) -> pd.DataFrame:
     """
     import pandas as pd
 
-    return pd.DataFrame(_rows(comparison))[COLUMNS]
+    return pd.DataFrame(_rows(comparison))[COLUMNS.split()]
 
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """The rows of the frame with more columns: `tested`, `shared_seeds`, `method`, and the verdict as `found`."""
     verdicts = {(found.question.key, found.arm): found for found in comparison.verdicts}
+    untested = dict.fromkeys(f"{COLUMNS} {_MORE}".split())
     rows = []
     for question in comparison.questions:
         for group in comparison.groups:
-            values = list(comparison.values[question.key, group.label].values())
-            mean, sd = mean_sd(values)
-            row: dict[str, Any] = {
+            row = untested | {
                 "section": question.section,
                 "measure": question.key,
                 "unit": question.unit,
                 "arm": group.label,
                 "baseline": group is comparison.baseline,
                 "seeds": list(group.seeds),
-                "values": [v if isinstance(v, float) else v.text for v in values],
-                "mean": mean,
-                "sd": sd,
+                "values": [],
             }
-            if question.tested == "match":
-                row |= {"values": [], "mean": None, "sd": None}
-            rows.append(row | _tested(verdicts.get((question.key, group.label))))
+            # A cost to match is of a pair of runs.
+            if question.tested != "match":
+                values = comparison.values[question.key, group.label].values()
+                row["values"] = [v.text if isinstance(v, Why) else v for v in values]
+                row["mean"], row["sd"] = mean_sd(values)
+            found = verdicts.get((question.key, group.label))
+            rows.append(row | _test(found) if found else row)
     return rows
 
 
-def _tested(found: Verdict | None) -> dict[str, Any]:
-    if found is None:
-        names = "estimate low high p p_holm verdict reason kind tested shared_seeds method"
-        return dict.fromkeys(names.split()) | {"found": None}
-    why, estimate = found.why, found.estimate
+def _test(found: Verdict) -> dict[str, Any]:
+    why, estimate, exact = found.why, found.estimate, found.exact
     return {
         "estimate": _number(estimate.mean),
         "low": estimate.low,
@@ -231,37 +194,43 @@ def _tested(found: Verdict | None) -> dict[str, Any]:
         "p": found.test.p,
         "p_holm": found.p_holm,
         "verdict": None if why else found.outcome,
-        "reason": why and why.text,
-        "kind": why and why.kind,
+        "reason": why.text if why else None,
+        "kind": why.kind if why else None,
         "tested": found.question.tested,
-        "shared_seeds": len(found.seeds),
+        "shared_seeds": list(found.seeds),
         "method": found.test.method,
-        "found": found,
+        "n": estimate.n,
+        "spread": estimate.sd,
+        "se": estimate.se,
+        "df": estimate.df,
+        "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
+        "exact": exact and asdict(exact) | {"wins": _number(exact.wins)},
+        "p_equivalent": found.p_equivalent,
+        "could_see": found.could_see,
+        "items": found.items and asdict(found.items),
+        "items_p": found.items_p,
+        "text": found.text,
     }
 
 
 def comma_separated(comparison: Comparison) -> str:
     """The frame at full precision; `recipe` is its arm and `kind` how two recipes are compared."""
-    rows = []
+    columns, rows = _CSV_COLUMNS.split(), []
     for row in _rows(comparison):
-        found = row["found"]
-        # A reason may hold spaces, so values are set apart by semicolons.
+        shared = row["shared_seeds"]
         row |= {
             "recipe": row["arm"],
-            "kind": row["tested"],
+            "baseline": str(row["baseline"]).lower(),
             "seeds": " ".join(map(str, row["seeds"])),
+            # A reason may hold spaces, so values are set apart by semicolons.
             "values": ";".join(map(str, row["values"])),
-            "verdict": found and found.text,
-            "exploratory": comparison.exploratory,
+            "kind": row["tested"],
+            "shared_seeds": None if shared is None else len(shared),
+            "verdict": row["text"],
+            "exploratory": str(comparison.exploratory).lower(),
         }
-        rows.append([_blank(row[name]) for name in _CSV_COLUMNS])
-    return csv_text(_CSV_COLUMNS, rows)
-
-
-def _blank(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
+        rows.append(["" if row[name] is None else str(row[name]) for name in columns])
+    return csv_text(columns, rows)
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -304,32 +273,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             }
             for group in comparison.groups
         ],
-        "rows": [_row_as_json(row) for row in _rows(comparison)],
+        "rows": _rows(comparison),
     }
-
-
-def _row_as_json(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the frame, and what its test holds besides."""
-    found: Verdict | None = row.pop("found")
-    if found is None:
-        return row
-    exact, items = found.exact, found.items
-    return row | {
-        "shared_seeds": list(found.seeds),
-        **_estimate(found.estimate),
-        "exact": None if exact is None else asdict(exact) | {"wins": _number(exact.wins)},
-        "p_equivalent": found.p_equivalent,
-        "could_see": found.could_see,
-        "items": None if items is None else asdict(items),
-        "items_p": found.items_p,
-        "caveat": found.caveat or None,
-    }
-
-
-def _estimate(estimate: Estimate) -> dict[str, Any]:
-    bound = {1: "more than", -1: "less than"}.get(estimate.bound)
-    spread = {"sd_of_test": estimate.sd, "se": estimate.se, "df": estimate.df}
-    return {"bound": bound, "n": estimate.n, **spread}
 
 
 def _number(value: float) -> float | None:

@@ -53,44 +53,16 @@ def show_comparison(
             write_figures(plots_of(comparison), figures)
         except OSError as error:
             raise UsageError(f"--figures {figures}: {error.strerror or error}") from None
-    if kind == "html":
-        from efftrain_cli.compare.report import report
-
+    if kind == "table" and output is None:
+        _print_all(make_console(result=True), comparison, details)
+    elif kind == "html":
         path = output or Path("report.html")
-        _write(path, report(comparison))
+        _write(path, _text_of(comparison, kind, details, first))
         print(f"report: {path}", file=sys.stderr)
-    elif kind == "table":
-        if output is None:
-            _print_all(make_console(result=True), comparison, details)
-        else:
-            from io import StringIO
-
-            from rich.console import Console
-
-            out = StringIO()
-            _print_all(
-                Console(file=out, width=_widest(comparison), highlight=False), comparison, details
-            )
-            _write(output, out.getvalue())
+    elif output is None:
+        sys.stdout.write(_text_of(comparison, kind, details, first))
     else:
-        if kind == "json":
-            text = (
-                json.dumps(
-                    {**(first or {}), **formats.as_json(comparison)}, indent=1, allow_nan=False
-                )
-                + "\n"
-            )
-        else:
-            written = {
-                "markdown": formats.markdown,
-                "csv": formats.comma_separated,
-                "latex": formats.latex,
-            }
-            text = written[kind](comparison)
-        if output is None:
-            sys.stdout.write(text)
-        else:
-            _write(output, text)
+        _write(output, _text_of(comparison, kind, details, first))
     if plot:
         from efftrain_cli.compare.picture import draw_in_terminal
         from efftrain_cli.compare.plots import terminal_plots
@@ -102,6 +74,34 @@ def show_comparison(
         width = min(100, console.width if console.is_terminal else 80)
         drawn = [draw_in_terminal(each, width, colour) for each in terminal_plots(comparison)]
         print("\n\n".join(drawn), file=stream)
+
+
+def _text_of(
+    comparison: Comparison, kind: str, details: bool, first: Mapping[str, Any] | None
+) -> str:
+    match kind:
+        case "html":
+            from efftrain_cli.compare.report import report
+
+            return report(comparison)
+        case "table":
+            from io import StringIO
+
+            from rich.console import Console
+
+            out = StringIO()
+            # As in a pipe: nothing is folded.
+            console = Console(file=out, width=10_000, soft_wrap=True, highlight=False)
+            _print_all(console, comparison, details)
+            return out.getvalue()
+        case "json":
+            values = {**(first or {}), **formats.as_json(comparison)}
+            return json.dumps(values, indent=1, allow_nan=False) + "\n"
+        case "markdown":
+            return formats.markdown(comparison)
+        case "latex":
+            return formats.latex(comparison)
+    return formats.comma_separated(comparison)
 
 
 def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
@@ -137,12 +137,6 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
             style="dim",
             highlight=False,
         )
-
-
-def _widest(comparison: Comparison) -> int:
-    """Characters that the widest table needs."""
-    columns = [zip(table.header, *table.rows, strict=True) for table in tables_of(comparison)]
-    return max(80, *(sum(max(map(len, column)) + 2 for column in each) + 2 for each in columns))
 
 
 def _write(path: Path, text: str) -> None:

@@ -177,7 +177,7 @@ def verdict_text(
     if any(arm.tried for arm in judgement.tuned):
         lines += ["", *screen.tuning_lines(judgement.tuned)]
     if curves := learning_rates(file, judgement):
-        lines += ["", *[line for line in curve_lines(curves) if not line.startswith("warning")]]
+        lines += ["", *curve_lines(curves)]
         if plot:
             lines += ["", terminal_plot(curves, 80)]
     return "\n".join(lines)

@@ -65,7 +65,7 @@ def grid_lines(
         [(without(trial, ("optim.lr",)), trial) for trial in trials], read_trial
     )
     if curves:
-        lines += screen.curve_lines(curves)
+        lines += [*screen.curve_lines(curves), *screen.curve_warnings(curves)]
         if plot:
             lines += ["", terminal_plot(curves, 80)]
         if figures is not None:

@@ -76,7 +76,7 @@ def settings_table(
 
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
-    """Loss by learning rate, each recipe's sensitivity, and what to doubt."""
+    """Loss by learning rate, and each recipe's sensitivity."""
     rates = sorted({rate for curve in curves for rate in curve.rates})
     rows: list[Row] = []
     for rate in rates:
@@ -94,10 +94,15 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
         "sensitivity: mean of min(loss, loss before training) over the log grid, less the best loss (Wortsman et al. 2023); "
         "0 means that the rate does not matter"
     )
+    return lines
+
+
+def curve_warnings(curves: Sequence[Curve]) -> list[str]:
+    """What to doubt about them."""
     warnings = [warning for curve in curves if (warning := edge_warning(curve))]
     if unequal := unequal_grids(curves):
         warnings.append(unequal)
-    return [*lines, *(f"warning: {warning}" for warning in warnings)]
+    return [f"warning: {warning}" for warning in warnings]
 
 
 def _cell(curve: Curve, i: int) -> str:
